@@ -52,10 +52,7 @@ pub struct DrainScope {
 
 impl DrainScope {
     fn child(&self) -> Self {
-        Self {
-            draining: self.draining.child_token(),
-            closing: self.closing.child_token(),
-        }
+        Self { draining: self.draining.child_token(), closing: self.closing.child_token() }
     }
 
     /// Starts [`Phase::Draining`] for this part.
@@ -101,8 +98,7 @@ impl DrainScope {
 impl Lifecycle {
     /// Requests a stop; a second call skips the waiting.
     pub fn stop(&self) {
-        self.stops
-            .send_modify(|stops| *stops = stops.saturating_add(1));
+        self.stops.send_modify(|stops| *stops = stops.saturating_add(1));
     }
 
     /// Returns the current phase.

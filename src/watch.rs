@@ -61,13 +61,8 @@ impl FileWatcher {
                 sender.send_modify(|count| *count = count.wrapping_add(1));
             }
         })?;
-        let mut watch = Self {
-            files: Vec::new(),
-            unwatchable: BTreeSet::new(),
-            relevant,
-            watcher,
-            events,
-        };
+        let mut watch =
+            Self { files: Vec::new(), unwatchable: BTreeSet::new(), relevant, watcher, events };
         watch.replace(files)?;
         Ok(watch)
     }
@@ -177,10 +172,7 @@ fn resolve_path(file: &Path, found: &mut NamesByDirectory) {
             }
             _ => continue,
         };
-        found
-            .entry(directory.clone())
-            .or_default()
-            .insert(name.to_owned());
+        found.entry(directory.clone()).or_default().insert(name.to_owned());
         let path = directory.join(name);
         if let Ok(target) = std::fs::read_link(&path) {
             links += 1;
@@ -194,10 +186,7 @@ fn resolve_path(file: &Path, found: &mut NamesByDirectory) {
             return;
         }
     }
-    found
-        .entry(directory)
-        .or_default()
-        .insert(ALL_ENTRIES.into());
+    found.entry(directory).or_default().insert(ALL_ENTRIES.into());
 }
 
 #[cfg(test)]
@@ -209,9 +198,7 @@ mod tests {
     use super::*;
 
     async fn seen(watch: &mut FileWatcher) -> bool {
-        timeout(Duration::from_secs(5), watch.changed())
-            .await
-            .is_ok()
+        timeout(Duration::from_secs(5), watch.changed()).await.is_ok()
     }
 
     #[tokio::test]
@@ -238,10 +225,7 @@ mod tests {
             std::fs::rename(at("..tmp"), at("..data")).expect("a swap");
             assert!(seen(&mut watch).await, "a swap to {generation}");
             std::fs::write(at(generation).join("file"), "after").expect("a write after");
-            assert!(
-                seen(&mut watch).await,
-                "a write after the swap to {generation}"
-            );
+            assert!(seen(&mut watch).await, "a write after the swap to {generation}");
         }
     }
 
@@ -252,11 +236,7 @@ mod tests {
         std::fs::write(&file, "text").expect("a file");
         let mut watch = FileWatcher::new(std::slice::from_ref(&file)).expect("a watcher");
         std::fs::read(&file).expect("a read");
-        assert!(
-            timeout(Duration::from_millis(400), watch.changed())
-                .await
-                .is_err()
-        );
+        assert!(timeout(Duration::from_millis(400), watch.changed()).await.is_err());
     }
 
     #[tokio::test]

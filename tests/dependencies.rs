@@ -102,22 +102,14 @@ mod graph {
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .output()
             .unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let tree = String::from_utf8(output.stdout).unwrap();
         let ships: BTreeSet<(&str, &str)> = tree.lines().filter_map(parse_tree_line).collect();
         let ships = |package: &&Package| {
             ships.contains(&(package.name.as_str(), package.version.to_string().as_str()))
         };
         let packages: Vec<_> = metadata().packages.iter().filter(ships).collect();
-        assert!(
-            packages.len() > 50,
-            "{} packages are too few to be ours",
-            packages.len()
-        );
+        assert!(packages.len() > 50, "{} packages are too few to be ours", packages.len());
         packages
     }
 
@@ -133,9 +125,7 @@ mod graph {
     ) -> Vec<String> {
         let objection = |name: &str| banned.iter().find(|(ban, _)| *ban == name);
         let objections = names.into_iter().filter_map(objection);
-        objections
-            .map(|(name, why)| format!("{name}: {why}"))
-            .collect()
+        objections.map(|(name, why)| format!("{name}: {why}")).collect()
     }
 
     fn check_floor(name: &str, version: &Version) -> Option<String> {
@@ -145,16 +135,12 @@ mod graph {
     }
 
     fn check_providers<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), String> {
-        let found: BTreeSet<&str> = names
-            .into_iter()
-            .filter(|name| PROVIDERS.contains(name))
-            .collect();
+        let found: BTreeSet<&str> =
+            names.into_iter().filter(|name| PROVIDERS.contains(name)).collect();
         if found == BTreeSet::from(["aws-lc-rs"]) {
             return Ok(());
         }
-        Err(format!(
-            "crypto comes from {found:?}, and should come from aws-lc-rs alone"
-        ))
+        Err(format!("crypto comes from {found:?}, and should come from aws-lc-rs alone"))
     }
 
     fn assert_none(findings: &[String]) {
@@ -189,10 +175,7 @@ mod graph {
         assert_none(&check_bans(names, BANNED));
 
         let root = metadata().root_package().unwrap();
-        let ours = root
-            .dependencies
-            .iter()
-            .map(|dependency| dependency.name.as_str());
+        let ours = root.dependencies.iter().map(|dependency| dependency.name.as_str());
         assert_none(&check_bans(ours, BANNED_FOR_US));
     }
 
@@ -206,10 +189,7 @@ mod graph {
         assert_none(&findings);
         for name in ["h2", "rustls", "rustls-webpki", "bytes"] {
             let present = packages.iter().any(|package| package.name == name);
-            assert!(
-                present,
-                "{name} is gone, and with it the reason to check its version"
-            );
+            assert!(present, "{name} is gone, and with it the reason to check its version");
         }
     }
 
@@ -225,10 +205,7 @@ mod graph {
         let root = metadata().root_package().unwrap();
         let mut findings = Vec::new();
         for package in &metadata().packages {
-            let known = package
-                .source
-                .as_ref()
-                .is_some_and(|source| source.is_crates_io());
+            let known = package.source.as_ref().is_some_and(|source| source.is_crates_io());
             if !known && package.id != root.id {
                 findings.push(format!("{}: comes from {:?}", package.name, package.source));
             }
@@ -240,18 +217,12 @@ mod graph {
     fn the_graph_is_read_whole() {
         let line = "bytes v1.12.1 (*)";
         assert_eq!(parse_tree_line(line), Some(("bytes", "1.12.1")));
-        let names: Vec<&str> = packages()
-            .iter()
-            .map(|package| package.name.as_str())
-            .collect();
+        let names: Vec<&str> = packages().iter().map(|package| package.name.as_str()).collect();
         // This package, a direct dependency, an indirect one, and a procedural macro.
         for name in ["strait", "tokio", "aws-lc-sys", "serde_derive"] {
             assert!(names.contains(&name), "{name} is missing from {names:?}");
         }
-        assert!(
-            !names.contains(&"cargo_metadata"),
-            "tests are no part of what ships"
-        );
+        assert!(!names.contains(&"cargo_metadata"), "tests are no part of what ships");
     }
 
     #[test]
@@ -286,20 +257,12 @@ mod licence {
     /// Returns true if licences of the list alone satisfy the expression.
     pub(crate) fn is_allowed(expression: &str, list: &[&str]) -> Result<bool, String> {
         // Old manifests write `MIT/Apache-2.0` and mean OR.
-        let spaced = expression
-            .replace('(', " ( ")
-            .replace(')', " ) ")
-            .replace('/', " OR ");
+        let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
         let words: Vec<&str> = spaced.split_whitespace().collect();
-        let mut parser = Parser {
-            words: &words,
-            list,
-        };
+        let mut parser = Parser { words: &words, list };
         match parser.any_of() {
             Some(allowed) if parser.words.is_empty() => Ok(allowed),
-            _ => Err(format!(
-                "`{expression}` is not a licence expression that we can read"
-            )),
+            _ => Err(format!("`{expression}` is not a licence expression that we can read")),
         }
     }
 
@@ -382,13 +345,8 @@ mod licence {
 
     #[test]
     fn an_expression_that_does_not_parse_is_refused() {
-        for expression in [
-            "", "MIT OR", "MIT ISC", "(MIT", "MIT)", "OR MIT", "MIT WITH", "()",
-        ] {
-            assert!(
-                is_allowed(expression, &["MIT", "ISC"]).is_err(),
-                "{expression}"
-            );
+        for expression in ["", "MIT OR", "MIT ISC", "(MIT", "MIT)", "OR MIT", "MIT WITH", "()"] {
+            assert!(is_allowed(expression, &["MIT", "ISC"]).is_err(), "{expression}");
         }
     }
 }

@@ -25,10 +25,7 @@ pub fn pin_load() -> &'static str {
 /// Returns the number of processors of the machine, not only those that this process may use.
 pub fn processors() -> u32 {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    text.lines()
-        .filter(|line| line.starts_with("processor"))
-        .map(|_| 1)
-        .sum()
+    text.lines().filter(|line| line.starts_with("processor")).map(|_| 1).sum()
 }
 
 /// Returns the busy time of all processors, including time stolen by the hypervisor.
@@ -37,9 +34,6 @@ pub fn busy() -> Duration {
     let words = text.lines().next().unwrap_or_default().split_whitespace();
     let ticks: Vec<u64> = words.skip(1).filter_map(|word| word.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal
-    let busy: u64 = [0, 1, 2, 5, 6, 7]
-        .iter()
-        .filter_map(|&at| ticks.get(at))
-        .sum();
+    let busy: u64 = [0, 1, 2, 5, 6, 7].iter().filter_map(|&at| ticks.get(at)).sum();
     TICK * u32::try_from(busy).expect("less than a year")
 }

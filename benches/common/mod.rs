@@ -23,11 +23,7 @@ pub fn commit() -> String {
     let results = [":!benches/results", ":!README.md"];
     let status = [&["status", "--porcelain", "--", "."], &results[..]].concat();
     let changed = git(&status);
-    if changed.is_empty() {
-        commit
-    } else {
-        format!("{commit}-dirty")
-    }
+    if changed.is_empty() { commit } else { format!("{commit}-dirty") }
 }
 
 /// Prints a result on stdout.

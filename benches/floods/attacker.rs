@@ -51,10 +51,8 @@ pub fn attack(
     std::thread::spawn(move || {
         // Affects only this thread: Linux has a priority for each.
         rustix::process::setpriority_process(None, NICENESS).expect("a lower priority");
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let all = async {
             let until = Instant::now() + time;
             let mut running = JoinSet::new();

@@ -44,9 +44,7 @@ fn stream(round: u32) -> u32 {
 
 /// Returns all CONNECTs of [`AttackKind::Leave`], except for stream 1.
 pub fn left_streams() -> Vec<u8> {
-    (0..STREAMS - 1)
-        .flat_map(|round| headers(stream(round), &CONNECT))
-        .collect()
+    (0..STREAMS - 1).flat_map(|round| headers(stream(round), &CONNECT)).collect()
 }
 
 /// Number of closed streams that a flood uses in turn: more than Strait remembers.
@@ -92,19 +90,11 @@ const fn flood(name: &'static str, round: Round) -> Attack {
 }
 
 const fn opened(name: &'static str, opening: fn() -> Vec<u8>, round: Round) -> Attack {
-    Attack {
-        name,
-        window: WINDOW,
-        what: AttackKind::Flood(opening, round),
-    }
+    Attack { name, window: WINDOW, what: AttackKind::Flood(opening, round) }
 }
 
 const fn records(name: &'static str, round: RecordRound) -> Attack {
-    Attack {
-        name,
-        window: WINDOW,
-        what: AttackKind::Records(round),
-    }
+    Attack { name, window: WINDOW, what: AttackKind::Records(round) }
 }
 
 /// Size of the frames that arrive in one-byte records.
@@ -120,12 +110,8 @@ fn byte_of_frames(index: u32) -> u8 {
 }
 
 pub const ATTACKS: [Attack; 24] = [
-    flood("rapid reset, good authority", |round| {
-        opened_and_reset(round, &CONNECT)
-    }),
-    flood("rapid reset, bad authority", |round| {
-        opened_and_reset(round, &REFUSED)
-    }),
+    flood("rapid reset, good authority", |round| opened_and_reset(round, &CONNECT)),
+    flood("rapid reset, bad authority", |round| opened_and_reset(round, &REFUSED)),
     opened(
         "CONTINUATION, full",
         || frame(raw::HEADERS, 0, 3, &[0x82; 16]),
@@ -137,9 +123,7 @@ pub const ATTACKS: [Attack; 24] = [
         |_| frame(raw::CONTINUATION, 0, 3, &[]),
     ),
     flood("PING", |_| frame(raw::PING, 0, 0, &[0; 8])),
-    flood("SETTINGS", |_| {
-        frame(raw::SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0])
-    }),
+    flood("SETTINGS", |_| frame(raw::SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0])),
     flood("empty DATA", |_| frame(raw::DATA, 0, 1, &[])),
     flood("one-byte DATA", |_| frame(raw::DATA, 0, 1, &[7])),
     opened("END_STREAM on a closed stream", close_streams, |_| {
@@ -148,28 +132,20 @@ pub const ATTACKS: [Attack; 24] = [
     opened("32-byte DATA on a closed stream", close_streams, |_| {
         frame(raw::DATA, 0, stream(0), &[7; 32])
     }),
-    opened(
-        "END_STREAM on 2,000 closed streams",
-        close_streams,
-        |round| frame(raw::DATA, raw::END_STREAM, stream(round % CLOSED), &[]),
-    ),
-    opened(
-        "32-byte DATA on 2,000 closed streams",
-        close_streams,
-        |round| frame(raw::DATA, 0, stream(round % CLOSED), &[7; 32]),
-    ),
-    flood("one-byte WINDOW_UPDATE", |_| {
-        frame(raw::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
+    opened("END_STREAM on 2,000 closed streams", close_streams, |round| {
+        frame(raw::DATA, raw::END_STREAM, stream(round % CLOSED), &[])
     }),
+    opened("32-byte DATA on 2,000 closed streams", close_streams, |round| {
+        frame(raw::DATA, 0, stream(round % CLOSED), &[7; 32])
+    }),
+    flood("one-byte WINDOW_UPDATE", |_| frame(raw::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])),
     flood("window overflow", |round| {
         let mut bytes = headers(stream(round), &CONNECT);
         let most = 0x7fff_ffff_u32.to_be_bytes();
         bytes.extend(frame(raw::WINDOW_UPDATE, 0, stream(round), &most));
         bytes
     }),
-    flood("PRIORITY", |round| {
-        frame(raw::PRIORITY, 0, stream(round), &[0, 0, 0, 1, 16])
-    }),
+    flood("PRIORITY", |round| frame(raw::PRIORITY, 0, stream(round), &[0, 0, 0, 1, 16])),
     flood("unknown frames", |_| frame(0xbe, 0, 0, &[0; 64])),
     records("empty records", |write, _| {
         write.push(APPLICATION_DATA, &[]);
@@ -188,16 +164,8 @@ pub const ATTACKS: [Attack; 24] = [
         let fields: Vec<(&str, &[u8])> = vec![("x", b"y"); 3000];
         headers(stream(round), &fields)
     }),
-    Attack {
-        name: "streams opened and left",
-        window: WINDOW,
-        what: AttackKind::Leave,
-    },
-    Attack {
-        name: "silence after TLS and SETTINGS",
-        window: WINDOW,
-        what: AttackKind::Silence,
-    },
+    Attack { name: "streams opened and left", window: WINDOW, what: AttackKind::Leave },
+    Attack { name: "silence after TLS and SETTINGS", window: WINDOW, what: AttackKind::Silence },
 ];
 
 /// Returns the number of frames in `bytes`, which are whole frames of ours.

@@ -59,10 +59,7 @@ impl Running {
             }
             Kind::Envoy(program, _) => {
                 let names = [
-                    (
-                        "AUTHORITY",
-                        "echo.global:80\", \"echo.app.svc.cluster.local:80".to_owned(),
-                    ),
+                    ("AUTHORITY", "echo.global:80\", \"echo.app.svc.cluster.local:80".to_owned()),
                     ("APPLICATION", net.ip(11).to_string()),
                 ];
                 let leaf = identities().leaf(GATEWAY);
@@ -76,12 +73,7 @@ impl Running {
         if processors() > 1 {
             process.pin(CPU_OF_GATEWAYS);
         }
-        Self {
-            address: net.address(1, 15008),
-            process,
-            _endpoint: endpoint,
-            _gateway: program,
-        }
+        Self { address: net.address(1, 15008), process, _endpoint: endpoint, _gateway: program }
     }
 }
 

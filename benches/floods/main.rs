@@ -4,20 +4,14 @@
 //! Exits with 1 if a row of Strait misses its limit.
 
 // As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
-#![expect(
-    unreachable_pub,
-    reason = "a bench exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a bench exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 mod attacker;
 #[cfg(test)]
 mod attacks;
 #[cfg(test)]
-#[expect(
-    dead_code,
-    reason = "shared with benches/gateways, which uses more of it"
-)]
+#[expect(dead_code, reason = "shared with benches/gateways, which uses more of it")]
 #[path = "../common/mod.rs"]
 mod common;
 #[cfg(test)]
@@ -37,11 +31,7 @@ mod row;
 #[cfg(test)]
 mod session;
 #[cfg(test)]
-#[expect(
-    dead_code,
-    unused_imports,
-    reason = "shared with tests/it, which uses more of it"
-)]
+#[expect(dead_code, unused_imports, reason = "shared with tests/it, which uses more of it")]
 #[path = "../../tests/it/support/mod.rs"]
 mod support;
 #[cfg(test)]

@@ -31,12 +31,7 @@ pub struct Readers {
 pub async fn run(kind: &Kind, time: Duration) -> Readers {
     let (idle, _) = peak_memory(kind, b'i', time).await;
     let (endless, (rest, under)) = peak_memory(kind, ENDLESS, time).await;
-    Readers {
-        idle,
-        endless,
-        rest,
-        under,
-    }
+    Readers { idle, endless, rest, under }
 }
 
 /// Returns the peak of memory for each reader of a fresh gateway, and the latency of the victim.
@@ -65,10 +60,7 @@ async fn peak_memory(kind: &Kind, first: u8, time: Duration) -> (u64, (Latency, 
     let ended = Instant::now();
     let grown = peak.bytes().saturating_sub(memory);
     let requests = victim.finish().await;
-    let latency = (
-        requests.latency(at_rest, rested),
-        requests.latency(begun, ended),
-    );
+    let latency = (requests.latency(at_rest, rested), requests.latency(begun, ended));
     (grown / u64::from(READERS), latency)
 }
 
@@ -81,9 +73,6 @@ impl Readers {
     /// Returns the missed limits; empty if there are none.
     pub fn misses(&self) -> Vec<String> {
         let memory = (self.beyond() >= HELD_MAX).then(|| "memory".to_owned());
-        memory
-            .into_iter()
-            .chain(victim_violation(self.rest, self.under))
-            .collect()
+        memory.into_iter().chain(victim_violation(self.rest, self.under)).collect()
     }
 }

@@ -100,8 +100,7 @@ async fn handshake(
                 };
                 let start = outgoing.len();
                 outgoing.resize(start + size, 0);
-                data.encode(&mut outgoing[start..])
-                    .map_err(io::Error::other)?;
+                data.encode(&mut outgoing[start..]).map_err(io::Error::other)?;
             }
             ConnectionState::TransmitTlsData(data) => {
                 must_send = true;
@@ -241,9 +240,7 @@ impl Key {
         out.extend(payload);
         out.push(kind);
         let (nonce, aad) = (self.nonce(), Aad::from(header));
-        let sealed = self
-            .key
-            .seal_in_place_separate_tag(nonce, aad, &mut out[start..]);
+        let sealed = self.key.seal_in_place_separate_tag(nonce, aad, &mut out[start..]);
         out.extend(sealed.expect("a sealed record").as_ref());
     }
 

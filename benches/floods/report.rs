@@ -86,11 +86,7 @@ pub fn row(row: &Row) -> String {
         format!("{:.1}", figure(row.bytes()) / seconds / 1e6),
         mib(row.bytes()),
         memory,
-        format!(
-            "{:.2} of {:.0} s",
-            row.cpu.as_secs_f64(),
-            row.time.as_secs_f64()
-        ),
+        format!("{:.2} of {:.0} s", row.cpu.as_secs_f64(), row.time.as_secs_f64()),
         ends(row),
         times(row.rest.p50, row.under.p50),
         times(row.rest.p99, row.under.p99),
@@ -124,11 +120,7 @@ pub fn readers(gateway: &str, readers: &Readers) -> String {
 }
 
 fn verdict(misses: &[String]) -> String {
-    if misses.is_empty() {
-        "ok".to_owned()
-    } else {
-        format!("MISS: {}", misses.join(", "))
-    }
+    if misses.is_empty() { "ok".to_owned() } else { format!("MISS: {}", misses.join(", ")) }
 }
 
 fn lost(rest: Latency, under: Latency) -> String {
@@ -149,11 +141,7 @@ fn ends(row: &Row) -> String {
         }
     }
     let received = ends.iter().map(|&(end, count, last)| {
-        let times = if count > 1 {
-            format!("{count} × ")
-        } else {
-            String::new()
-        };
+        let times = if count > 1 { format!("{count} × ") } else { String::new() };
         let last = last.as_secs_f64();
         match end {
             End::StillOpen => format!("{times}still open"),
@@ -186,9 +174,5 @@ fn kib(bytes: u64) -> f64 {
 
 fn mib(bytes: u64) -> String {
     let mib = kib(bytes) / 1024.0;
-    if mib < 0.1 {
-        format!("{:.1} KiB", kib(bytes))
-    } else {
-        format!("{mib:.1} MiB")
-    }
+    if mib < 0.1 { format!("{:.1} KiB", kib(bytes)) } else { format!("{mib:.1} MiB") }
 }

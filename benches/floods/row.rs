@@ -95,10 +95,7 @@ impl Row {
     /// Returns the missed limits; empty if there are none.
     pub fn misses(&self) -> Vec<String> {
         let mut misses = Vec::new();
-        let open = self
-            .outcomes
-            .iter()
-            .filter(|outcome| outcome.end == End::StillOpen);
+        let open = self.outcomes.iter().filter(|outcome| outcome.end == End::StillOpen);
         let open = open.count();
         // Streams that are opened and left are limited in number, and may stay open.
         if open > 0 && !matches!(self.attack.what, AttackKind::Leave) {

@@ -48,10 +48,8 @@ impl Options {
 
 /// Measures, prints and writes. Fails if a row of Strait misses its limit.
 pub fn run(options: &Options) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     // Read at the beginning, as a commit may follow meanwhile.
     let commit = commit();
     let (report, missed) = runtime.block_on(all(options, &commit));
@@ -110,11 +108,7 @@ async fn floods(kind: &Kind, options: &Options) -> (String, usize) {
                 table += &report::not_measured(attack.name, connections);
                 continue;
             }
-            print_uncaptured(&format!(
-                "{}: {} from {connections}\n",
-                kind.name(),
-                attack.name
-            ));
+            print_uncaptured(&format!("{}: {} from {connections}\n", kind.name(), attack.name));
             let row = row::run(kind, attack, connections, options.seconds()).await;
             let line = report::row(&row);
             print_uncaptured(&line);

@@ -115,14 +115,10 @@ async fn request(client: &Client, due: Instant) -> std::io::Result<Duration> {
 impl Requests {
     /// Returns the latency of requests that were due in a period.
     pub fn latency(&self, from: Instant, to: Instant) -> Latency {
-        let due = self
-            .0
-            .iter()
-            .filter(|request| (from..to).contains(&request.due));
+        let due = self.0.iter().filter(|request| (from..to).contains(&request.due));
         // A lost request counts as slower than any other.
-        let mut all: Vec<Duration> = due
-            .map(|request| request.latency.unwrap_or(Duration::MAX))
-            .collect();
+        let mut all: Vec<Duration> =
+            due.map(|request| request.latency.unwrap_or(Duration::MAX)).collect();
         all.sort_unstable();
         let at = |hundredths: usize| {
             let index = (all.len() * hundredths / 100).min(all.len().checked_sub(1)?);
@@ -130,10 +126,7 @@ impl Requests {
         };
         Latency {
             requests: all.len(),
-            lost: all
-                .iter()
-                .filter(|&&latency| latency == Duration::MAX)
-                .count(),
+            lost: all.iter().filter(|&&latency| latency == Duration::MAX).count(),
             p50: at(50),
             p99: at(99),
         }

@@ -16,9 +16,7 @@ pub fn apart_as_echo() -> String {
 /// Returns a mesh with service [`APART`] in a network of its own. Its workload is never dialled. An
 /// unhealthy one keeps bindings to `echo` off that network, where its instances would be unknown.
 pub fn mesh_with_apart(mesh: &str) -> String {
-    let (services, workloads) = mesh
-        .split_once("workloads:\n")
-        .expect("a list of workloads");
+    let (services, workloads) = mesh.split_once("workloads:\n").expect("a list of workloads");
     format!(
         "{services}  - name: apart
     namespace: app

@@ -116,17 +116,10 @@ fn text(svg: &mut String, (x, y): (f64, f64), class: &str, anchor: &str, what: &
 
 /// Formats a ratio with two digits, or more if it is small.
 pub fn digits(ratio: f64) -> String {
-    if ratio < 0.095 {
-        format!("{ratio:.3}")
-    } else {
-        format!("{ratio:.2}")
-    }
+    if ratio < 0.095 { format!("{ratio:.3}") } else { format!("{ratio:.2}") }
 }
 
 /// Escapes text for XML.
 pub fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

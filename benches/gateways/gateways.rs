@@ -28,11 +28,8 @@ use crate::support::{GATEWAY, Gateway, Net, Settings, endpoint_port, identities,
 const SERVICES: [&str; 4] = ["echo", "many", "sink", "source"];
 /// Services of one endpoint: the name, which is also the mode of `strait load serve`, the last byte
 /// of its address, and its placeholder in configurations.
-const ENDPOINTS: [(&str, u8, &str); 3] = [
-    ("echo", 11, "@ECHO@"),
-    ("sink", 12, "@SINK@"),
-    ("source", 13, "@SOURCE@"),
-];
+const ENDPOINTS: [(&str, u8, &str); 3] =
+    [("echo", 11, "@ECHO@"), ("sink", 12, "@SINK@"), ("source", 13, "@SOURCE@")];
 /// Last bytes of the addresses of service `many`, which are echoes too. Each tunnel that ends keeps
 /// a port to its endpoint for a minute, and the kernel finds 14,000 ports quickly for one address.
 /// A round of churn needs more, and would measure the search for them.
@@ -53,10 +50,8 @@ const STREAMS: u32 = 256;
 /// Identity of the second of two gateways.
 const NEXT: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
 /// Lines that let HAProxy splice, in its global section and its defaults.
-const SPLICE: [&str; 2] = [
-    "    tune.pipesize 1048576",
-    "    option splice-request\n    option splice-response",
-];
+const SPLICE: [&str; 2] =
+    ["    tune.pipesize 1048576", "    option splice-request\n    option splice-response"];
 
 /// Endpoints, and everything needed to start gateways in front of them.
 pub struct BenchEnvironment {
@@ -104,11 +99,7 @@ impl BenchEnvironment {
         let net = Net::new();
         let (mut endpoints, mut processes) = (Vec::new(), Vec::new());
         let many = MANY.map(|host| ("echo", host));
-        for (mode, host) in ENDPOINTS
-            .map(|(mode, host, _)| (mode, host))
-            .into_iter()
-            .chain(many)
-        {
+        for (mode, host) in ENDPOINTS.map(|(mode, host, _)| (mode, host)).into_iter().chain(many) {
             let plain = net.address(host, endpoint_port());
             let passed = net.address(host, AFTER_HELLO);
             endpoints.push(Serve::plain(plain, mode).await);
@@ -122,9 +113,7 @@ impl BenchEnvironment {
             hops: [Net::new(), Net::new()],
             before,
             envoy: envoy.to_owned(),
-            peers: peers
-                .filter_map(|kind| Some((kind, peers::program(kind)?)))
-                .collect(),
+            peers: peers.filter_map(|kind| Some((kind, peers::program(kind)?))).collect(),
             link: if needs_link { link().await } else { None },
             _endpoints: endpoints,
             processes,
@@ -207,9 +196,8 @@ impl BenchEnvironment {
             Kind::HaproxySplice => SPLICE,
             _ => [""; 2],
         };
-        let filled = self.filled(include_str!("haproxy.cfg"), |ip| {
-            format!("    server {ip} {ip}:9001")
-        });
+        let filled =
+            self.filled(include_str!("haproxy.cfg"), |ip| format!("    server {ip} {ip}:9001"));
         let host = self.net.ip(last_byte(kind)).to_string();
         filled
             .replace("@HOST@", &host)
@@ -219,9 +207,8 @@ impl BenchEnvironment {
 
     /// Returns the configuration, in which the folder is left to fill in.
     fn nginx_conf(&self) -> String {
-        let filled = self.filled(include_str!("nginx.conf"), |ip| {
-            format!("        server {ip}:9001;")
-        });
+        let filled =
+            self.filled(include_str!("nginx.conf"), |ip| format!("        server {ip}:9001;"));
         let host = self.net.ip(last_byte(Kind::Nginx)).to_string();
         filled.replace("@HOST@", &host)
     }
@@ -280,9 +267,8 @@ impl BenchEnvironment {
         first.exposure += &format!("    - {{service: \"{APART}:80\", {transit}}}\n");
         first.mesh = mesh_with_apart(&mesh);
         let network = |(name, ports): (&str, RangeInclusive<u16>)| {
-            let gateways: Vec<_> = ports
-                .map(|port| format!("{:?}", next_address(port).to_string()))
-                .collect();
+            let gateways: Vec<_> =
+                ports.map(|port| format!("{:?}", next_address(port).to_string())).collect();
             format!(
                 "  - {{name: {name}, cluster: west, identities: [\"{NEXT}\"], gateways: [{}]}}\n",
                 gateways.join(", ")
@@ -306,17 +292,12 @@ impl BenchEnvironment {
     /// Starts Envoy twice.
     async fn two_envoys(&self) -> [Envoy; 2] {
         let (host, [here, there]) = (last_byte(Kind::TwoEnvoys), self.hops);
-        let next = self
-            .envoy_yaml()
-            .replace("spiffe://west.local/", "spiffe://east.local/");
+        let next = self.envoy_yaml().replace("spiffe://west.local/", "spiffe://east.local/");
         let [own, of_next] = [GATEWAY, NEXT].map(|identity| identities().leaf(identity));
         let second = Envoy::start(&self.envoy, there, host, &of_next, (&next, &[])).await;
         let names = [("NEXT", there.ip(host).to_string())];
         let yaml = (TRANSIT_YAML, &names[..]);
-        [
-            Envoy::start(&self.envoy, here, host, &own, yaml).await,
-            second,
-        ]
+        [Envoy::start(&self.envoy, here, host, &own, yaml).await, second]
     }
 
     /// Returns the addresses of the endpoints of a service behind bare connections.
@@ -424,10 +405,9 @@ impl BenchEnvironment {
                 (Program::CopyLoop { _process: process }, address.to_string())
             }
             // The endpoint takes the place of the gateway.
-            Kind::Direct => (
-                Program::Direct,
-                format!("--bind\0{}", self.bare_address(kind, net, 0)),
-            ),
+            Kind::Direct => {
+                (Program::Direct, format!("--bind\0{}", self.bare_address(kind, net, 0)))
+            }
         }
     }
 
@@ -471,19 +451,11 @@ fn move_to_west(folder: &Path) {
     let file = folder.join("strait.yaml");
     let text = std::fs::read_to_string(&file).expect("a configuration");
     let text = text
-        .replace(
-            "{cluster: east, network: east}",
-            "{cluster: west, network: west}",
-        )
-        .replace(
-            "trust:\n",
-            &format!("trust:\n  gateways: [\"{GATEWAY}\"]\n"),
-        );
-    for (name, text) in [
-        ("strait.yaml", &text),
-        ("gateway.crt", &leaf.chain_pem),
-        ("gateway.key", &leaf.key_pem),
-    ] {
+        .replace("{cluster: east, network: east}", "{cluster: west, network: west}")
+        .replace("trust:\n", &format!("trust:\n  gateways: [\"{GATEWAY}\"]\n"));
+    for (name, text) in
+        [("strait.yaml", &text), ("gateway.crt", &leaf.chain_pem), ("gateway.key", &leaf.key_pem)]
+    {
         std::fs::write(folder.join(name), text).expect("a file");
     }
 }
@@ -491,8 +463,7 @@ fn move_to_west(folder: &Path) {
 /// Starts the long link, or prints why it is skipped.
 async fn link() -> Option<Link> {
     let link = Link::start().await;
-    link.map_err(|why| peers::skip(&format!("80 ms and 1 % loss: {why}")))
-        .ok()
+    link.map_err(|why| peers::skip(&format!("80 ms and 1 % loss: {why}"))).ok()
 }
 
 impl Program {
@@ -520,11 +491,7 @@ impl Running {
 
     /// Returns the transport of a row's bytes. The floors have no HBONE.
     pub fn transport(&self, row: &Row) -> Transport {
-        if self.kind.is_floor() {
-            Transport::Sni
-        } else {
-            row.way
-        }
+        if self.kind.is_floor() { Transport::Sni } else { row.way }
     }
 
     /// Returns the processor time of the gateway, or of both.
@@ -551,12 +518,7 @@ impl Running {
 
     /// Kills the gateway, and waits until its memory and its ports are free.
     pub async fn stop(self) {
-        let Self {
-            process,
-            next,
-            program,
-            ..
-        } = self;
+        let Self { process, next, program, .. } = self;
         drop(program);
         let lives = async || process.lives() || next.is_some_and(Process::lives);
         until("its end", lives, |&lives| !lives).await;
@@ -579,9 +541,5 @@ fn folder_name(folder: &TempDir) -> String {
 /// Returns the files of a gateway, each under its name.
 fn files(gateway: &Gateway) -> String {
     let read = |name| std::fs::read_to_string(gateway.file(name)).expect("a file");
-    format!(
-        "# strait.yaml\n{}\n# mesh.yaml\n{}",
-        read("strait.yaml"),
-        read("mesh.yaml")
-    )
+    format!("# strait.yaml\n{}\n# mesh.yaml\n{}", read("strait.yaml"), read("mesh.yaml"))
 }

@@ -40,11 +40,7 @@ impl Link {
         let mut lines = BufReader::new(stdout.expect("a pipe")).lines();
         let first = lines.next_line().await.ok().flatten();
         if let Some(namespace) = first.and_then(|line| line.parse().ok()) {
-            return Ok(Self {
-                namespace,
-                process: Process::child(SCRIPT),
-                _script: script,
-            });
+            return Ok(Self { namespace, process: Process::child(SCRIPT), _script: script });
         }
         let mut error = String::new();
         let read = stderr.expect("a pipe").read_to_string(&mut error).await;

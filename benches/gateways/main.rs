@@ -4,10 +4,7 @@
 //! Exits with 1 if a row is void or misses its limit. tests/bench tests the arithmetic.
 
 // As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
-#![expect(
-    unreachable_pub,
-    reason = "a bench exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a bench exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 mod apart;
@@ -18,10 +15,7 @@ mod chart;
 #[path = "../../tests/load/command.rs"]
 mod command;
 #[cfg(test)]
-#[expect(
-    dead_code,
-    reason = "shared with benches/floods, which uses more of it"
-)]
+#[expect(dead_code, reason = "shared with benches/floods, which uses more of it")]
 #[path = "../common/mod.rs"]
 mod common;
 #[cfg(test)]
@@ -53,11 +47,7 @@ mod sample;
 #[cfg(test)]
 mod session;
 #[cfg(test)]
-#[expect(
-    dead_code,
-    unused_imports,
-    reason = "shared with tests/it, which uses more of it"
-)]
+#[expect(dead_code, unused_imports, reason = "shared with tests/it, which uses more of it")]
 #[path = "../../tests/it/support/mod.rs"]
 mod support;
 

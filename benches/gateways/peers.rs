@@ -30,10 +30,7 @@ pub fn program(kind: Kind) -> Option<PathBuf> {
         | Kind::CopyLoop
         | Kind::Direct => return None,
         Kind::Haproxy | Kind::HaproxySplice => &["/usr/sbin/haproxy"],
-        Kind::Nginx => &[
-            "/usr/sbin/nginx",
-            "/usr/lib/nginx/modules/ngx_stream_module.so",
-        ],
+        Kind::Nginx => &["/usr/sbin/nginx", "/usr/lib/nginx/modules/ngx_stream_module.so"],
     };
     if let Some(missing) = needed.iter().find(|path| !Path::new(path).exists()) {
         let name = kind.name();

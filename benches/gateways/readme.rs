@@ -16,8 +16,5 @@ pub fn replaced(readme: &str, text: &str) -> Result<String, String> {
     section(readme)?;
     let (before, rest) = readme.split_once(BEGIN).unwrap_or_default();
     let (_, after) = rest.split_once(END).unwrap_or_default();
-    Ok(format!(
-        "{before}{BEGIN}\n{}\n{END}{after}",
-        text.trim_end()
-    ))
+    Ok(format!("{before}{BEGIN}\n{}\n{END}{after}", text.trim_end()))
 }

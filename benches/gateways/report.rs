@@ -63,17 +63,9 @@ pub fn whole(heading: &Heading<'_>, done: &[Done], configurations: &[Configurati
 }
 
 fn opening(heading: &Heading<'_>, done: &[Done]) -> String {
-    let Heading {
-        commit,
-        rounds,
-        versions,
-        pinned,
-        minutes,
-    } = heading;
-    let suites: BTreeSet<&str> = done
-        .iter()
-        .flat_map(|done| done.suites.iter().map(String::as_str))
-        .collect();
+    let Heading { commit, rounds, versions, pinned, minutes } = heading;
+    let suites: BTreeSet<&str> =
+        done.iter().flat_map(|done| done.suites.iter().map(String::as_str)).collect();
     let suites: Vec<&str> = suites.into_iter().collect();
     format!(
         "# Gateways, at {commit}
@@ -110,10 +102,7 @@ ztunnel's column was measured elsewhere, in the same way beside Envoy, and is no
 /// Explains the rows that are more than one load on one gateway.
 fn explained_rows(done: &[Done]) -> String {
     let rate = done.iter().find_map(|done| done.rate);
-    let rate = rate.map_or_else(
-        || "not measured".to_owned(),
-        |rate| format!("{rate} a second"),
-    );
+    let rate = rate.map_or_else(|| "not measured".to_owned(), |rate| format!("{rate} a second"));
     let congestion = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
     let congestion = congestion.unwrap_or_default();
     format!(
@@ -166,18 +155,13 @@ fn machine() -> String {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap_or_default()
-            .trim_matches([' ', '\t', ':'])
-            .to_owned()
+        line.unwrap_or_default().trim_matches([' ', '\t', ':']).to_owned()
     };
     let processors = crate::common::machine::processors();
     let model = field(&read("/proc/cpuinfo"), "model name");
     let memory = field(&read("/proc/meminfo"), "MemTotal");
     let kernel = read("/proc/sys/kernel/osrelease");
-    format!(
-        "{processors} × {model}, {memory} of memory, Linux {}",
-        kernel.trim()
-    )
+    format!("{processors} × {model}, {memory} of memory, Linux {}", kernel.trim())
 }
 
 /// Returns the table of all rows. A floor is a cell of its row.
@@ -301,14 +285,8 @@ pub fn entries(done: &[Done]) -> Vec<Entry> {
             return None;
         }
         let (summary, bar) = (done.summary(), done.bar);
-        let costs = summary
-            .costs
-            .filter(|_| summary.verdict(bar) != Verdict::Void)?;
-        Some(Entry {
-            name: done.name(),
-            ratio: costs.ratio,
-            bar: bar.as_ratio(&costs),
-        })
+        let costs = summary.costs.filter(|_| summary.verdict(bar) != Verdict::Void)?;
+        Some(Entry { name: done.name(), ratio: costs.ratio, bar: bar.as_ratio(&costs) })
     };
     done.iter().filter_map(entry).collect()
 }

@@ -90,59 +90,24 @@ pub struct Row {
 }
 
 /// The same number of connections in both loads, so that they cancel out.
-const IDLE: [Held; 2] = [
-    Held {
-        connections: 50,
-        streams: 20,
-    },
-    Held {
-        connections: 50,
-        streams: 90,
-    },
-];
+const IDLE: [Held; 2] =
+    [Held { connections: 50, streams: 20 }, Held { connections: 50, streams: 90 }];
 /// Each reader has its own connection, which counts.
-const STALLED: [Held; 1] = [Held {
-    connections: 100,
-    streams: 1,
-}];
+const STALLED: [Held; 1] = [Held { connections: 100, streams: 1 }];
 
 /// Tunnels to a network of 512 gateways. As the less loaded one of two is chosen, at least nine in
 /// ten of the additional tunnels open a connection of their own.
-const APART: [Held; 2] = [
-    Held {
-        connections: 4,
-        streams: 25,
-    },
-    Held {
-        connections: 4,
-        streams: 50,
-    },
-];
+const APART: [Held; 2] =
+    [Held { connections: 4, streams: 25 }, Held { connections: 4, streams: 50 }];
 
 /// Passthrough connections. Each is separate and holds two descriptors. An address gets at most
 /// half of Strait's pool, which has 16,256 here.
-const PASSED: [Held; 2] = [
-    Held {
-        connections: 1000,
-        streams: 1,
-    },
-    Held {
-        connections: 3500,
-        streams: 1,
-    },
-];
+const PASSED: [Held; 2] =
+    [Held { connections: 1000, streams: 1 }, Held { connections: 3500, streams: 1 }];
 
 /// Connections to a binding. Fewer than may wait for a pooled connection at once.
-const BOUND: [Held; 2] = [
-    Held {
-        connections: 100,
-        streams: 1,
-    },
-    Held {
-        connections: 900,
-        streams: 1,
-    },
-];
+const BOUND: [Held; 2] =
+    [Held { connections: 100, streams: 1 }, Held { connections: 900, streams: 1 }];
 
 /// ztunnel has no TLS passthrough, and was not measured in some rows.
 const ZTUNNEL_UNKNOWN: &str = "–";
@@ -169,12 +134,7 @@ const fn hbone(
 const fn two_workers(row: (&'static str, &'static str, &'static str), what: Measurement) -> Row {
     Row {
         subject: Kind::TwoWorkers,
-        ..hbone(
-            row,
-            what,
-            &[(Kind::Strait, Limit::Ratio(1.05))],
-            ZTUNNEL_UNKNOWN,
-        )
+        ..hbone(row, what, &[(Kind::Strait, Limit::Ratio(1.05))], ZTUNNEL_UNKNOWN)
     }
 }
 
@@ -184,10 +144,7 @@ const fn two_hops(
     what: Measurement,
     beside: &'static [(Kind, Limit)],
 ) -> Row {
-    Row {
-        subject: Kind::TwoStraits,
-        ..hbone(row, what, beside, ZTUNNEL_UNKNOWN)
-    }
+    Row { subject: Kind::TwoStraits, ..hbone(row, what, beside, ZTUNNEL_UNKNOWN) }
 }
 
 const fn lossy_link(row: (&'static str, &'static str, &'static str), what: Measurement) -> Row {
@@ -202,10 +159,7 @@ const fn sni(
     what: Measurement,
     beside: &'static [(Kind, Limit)],
 ) -> Row {
-    Row {
-        way: Transport::Sni,
-        ..hbone((name, endpoint, load), what, beside, ZTUNNEL_UNKNOWN)
-    }
+    Row { way: Transport::Sni, ..hbone((name, endpoint, load), what, beside, ZTUNNEL_UNKNOWN) }
 }
 
 /// Limit of two gateways beside two Envoys: of issue 17.
@@ -238,10 +192,7 @@ pub const BESIDE_BEFORE: [(Kind, Limit); 1] = [(Kind::Before, Limit::Ratio(1.03)
 /// Envoy with a limit, and the floor. Rows that open tunnels have none: the copy loop accepts a
 /// connection for each.
 const fn envoy_and_floor(ratio: f64) -> [(Kind, Limit); 2] {
-    [
-        (Kind::Envoy, Limit::Ratio(ratio)),
-        (Kind::CopyLoop, Limit::None),
-    ]
+    [(Kind::Envoy, Limit::Ratio(ratio)), (Kind::CopyLoop, Limit::None)]
 }
 /// Latency that is added, beside Envoy's; the direct connection is subtracted from both.
 const ADDED: [(Kind, Limit); 2] = [(Kind::Envoy, Limit::None), (Kind::Direct, Limit::None)];
@@ -262,17 +213,9 @@ pub const ROWS: [Row; 32] = [
         &[(Kind::Envoy, Limit::Absolute(200.0))],
         "under 100 KiB",
     ),
+    sni(("SNI, idle connection", "echo", "idle"), Measurement::Memory(&PASSED), &SNI_MEMORY),
     sni(
-        ("SNI, idle connection", "echo", "idle"),
-        Measurement::Memory(&PASSED),
-        &SNI_MEMORY,
-    ),
-    sni(
-        (
-            "SNI, idle connection after bursts",
-            "echo",
-            "idle --burst 1MiB",
-        ),
+        ("SNI, idle connection after bursts", "echo", "idle --burst 1MiB"),
         Measurement::Memory(&PASSED),
         &SNI_MEMORY,
     ),
@@ -313,11 +256,7 @@ pub const ROWS: [Row; 32] = [
         "0.92",
     ),
     hbone(
-        (
-            "request of 1 KiB, 90 streams",
-            "echo",
-            "rr --streams 90 --size 1KiB",
-        ),
+        ("request of 1 KiB, 90 streams", "echo", "rr --streams 90 --size 1KiB"),
         Measurement::Cpu(Unit::Request),
         &envoy_and_floor(0.76),
         "0.79 to 0.99",
@@ -329,11 +268,7 @@ pub const ROWS: [Row; 32] = [
         "0.56 to 0.69",
     ),
     hbone(
-        (
-            "full mTLS handshake and a tunnel",
-            "many",
-            "handshake --connections 4",
-        ),
+        ("full mTLS handshake and a tunnel", "many", "handshake --connections 4"),
         Measurement::Cpu(Unit::Connection),
         &[(Kind::Envoy, Limit::Ratio(0.55))],
         "0.75 to 1.0",
@@ -347,11 +282,7 @@ pub const ROWS: [Row; 32] = [
         Measurement::Cpu(Unit::GbReceived),
     ),
     two_workers(
-        (
-            "two workers, request of 128 B",
-            "echo",
-            "rr --connections 4 --streams 16",
-        ),
+        ("two workers, request of 128 B", "echo", "rr --connections 4 --streams 16"),
         Measurement::Cpu(Unit::Request),
     ),
     two_hops(
@@ -360,11 +291,7 @@ pub const ROWS: [Row; 32] = [
         &[(Kind::TwoEnvoys, Limit::None)],
     ),
     two_hops(
-        (
-            "two hops, idle tunnel with its pooled connection",
-            "apart",
-            "idle",
-        ),
+        ("two hops, idle tunnel with its pooled connection", "apart", "idle"),
         Measurement::Memory(&APART),
         &[(Kind::Strait, Limit::None)],
     ),
@@ -377,99 +304,56 @@ pub const ROWS: [Row; 32] = [
             &[(Kind::Strait, Limit::None)],
         )
     },
-    two_hops(
-        ("two hops, bulk up", "sink", "up"),
-        Measurement::Cpu(Unit::GbSent),
-        &TWO_ENVOYS,
-    ),
+    two_hops(("two hops, bulk up", "sink", "up"), Measurement::Cpu(Unit::GbSent), &TWO_ENVOYS),
     two_hops(
         ("two hops, bulk down", "source", "down"),
         Measurement::Cpu(Unit::GbReceived),
         &TWO_ENVOYS,
     ),
     two_hops(
-        (
-            "two hops, request of 128 B, 64 streams",
-            "echo",
-            "rr --streams 64",
-        ),
+        ("two hops, request of 128 B, 64 streams", "echo", "rr --streams 64"),
         Measurement::Cpu(Unit::Request),
         &TWO_ENVOYS,
     ),
+    sni(("SNI, bulk up", "sink", "up"), Measurement::Cpu(Unit::GbSent), &SNI_BULK),
+    sni(("SNI, bulk down", "source", "down"), Measurement::Cpu(Unit::GbReceived), &SNI_BULK),
     sni(
-        ("SNI, bulk up", "sink", "up"),
-        Measurement::Cpu(Unit::GbSent),
-        &SNI_BULK,
-    ),
-    sni(
-        ("SNI, bulk down", "source", "down"),
-        Measurement::Cpu(Unit::GbReceived),
-        &SNI_BULK,
-    ),
-    sni(
-        (
-            "SNI, connection, 16 at a time",
-            "many",
-            "handshake --connections 16",
-        ),
+        ("SNI, connection, 16 at a time", "many", "handshake --connections 16"),
         Measurement::Cpu(Unit::Connection),
         &SNI_CONNECTION,
     ),
     // The processor time is nearly all for the bulk stream, whose bytes return to the load.
     hbone(
-        (
-            "request beside bulk and stalled streams, CPU",
-            "echo",
-            MIXED,
-        ),
+        ("request beside bulk and stalled streams, CPU", "echo", MIXED),
         Measurement::Cpu(Unit::GbReceived),
         &[(Kind::Envoy, Limit::Ratio(0.33))],
         ZTUNNEL_UNKNOWN,
     ),
     hbone(
-        (
-            "request beside bulk and stalled streams, p50",
-            "echo",
-            MIXED,
-        ),
+        ("request beside bulk and stalled streams, p50", "echo", MIXED),
         Measurement::Latency(Quantile::P50),
         &[(Kind::Envoy, Limit::Ratio(0.25))],
         ZTUNNEL_UNKNOWN,
     ),
     hbone(
-        (
-            "request beside bulk and stalled streams, p99",
-            "echo",
-            MIXED,
-        ),
+        ("request beside bulk and stalled streams, p99", "echo", MIXED),
         Measurement::Latency(Quantile::P99),
         &[(Kind::Envoy, Limit::Ratio(0.20))],
         "0.56",
     ),
     hbone(
-        (
-            "latency added at 10 % of capacity, p50",
-            "echo",
-            "rr --streams 64",
-        ),
+        ("latency added at 10 % of capacity, p50", "echo", "rr --streams 64"),
         Measurement::Added(Quantile::P50),
         &ADDED,
         ZTUNNEL_UNKNOWN,
     ),
     hbone(
-        (
-            "latency added at 10 % of capacity, p99",
-            "echo",
-            "rr --streams 64",
-        ),
+        ("latency added at 10 % of capacity, p99", "echo", "rr --streams 64"),
         Measurement::Added(Quantile::P99),
         &ADDED,
         ZTUNNEL_UNKNOWN,
     ),
-    lossy_link(
-        ("80 ms and 1 % loss, up", "sink", "up"),
-        Measurement::TransferTime(Unit::GbSent),
-    ),
+    lossy_link(("80 ms and 1 % loss, up", "sink", "up"), Measurement::TransferTime(Unit::GbSent)),
     lossy_link(
         ("80 ms and 1 % loss, down", "source", "down"),
         Measurement::TransferTime(Unit::GbReceived),

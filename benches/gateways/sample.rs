@@ -115,12 +115,7 @@ impl<'a> Gateways<'a> {
 
     /// Starts to measure the machine's use by others.
     pub fn watch(&self) -> Watch<'_> {
-        Watch {
-            gateways: self,
-            begun: Instant::now(),
-            busy: busy(),
-            known: self.known(),
-        }
+        Watch { gateways: self, begun: Instant::now(), busy: busy(), known: self.known() }
     }
 
     /// Returns the processor time of everything that belongs to the bench.
@@ -155,10 +150,7 @@ pub async fn memory(world: &BenchEnvironment, row: &Row, held: &[Held], kind: Ki
         let gateway = world.gateway(kind).await;
         let before = gateway.process.private_dirty();
         let of_its_own = gateway.process.descriptors();
-        let Held {
-            connections,
-            streams,
-        } = held;
+        let Held { connections, streams } = held;
         let sockets = gateway.sockets(*held, row);
         // The load is killed after the measurement.
         let more = format!("--connections {connections} --streams {streams} --seconds 60");

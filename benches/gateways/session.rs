@@ -61,10 +61,8 @@ pub struct Options {
 
 /// Measures, prints and writes. Fails if a row is void or misses its limit.
 pub fn run(options: &Options) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     if !options.copy_loop.is_empty() {
         runtime.block_on(copy_loop::run(&options.copy_loop));
     }
@@ -97,10 +95,7 @@ pub fn run(options: &Options) -> ExitCode {
         write(options, &commit, &done, &report);
     }
     let bad = |verdict| done.iter().filter(move |done| done.verdict() == verdict);
-    for (verdict, what) in [
-        (Verdict::Miss, "misses its bar"),
-        (Verdict::Void, "is void"),
-    ] {
+    for (verdict, what) in [(Verdict::Miss, "misses its bar"), (Verdict::Void, "is void")] {
         bad(verdict).for_each(|done| print_uncaptured(&format!("{}: {what}\n", done.name())));
     }
     if done.iter().all(|done| done.verdict() == Verdict::Ok) {
@@ -151,10 +146,10 @@ async fn measure(options: &Options, world: BenchEnvironment) -> (Vec<Done>, Vec<
             }
         }
     }
-    let configurations = gateways.all.iter().map(|one| Configuration {
-        name: one.kind.name(),
-        text: one.configuration(&world),
-    });
+    let configurations = gateways
+        .all
+        .iter()
+        .map(|one| Configuration { name: one.kind.name(), text: one.configuration(&world) });
     let configurations = configurations.collect();
     (all.into_iter().flatten().collect(), configurations)
 }
@@ -165,9 +160,7 @@ fn groups(world: &BenchEnvironment, rows: impl Iterator<Item = &'static Row>) ->
     for row in rows.filter(|row| world.carries(row.way)) {
         let beside = world.beside().unwrap_or(row.peers);
         let beside = beside.iter().filter(|&&(peer, _)| world.has(peer));
-        let done: Group = beside
-            .map(|&(peer, bar)| Done::new(row, peer, bar))
-            .collect();
+        let done: Group = beside.map(|&(peer, bar)| Done::new(row, peer, bar)).collect();
         match groups.last_mut() {
             Some(group) if group[0].row.shares_load(row) => group.extend(done),
             _ if done.is_empty() => {}
@@ -264,10 +257,7 @@ fn judged(done: &Done, turns: &[Samples], foreign: f64) -> ValidatedRound {
     let [strait, peer] = names.map(|kind| costs(kind, done.row, turns));
     let pairs = strait?.into_iter().zip(peer?);
     let turns_of_pair = pairs.map(|(strait, peer)| Turn { strait, peer });
-    let round = Round {
-        turns: turns_of_pair.collect(),
-        foreign,
-    };
+    let round = Round { turns: turns_of_pair.collect(), foreign };
     let round = round.validate(names.map(Kind::name), &control(done.row))?;
     if done.row.adds_latency() && done.peer != Kind::Direct {
         return round.above(&costs(Kind::Direct, done.row, turns)?);
@@ -298,11 +288,7 @@ fn print_samples(done: &Done, turns: &[Samples]) {
     let row = done.row;
     let list = |kind: Kind| {
         let costs = costs(kind, row, turns).unwrap_or_default();
-        let costs: Vec<String> = costs
-            .iter()
-            .flatten()
-            .map(|cost| format!("{cost:.3}"))
-            .collect();
+        let costs: Vec<String> = costs.iter().flatten().map(|cost| format!("{cost:.3}")).collect();
         format!("{} {}", kind.name(), costs.join(" "))
     };
     let lists = [row.subject, done.peer].map(list).join(", ");
@@ -357,14 +343,7 @@ impl Row {
 
 impl Done {
     fn new(row: &'static Row, peer: Kind, bar: Limit) -> Self {
-        Self {
-            row,
-            peer,
-            bar,
-            rate: None,
-            rounds: Vec::new(),
-            suites: BTreeSet::new(),
-        }
+        Self { row, peer, bar, rate: None, rounds: Vec::new(), suites: BTreeSet::new() }
     }
 
     /// Returns the row's name, with its peer if there may be others.

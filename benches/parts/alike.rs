@@ -54,17 +54,9 @@ pub fn print() -> ExitCode {
         let spread = spread.map_or(Duration::ZERO, |(most, least)| *most - *least);
         let verdict = if spread <= BAR { "ok" } else { "MISS" };
         apart |= spread > BAR;
-        println!(
-            "{:<44} {:>9.1} {verdict:>9}",
-            "  apart",
-            spread.as_secs_f64() * 1e6
-        );
+        println!("{:<44} {:>9.1} {verdict:>9}", "  apart", spread.as_secs_f64() * 1e6);
     }
-    if apart {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    }
+    if apart { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 type Times = Vec<(&'static str, Vec<Duration>)>;
@@ -73,11 +65,8 @@ async fn forms() -> Vec<(&'static str, Times)> {
     let identities = Identities::new();
     let gateway = Running::with(identities.server(), change(), listeners());
     let clients = Clients::new(gateway.addresses[0], identities.client());
-    let named = [
-        ("unknown", UNKNOWN),
-        ("not exposed", NOT_EXPOSED),
-        ("not for this peer", NOT_FOR_PEER),
-    ];
+    let named =
+        [("unknown", UNKNOWN), ("not exposed", NOT_EXPOSED), ("not for this peer", NOT_FOR_PEER)];
     let authority = named.map(|(kind, host)| (kind, format!("{host}:80")));
     let inside = named.map(|(kind, host)| (kind, hello(host)));
     let istio = named.map(|(kind, host)| (kind, hello(&format!("outbound_.80_._.{host}"))));
@@ -136,11 +125,7 @@ impl Clients {
     const TUNNELS: usize = 500;
 
     fn new(address: SocketAddr, config: Arc<ClientConfig>) -> Self {
-        Self {
-            address,
-            config,
-            current: Mutex::new((0, None)),
-        }
+        Self { address, config, current: Mutex::new((0, None)) }
     }
 
     async fn next(&self) -> Arc<Client> {
@@ -205,24 +190,15 @@ fn change() -> Change {
     let hosts = [NOT_EXPOSED, NOT_FOR_PEER, "door.app"];
     let mut table = ExposureTable::new(false);
     let to = |cluster: &str| Exposure {
-        audiences: vec![Audience {
-            cluster: Some(cluster.into()),
-            ..Audience::default()
-        }],
+        audiences: vec![Audience { cluster: Some(cluster.into()), ..Audience::default() }],
         ..Exposure::default()
     };
     table.add_entry(NOT_FOR_PEER, &to("north"), []);
-    let door = Exposure {
-        route_by: Some(RouteBy::Sni),
-        ..to("west")
-    };
+    let door = Exposure { route_by: Some(RouteBy::Sni), ..to("west") };
     table.add_entry("door.app", &door, []);
     Change {
         mesh: Some((Mesh::new(hosts.map(service), []), mesh::NETWORK.into())),
-        trust: Some(TrustSet::new([
-            ("west.local", "west"),
-            ("north.local", "north"),
-        ])),
+        trust: Some(TrustSet::new([("west.local", "west"), ("north.local", "north")])),
         exposure: Some(table),
         has_passthrough: Some(true),
         ..Change::default()
@@ -249,8 +225,6 @@ fn listeners() -> Vec<Listener> {
     vec![
         Listener::default(),
         tls(TlsRouting::Istio { routing: "istio" }),
-        tls(TlsRouting::Routes {
-            routes: vec![route],
-        }),
+        tls(TlsRouting::Routes { routes: vec![route] }),
     ]
 }

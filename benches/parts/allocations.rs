@@ -53,10 +53,7 @@ impl Sub for Usage {
             count: self.count - earlier.count,
             bytes: self.bytes - earlier.bytes,
             time: self.time - earlier.time,
-            copied: self
-                .copied
-                .zip(earlier.copied)
-                .map(|(now, then)| now - then),
+            copied: self.copied.zip(earlier.copied).map(|(now, then)| now - then),
         }
     }
 }

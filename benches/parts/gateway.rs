@@ -119,12 +119,7 @@ impl Running {
         let serving = move || runtime().block_on(serve(running, sockets, received));
         let spawned = thread::Builder::new().name(THREAD.into()).spawn(serving);
         spawned.expect("a thread");
-        Self {
-            addresses,
-            data_path,
-            questions,
-            _publisher: publisher,
-        }
+        Self { addresses, data_path, questions, _publisher: publisher }
     }
 
     /// Returns the usage of the gateway's thread so far.

@@ -27,23 +27,13 @@ impl Identities {
             let root = authority.root_pem();
             IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &root).expect("material")
         };
-        Self {
-            east: material("east", GATEWAY),
-            west: material("west", PEER),
-        }
+        Self { east: material("east", GATEWAY), west: material("west", PEER) }
     }
 
     /// Returns a configuration that has not seen a peer yet.
     pub fn server(&self) -> ServerTls {
-        let domain = TrustedDomain {
-            name: "west.local".into(),
-            issuers: None,
-            roots: None,
-        };
-        let trust = PeerTrust {
-            domains: vec![domain],
-            ..PeerTrust::default()
-        };
+        let domain = TrustedDomain { name: "west.local".into(), issuers: None, roots: None };
+        let trust = PeerTrust { domains: vec![domain], ..PeerTrust::default() };
         tls::listener_server_config(&self.east, &trust).expect("a configuration")
     }
 

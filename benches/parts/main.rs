@@ -7,10 +7,7 @@
 //! distinguish.
 
 // As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
-#![expect(
-    unreachable_pub,
-    reason = "a bench exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a bench exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 mod alike;

@@ -49,11 +49,7 @@ fn workload(index: usize, service: usize) -> Workload {
         addresses: [address([10, 0, 0, 1], index)].into(),
         healthy: true,
         capacity: weight(index),
-        services: [(
-            format!("app/{}", hostname(service)).into(),
-            [(80, 8080)].into(),
-        )]
-        .into(),
+        services: [(format!("app/{}", hostname(service)).into(), [(80, 8080)].into())].into(),
         template: Template {
             namespace: "app".into(),
             service_account: "default".into(),
@@ -101,15 +97,8 @@ pub fn to_west() -> Exposure {
         namespaces: vec![namespace.into()],
         ..Audience::default()
     };
-    let to = vec![
-        audience("north", "shop"),
-        audience("west", "other"),
-        audience("west", "shop"),
-    ];
-    Exposure {
-        audiences: to,
-        ..Exposure::default()
-    }
+    let to = vec![audience("north", "shop"), audience("west", "other"), audience("west", "shop")];
+    Exposure { audiences: to, ..Exposure::default() }
 }
 
 /// Returns a set of endpoints without tunnels in flight.

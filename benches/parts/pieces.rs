@@ -72,10 +72,7 @@ fn route_and_policy(criterion: &mut Criterion) {
     let name = parse(&format!("{}:80", mesh::hostname(SERVICES / 2)));
     let requested = [
         ("name", name.clone()),
-        (
-            "alias",
-            parse(&format!("service-{}.global:80", SERVICES / 2)),
-        ),
+        ("alias", parse(&format!("service-{}.global:80", SERVICES / 2))),
         (
             "family",
             parse(&mesh::hostname(SERVICES / 2).replace("cluster.local:", "clusterset.local:")),
@@ -90,20 +87,13 @@ fn route_and_policy(criterion: &mut Criterion) {
         });
     }
     group.finish();
-    let north = Caller {
-        trust_domain: "north.local",
-        namespace: "other",
-        ..WEST
-    };
+    let north = Caller { trust_domain: "north.local", namespace: "other", ..WEST };
     let host = mesh::hostname(SERVICES / 2);
     let mut group = criterion.benchmark_group("policy");
     for (kind, caller) in [("allowed", WEST), ("refused", north)] {
         group.bench_function(kind, |b| {
             b.iter(|| {
-                let of = ServicePort {
-                    host: &host,
-                    port: 80,
-                };
+                let of = ServicePort { host: &host, port: 80 };
                 snapshot.evaluate_exposure(
                     black_box(caller),
                     black_box(&name),
@@ -149,24 +139,16 @@ fn record(criterion: &mut Criterion) {
     let tunnel = |source: Arc<Source>| {
         let mut record = Record::new(&metrics, &source, "service-0.app.svc.cluster.local:80");
         record.set_service(service.clone(), None);
-        let destination = Destination {
-            address: endpoint.address,
-            pod: Arc::clone(&endpoint.definition) as _,
-        };
+        let destination =
+            Destination { address: endpoint.address, pod: Arc::clone(&endpoint.definition) as _ };
         record.set_open(destination, endpoint.labels(), None);
         record.finish(Reason::Completed);
     };
     let mut group = criterion.benchmark_group("record");
     let source = Arc::new(samples::source());
-    group.bench_function("same connection", |b| {
-        b.iter(|| tunnel(Arc::clone(&source)))
-    });
+    group.bench_function("same connection", |b| b.iter(|| tunnel(Arc::clone(&source))));
     group.bench_function("new connection", |b| {
-        b.iter_batched(
-            || Arc::new(samples::source()),
-            tunnel,
-            BatchSize::SmallInput,
-        );
+        b.iter_batched(|| Arc::new(samples::source()), tunnel, BatchSize::SmallInput);
     });
     group.finish();
 }
@@ -174,39 +156,24 @@ fn record(criterion: &mut Criterion) {
 /// Next snapshot, from the previous one and a change.
 fn update(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("update");
-    group
-        .sample_size(10)
-        .measurement_time(Duration::from_secs(3));
+    group.sample_size(10).measurement_time(Duration::from_secs(3));
     for (name, services, each) in [("mesh 1000", 100, 10), ("mesh 100000", 2_000, 50)] {
         let mesh = mesh::mesh(services, each);
         let old = mesh::snapshot(mesh.clone());
-        let change = || Change {
-            mesh: Some((mesh.clone(), mesh::NETWORK.into())),
-            ..Change::default()
-        };
+        let change =
+            || Change { mesh: Some((mesh.clone(), mesh::NETWORK.into())), ..Change::default() };
         group.bench_function(name, |b| {
-            b.iter_batched(
-                change,
-                |change| build(&old, change),
-                BatchSize::PerIteration,
-            );
+            b.iter_batched(change, |change| build(&old, change), BatchSize::PerIteration);
         });
     }
     let old = mesh::snapshot(mesh::mesh(2_000, 50));
     let change = || {
         let mut exposure = ExposureTable::new(false);
         exposure.add_entry(&mesh::hostname(0), &mesh::to_west(), []);
-        Change {
-            exposure: Some(exposure),
-            ..Change::default()
-        }
+        Change { exposure: Some(exposure), ..Change::default() }
     };
     group.bench_function("exposure of 100000", |b| {
-        b.iter_batched(
-            change,
-            |change| build(&old, change),
-            BatchSize::PerIteration,
-        );
+        b.iter_batched(change, |change| build(&old, change), BatchSize::PerIteration);
     });
     group.finish();
 }

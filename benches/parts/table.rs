@@ -51,11 +51,7 @@ pub fn print() {
             each(row.usage.count as f64),
             each(row.usage.bytes as f64),
             each(row.usage.time.as_secs_f64() * 1e6),
-            or_dash(
-                row.usage
-                    .copied
-                    .map(|bytes| format!("{:.0}", each(bytes as f64)))
-            ),
+            or_dash(row.usage.copied.map(|bytes| format!("{:.0}", each(bytes as f64)))),
             or_dash(all.map(|count| format!("{:.1}", each(count as f64)))),
             row.named_calls(),
         );
@@ -89,21 +85,9 @@ async fn rows() -> Vec<Row> {
     connections(&gateway, &client, 10, || ()).await;
     let new = || gateway.reload(identities.server());
     let unknown = async || connections(&gateway, &client, CONNECTIONS, new).await;
-    let unknown = measure(
-        &gateway,
-        "connection with a new chain",
-        CONNECTIONS,
-        unknown,
-    )
-    .await;
+    let unknown = measure(&gateway, "connection with a new chain", CONNECTIONS, unknown).await;
     let known = async || connections(&gateway, &client, CONNECTIONS, || ()).await;
-    let known = measure(
-        &gateway,
-        "connection with a known chain",
-        CONNECTIONS,
-        known,
-    )
-    .await;
+    let known = measure(&gateway, "connection with a known chain", CONNECTIONS, known).await;
     let connection = connect(&gateway, &client).await;
     churn(&connection, 100).await;
     let churned = async || churn(&connection, TUNNELS).await;
@@ -129,12 +113,7 @@ async fn measure(
     let begun = gateway.usage().await;
     work().await;
     let usage = gateway.usage().await - begun;
-    Row {
-        what,
-        count,
-        usage,
-        calls: counter.map(Counter::stop),
-    }
+    Row { what, count, usage, calls: counter.map(Counter::stop) }
 }
 
 async fn connect(gateway: &Running, client: &Arc<ClientConfig>) -> Client {

@@ -221,9 +221,7 @@ async fn preface(address: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
     stream.set_nodelay(true)?;
     let name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
     let mut stream = TlsConnector::from(tls()).connect(name, stream).await?;
-    stream
-        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        .await?;
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await?;
     let settings = raw::frame(raw::SETTINGS, 0, 0, &[]);
     stream.write_all(&settings).await?;
     let acknowledged = raw::frame(raw::SETTINGS, 1, 0, &[]);

@@ -41,10 +41,7 @@ impl HeldTunnels {
                 drop(client);
             });
         }
-        Self {
-            ended,
-            _running: running,
-        }
+        Self { ended, _running: running }
     }
 
     /// Returns the number of tunnels that have ended.

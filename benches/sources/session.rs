@@ -60,19 +60,14 @@ struct Row {
 
 /// Measures, prints and writes. Fails if the victim of this build has lost something.
 pub fn run(options: &Options) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     // Read at the beginning, as a commit may follow meanwhile.
     let commit = commit();
     let (report, missed) = runtime.block_on(all(options, &commit));
     print_uncaptured(&report);
     if options.only.is_none() {
-        let path = format!(
-            "{}/benches/results/sources-{commit}.md",
-            env!("CARGO_MANIFEST_DIR")
-        );
+        let path = format!("{}/benches/results/sources-{commit}.md", env!("CARGO_MANIFEST_DIR"));
         fs::write(&path, report).expect("a file of results");
         print_uncaptured(&format!("written to {path}\n"));
     }
@@ -85,11 +80,7 @@ pub fn run(options: &Options) -> ExitCode {
 
 async fn all(options: &Options, commit: &str) -> (String, usize) {
     let own = PathBuf::from(env!("CARGO_BIN_EXE_strait"));
-    let mut builds: Vec<_> = options
-        .before
-        .iter()
-        .map(|path| ("before", path.clone()))
-        .collect();
+    let mut builds: Vec<_> = options.before.iter().map(|path| ("before", path.clone())).collect();
     builds.push(("this", own));
     let (seconds, pinned) = (options.seconds, pin_load());
     let mut report = format!(
@@ -130,19 +121,14 @@ async fn measure(world: &World, attack: &Attack, time: Duration) -> Row {
     let at_rest = Instant::now();
     sleep(REST).await;
     let (memory, peak, begun) = (process.private_dirty(), Peak::of(process), Instant::now());
-    let reach = Reach {
-        gateway: world.address,
-        binding: world.binding,
-    };
+    let reach = Reach { gateway: world.address, binding: world.binding };
     let (stop, run) = (oneshot::channel::<()>(), attack.run);
     let (stop, stopped) = stop;
     let attacker = std::thread::spawn(move || {
         // Affects only this thread: Linux has a priority for each.
         rustix::process::setpriority_process(None, NICENESS).expect("a lower priority");
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             tokio::select! {
                 () = run(reach) => {}

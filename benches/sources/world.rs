@@ -134,8 +134,7 @@ fn west(net: Net, program: &Path) -> Settings<'static> {
 
 fn in_west(mesh: &str) -> String {
     let west = "clusterId: west, network: west";
-    mesh.replace("clusterId: east, network: east", west)
-        .replace("vips: [east/", "vips: [west/")
+    mesh.replace("clusterId: east, network: east", west).replace("vips: [east/", "vips: [west/")
 }
 
 /// Makes the files in a folder those of a gateway of network west that trusts the first one.

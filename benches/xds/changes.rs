@@ -65,9 +65,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
         pending: "discovery",
     };
     std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(stream::run(istio));
     });
     let reader = publisher.reader();

@@ -45,12 +45,7 @@ impl Changes {
     fn new(istiod: Istiod, mesh: Mesh) -> Self {
         // istiod sends no version of clusters.
         let clusters = response(CLUSTER, "", mesh.clusters());
-        Self {
-            istiod,
-            mesh,
-            clusters,
-            next: Arc::default(),
-        }
+        Self { istiod, mesh, clusters, next: Arc::default() }
     }
 
     /// Makes the next change.
@@ -74,10 +69,7 @@ fn response(
     let resources = resources.into_iter().map(|(name, value)| Resource {
         name,
         version: version.to_owned(),
-        resource: Some(prost_types::Any {
-            type_url: type_url.to_owned(),
-            value,
-        }),
+        resource: Some(prost_types::Any { type_url: type_url.to_owned(), value }),
         ..Resource::default()
     });
     DeltaDiscoveryResponse {
@@ -120,9 +112,7 @@ impl Control {
         let (ready, is_ready) = mpsc::channel();
         let serving = istiod.clone();
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime").block_on(async {
                 let _serving = serving.serve(address, identities()).await;
                 ready.send(()).expect("somebody who waits");
@@ -131,12 +121,7 @@ impl Control {
             });
         });
         is_ready.recv().expect("a control plane");
-        Self {
-            changes: Changes::new(istiod.clone(), mesh),
-            istiod,
-            address,
-            _stop: stop,
-        }
+        Self { changes: Changes::new(istiod.clone(), mesh), istiod, address, _stop: stop }
     }
 }
 
@@ -178,11 +163,7 @@ impl Running {
             tokio::task::yield_now().await;
         }
         let took = ready(&gateway).await;
-        let running = Self {
-            gateway,
-            control,
-            net,
-        };
+        let running = Self { gateway, control, net };
         (running, took)
     }
 
@@ -226,11 +207,7 @@ impl Running {
 async fn ready(gateway: &Gateway) -> Duration {
     let began = Instant::now();
     while gateway.readiness().await.0 != 200 {
-        assert!(
-            began.elapsed() < Duration::from_secs(60),
-            "{}",
-            gateway.log()
-        );
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", gateway.log());
         // deadline: another process can only be polled, and has work to do.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

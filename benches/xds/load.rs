@@ -32,9 +32,7 @@ impl Pair {
 
 /// Measures `pairs` pairs, in alternating order.
 pub async fn run(running: &Running, pairs: usize, each: Duration) -> Vec<Pair> {
-    let listener = TcpListener::bind(running.endpoint())
-        .await
-        .expect("an endpoint's address");
+    let listener = TcpListener::bind(running.endpoint()).await.expect("an endpoint's address");
     let _endpoint = Endpoint::echo(listener);
     let mut found = Vec::new();
     for index in 0..pairs {

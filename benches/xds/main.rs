@@ -4,10 +4,7 @@
 //! Exits with 1 if a limit is missed.
 
 // As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
-#![expect(
-    unreachable_pub,
-    reason = "a bench exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a bench exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 mod changes;
@@ -26,11 +23,7 @@ mod report;
 #[cfg(test)]
 mod session;
 #[cfg(test)]
-#[expect(
-    dead_code,
-    unused_imports,
-    reason = "shared with tests/it, which uses more of it"
-)]
+#[expect(dead_code, unused_imports, reason = "shared with tests/it, which uses more of it")]
 #[path = "../../tests/it/support/mod.rs"]
 mod support;
 

@@ -17,12 +17,7 @@ const REMOTE: [&str; 3] = ["west", "north", "south"];
 /// Interval of the services that are exported.
 const EXPORTED_EACH: usize = 10;
 /// Clusters that istiod sends to each east-west gateway besides those of services.
-const STATIC: [&str; 4] = [
-    "main_internal",
-    "encap",
-    "forward_inner_connect",
-    "BlackHoleCluster",
-];
+const STATIC: [&str; 4] = ["main_internal", "encap", "forward_inner_connect", "BlackHoleCluster"];
 /// Size of a cluster in bytes, without its name.
 const CLUSTER_BYTES: usize = 2_500;
 
@@ -117,17 +112,13 @@ impl Mesh {
     /// Returns one of a series of changes, each of which differs from the previous state.
     pub fn change(self, index: usize) -> Change {
         match self.shape {
-            Shape::Rolling => Change {
-                put: self.pod(self.workloads + index, 1),
-                removed: Some(self.uid(index)),
-            },
+            Shape::Rolling => {
+                Change { put: self.pod(self.workloads + index, 1), removed: Some(self.uid(index)) }
+            }
             Shape::Short | Shape::Istiod => {
                 let (of, lap) = (index * 7919 % self.pods(), index / self.pods());
                 let weight = u32::try_from(lap % 2).unwrap_or_default() + 2;
-                Change {
-                    put: self.pod(of, weight),
-                    removed: None,
-                }
+                Change { put: self.pod(of, weight), removed: None }
             }
         }
     }
@@ -160,10 +151,7 @@ impl Mesh {
             workload.canonical_revision = format!("{:0>63}", "v1");
             workload.service_account = format!("{of:0>63}");
         }
-        (
-            workload.uid.clone(),
-            encoded(address::Type::Workload(workload)),
-        )
+        (workload.uid.clone(), encoded(address::Type::Workload(workload)))
     }
 
     /// Returns the record for the endpoints of a service in a remote cluster.
@@ -213,9 +201,7 @@ impl Mesh {
 
 /// Returns a workload of a service, without an address.
 pub fn workload(uid: String, service: &str) -> Workload {
-    let ports = PortList {
-        ports: vec![port()],
-    };
+    let ports = PortList { ports: vec![port()] };
     let locality = Locality {
         region: "eu-central-1".into(),
         zone: "eu-central-1a".into(),
@@ -249,19 +235,11 @@ pub fn service(name: &str, hostname: &str) -> Service {
 
 /// Returns a virtual address.
 pub fn vip(network: &str, address: Vec<u8>) -> NetworkAddress {
-    NetworkAddress {
-        network: network.into(),
-        address: address.into(),
-        ..NetworkAddress::default()
-    }
+    NetworkAddress { network: network.into(), address: address.into(), ..NetworkAddress::default() }
 }
 
 fn port() -> Port {
-    Port {
-        service_port: 80,
-        target_port: 8080,
-        ..Port::default()
-    }
+    Port { service_port: 80, target_port: 8080, ..Port::default() }
 }
 
 /// Encodes a resource.

@@ -68,32 +68,16 @@ impl Row {
     pub fn missed(&self) -> Vec<String> {
         let bytes = self.per_workload(self.taken.bytes);
         let bars = [
-            (
-                self.taken.serving >= SERVING_MAX,
-                "serving takes 600 ms or more",
-            ),
-            (
-                self.change.1 >= CHANGE_P99_MAX,
-                "one change takes 1 ms or more (p99)",
-            ),
-            (
-                self.restart >= RESTART_MAX,
-                "a restart from the cache takes 500 ms or more",
-            ),
+            (self.taken.serving >= SERVING_MAX, "serving takes 600 ms or more"),
+            (self.change.1 >= CHANGE_P99_MAX, "one change takes 1 ms or more (p99)"),
+            (self.restart >= RESTART_MAX, "a restart from the cache takes 500 ms or more"),
             (bytes > BYTES_MAX, "a workload takes more than 1,000 bytes"),
-            (
-                self.pair.ratio() > RATIO_MAX,
-                "changes make the p99 more than 1.3 times as long",
-            ),
+            (self.pair.ratio() > RATIO_MAX, "changes make the p99 more than 1.3 times as long"),
         ];
         let missed = bars.into_iter().filter(|(is_missed, _)| *is_missed);
         missed
             .map(|(_, what)| {
-                format!(
-                    "{}, {} workloads: {what}",
-                    self.mesh.shape.name(),
-                    self.mesh.workloads
-                )
+                format!("{}, {} workloads: {what}", self.mesh.shape.name(), self.mesh.workloads)
             })
             .collect()
     }

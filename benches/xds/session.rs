@@ -55,10 +55,7 @@ impl Options {
         let of_kind = |(shape, _): &(Shape, usize)| self.mesh.is_none_or(|only| only == *shape);
         let meshes = MESHES.into_iter().filter(of_kind);
         let mut meshes: Vec<_> = meshes
-            .map(|(shape, workloads)| Mesh {
-                shape,
-                workloads: self.only.unwrap_or(workloads),
-            })
+            .map(|(shape, workloads)| Mesh { shape, workloads: self.only.unwrap_or(workloads) })
             .collect();
         meshes.dedup();
         meshes
@@ -95,9 +92,7 @@ pub fn run(options: &Options) -> ExitCode {
     let meshes = options.meshes();
     let largest = meshes.iter().map(|mesh| mesh.workloads).max();
     let rows: Vec<_> = meshes.iter().map(|&mesh| row(mesh, &extent)).collect();
-    let barred = rows
-        .iter()
-        .filter(|row| Some(row.mesh.workloads) == largest);
+    let barred = rows.iter().filter(|row| Some(row.mesh.workloads) == largest);
     let missed: Vec<_> = barred.flat_map(Row::missed).collect();
     let report = report(&options.command(), &commit, &rows, &missed);
     print_uncaptured(&report);
@@ -106,41 +101,23 @@ pub fn run(options: &Options) -> ExitCode {
         let path = format!("{folder}/xds-{commit}.md");
         std::fs::write(path, report).expect("a file of results");
     }
-    if missed.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn row(mesh: Mesh, extent: &Extent) -> Row {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let (taken, cached, restart, mut pairs) = runtime.expect("a runtime").block_on(async {
         let (running, serving) = Running::start(mesh, false).await;
         let pairs = load::run(&running, extent.pairs, extent.each).await;
         drop(running);
-        let (_, StartCost { bytes: empty, .. }) = taken(
-            Mesh {
-                workloads: 1,
-                ..mesh
-            },
-            false,
-            extent,
-        )
-        .await;
-        let less = |taken: StartCost| StartCost {
-            bytes: taken.bytes.saturating_sub(empty),
-            ..taken
-        };
+        let (_, StartCost { bytes: empty, .. }) =
+            taken(Mesh { workloads: 1, ..mesh }, false, extent).await;
+        let less =
+            |taken: StartCost| StartCost { bytes: taken.bytes.saturating_sub(empty), ..taken };
         let (_, bare) = taken(mesh, false, extent).await;
         let (running, cached) = taken(mesh, true, extent).await;
         let restart = running.restarted().await;
-        let bare = StartCost {
-            serving,
-            ..less(bare)
-        };
+        let bare = StartCost { serving, ..less(bare) };
         (bare, less(cached), restart, pairs)
     });
     pairs.sort_by(|one, other| one.ratio().total_cmp(&other.ratio()));

@@ -51,10 +51,7 @@ impl Serialize for Dump<'_> {
         dump.serialize_entry("version", &json!({ "version": env!("CARGO_PKG_VERSION") }))?;
         dump.serialize_entry("config", &**state.config.load())?;
         dump.serialize_entry("strait", &strait_section(state, view))?;
-        let services = || {
-            view.services()
-                .map(|service| service_to_json(service, view))
-        };
+        let services = || view.services().map(|service| service_to_json(service, view));
         dump.serialize_entry("services", &LazyList(services))?;
         let workloads = || view.workloads().map(workload_to_json);
         dump.serialize_entry("workloads", &LazyList(workloads))?;
@@ -76,10 +73,7 @@ fn strait_section(state: &AdminState, view: &View<'_>) -> Value {
         .map(|(what, reload)| {
             let at = humantime::format_rfc3339_millis(reload.at).to_string();
             let error = reload.error;
-            (
-                what.label(),
-                json!({ "at": at, "ok": reload.ok, "error": error }),
-            )
+            (what.label(), json!({ "at": at, "ok": reload.ok, "error": error }))
         })
         .collect();
     json!({
@@ -109,14 +103,11 @@ where
 
 fn service_to_json(service: &Service, view: &View<'_>) -> Value {
     let vips = service.vips.iter();
-    let vips: Vec<_> = vips
-        .map(|(network, ip)| format!("{network}/{ip}"))
-        .collect();
+    let vips: Vec<_> = vips.map(|(network, ip)| format!("{network}/{ip}")).collect();
     let members = view.members(service).into_iter();
     // All workloads of the service, used or not.
-    let endpoints: BTreeMap<_, _> = members
-        .map(|member| (&*member.workload.uid, endpoint_to_json(&member, service)))
-        .collect();
+    let endpoints: BTreeMap<_, _> =
+        members.map(|member| (&*member.workload.uid, endpoint_to_json(&member, service))).collect();
     let waypoints = service.waypoints.iter();
     let weighted: Vec<_> = waypoints
         .map(|one| json!({ "destination": gateway_to_json(&one.gateway), "weight": one.weight }))
@@ -129,11 +120,7 @@ fn service_to_json(service: &Service, view: &View<'_>) -> Value {
         (.., false) => "Failover",
         _ => "Standard",
     };
-    let health = if service.allow_unhealthy {
-        "AllowAll"
-    } else {
-        "OnlyHealthy"
-    };
+    let health = if service.allow_unhealthy { "AllowAll" } else { "OnlyHealthy" };
     let gateways = view.gateways(service);
     let gateways: Vec<_> = gateways.iter().map(remote_gateway_to_json).collect();
     json!({
@@ -210,19 +197,11 @@ fn endpoint_to_json(member: &Member<'_>, service: &Service) -> Value {
 }
 
 fn health_of(workload: &Workload) -> &'static str {
-    if workload.healthy {
-        "Healthy"
-    } else {
-        "Unhealthy"
-    }
+    if workload.healthy { "Healthy" } else { "Unhealthy" }
 }
 
 fn workload_to_json(workload: &Workload) -> Value {
-    let network_mode = if workload.host_network {
-        "HostNetwork"
-    } else {
-        "Standard"
-    };
+    let network_mode = if workload.host_network { "HostNetwork" } else { "Standard" };
     let services: Vec<_> = workload.services.keys().collect();
     json!({
         "uid": workload.uid,
@@ -363,10 +342,7 @@ mod tests {
                 any: vec![StringMatch::Exact("shop".into())],
                 none: vec![StringMatch::Prefix("dev-".into())],
             },
-            principals: Condition {
-                any: Vec::new(),
-                none: vec![StringMatch::Presence],
-            },
+            principals: Condition { any: Vec::new(), none: vec![StringMatch::Presence] },
             service_accounts: Condition {
                 any: vec![("shop".into(), "checkout".into())],
                 none: Vec::new(),
@@ -375,10 +351,7 @@ mod tests {
                 any: vec!["10.0.0.0/8".parse().expect("a network")],
                 none: Vec::new(),
             },
-            destination_ports: Condition {
-                any: vec![80],
-                none: Vec::new(),
-            },
+            destination_ports: Condition { any: vec![80], none: Vec::new() },
             ..Match::default()
         };
         let policy = Policy {
@@ -386,9 +359,7 @@ mod tests {
             namespace: "app".into(),
             scope: PolicyScope::Selected,
             action: Action::Allow,
-            rules: vec![Rule {
-                clauses: vec![Clause { matches: vec![of] }],
-            }],
+            rules: vec![Rule { clauses: vec![Clause { matches: vec![of] }] }],
             dry_run: true,
             unreadable: false,
         };

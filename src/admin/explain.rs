@@ -49,9 +49,6 @@ mod tests {
         let (status, _) = ask(router.clone(), "GET", "/explain?too=a%3A80").await;
         assert_eq!(status, StatusCode::BAD_REQUEST);
         let (status, body) = ask(router, "GET", "/explain?to=wrong").await;
-        assert_eq!(
-            (status, &*body),
-            (StatusCode::BAD_REQUEST, "write it right\n")
-        );
+        assert_eq!((status, &*body), (StatusCode::BAD_REQUEST, "write it right\n"));
     }
 }

@@ -44,10 +44,7 @@ fn names_this_host(host: &str) -> bool {
         return false;
     };
     let name = authority.host();
-    let bare = name
-        .strip_prefix('[')
-        .and_then(|name| name.strip_suffix(']'))
-        .unwrap_or(name);
+    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
     bare.parse::<IpAddr>().is_ok() || name.eq_ignore_ascii_case("localhost")
 }
 
@@ -67,21 +64,10 @@ mod tests {
 
     #[test]
     fn addresses_and_localhost_are_answered_and_other_names_are_not() {
-        for host in [
-            "127.0.0.1:15000",
-            "[::1]:15000",
-            "localhost:15000",
-            "LOCALHOST",
-            "10.0.0.1",
-        ] {
+        for host in ["127.0.0.1:15000", "[::1]:15000", "localhost:15000", "LOCALHOST", "10.0.0.1"] {
             assert!(answered(Some(host), None), "{host}");
         }
-        for host in [
-            "evil.example:15000",
-            "localhost.evil.example",
-            "127.0.0.1.evil.example",
-            "",
-        ] {
+        for host in ["evil.example:15000", "localhost.evil.example", "127.0.0.1.evil.example", ""] {
             assert!(!answered(Some(host), None), "{host}");
         }
         assert!(!answered(None, None));

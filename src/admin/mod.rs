@@ -118,9 +118,7 @@ const METRICS_PAGE_LIFETIME: Duration = Duration::from_secs(1);
 /// Creates the router of the metrics port: `/metrics` and `/stats/prometheus`.
 pub fn metrics_router(metrics: Arc<Metrics>) -> Router {
     let scrapes = Scrapes::new(metrics, METRICS_PAGE_LIFETIME);
-    Router::new()
-        .route("/metrics", stats(&scrapes))
-        .route("/stats/prometheus", stats(&scrapes))
+    Router::new().route("/metrics", stats(&scrapes)).route("/stats/prometheus", stats(&scrapes))
 }
 
 /// Creates the router of the admin port, which must be bound to loopback. It refuses requests
@@ -138,10 +136,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/drain/region", get(regions::drain).post(regions::drain))
         .route("/logging", post(logging))
         .route("/quitquitquit", post(quit))
-        .route(
-            "/ready",
-            ready(Arc::clone(&state.status), state.lifecycle.clone()),
-        )
+        .route("/ready", ready(Arc::clone(&state.status), state.lifecycle.clone()))
         .route("/stats/prometheus", stats(&scrapes))
         .layer(middleware::from_fn(guard::refuse_foreign_pages))
         .with_state(state)

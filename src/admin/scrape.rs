@@ -48,18 +48,11 @@ struct Page {
 impl Scrapes {
     /// Creates the answers; pages are sent again for the time `fresh`.
     pub(super) fn new(metrics: Arc<Metrics>, fresh: Duration) -> Arc<Self> {
-        let format = |content_type, encode| Format {
-            content_type,
-            encode,
-            pages: Arc::default(),
-        };
+        let format = |content_type, encode| Format { content_type, encode, pages: Arc::default() };
         Arc::new(Self {
             metrics,
             lifetime: fresh,
-            plain: format(
-                "text/plain; version=0.0.4; charset=utf-8",
-                Metrics::encode_plain,
-            ),
+            plain: format("text/plain; version=0.0.4; charset=utf-8", Metrics::encode_plain),
             openmetrics: format(
                 "application/openmetrics-text; version=1.0.0; charset=utf-8",
                 Metrics::encode,
@@ -71,15 +64,9 @@ impl Scrapes {
     /// OpenMetrics.
     pub(super) async fn answer(&self, headers: &HeaderMap) -> Response {
         let names_openmetrics = headers.get_all(header::ACCEPT).iter().any(|value| {
-            value
-                .to_str()
-                .is_ok_and(|value| value.contains("application/openmetrics-text"))
+            value.to_str().is_ok_and(|value| value.contains("application/openmetrics-text"))
         });
-        let format = if names_openmetrics {
-            &self.openmetrics
-        } else {
-            &self.plain
-        };
+        let format = if names_openmetrics { &self.openmetrics } else { &self.plain };
         match format.page(&self.metrics, self.lifetime).await {
             Some(bytes) => ([(header::CONTENT_TYPE, format.content_type)], bytes).into_response(),
             None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -107,10 +94,7 @@ impl Format {
         let made = tokio::task::spawn_blocking(move || {
             let bytes = Bytes::from(encode(&metrics));
             let at = Instant::now();
-            pages.push(Page {
-                bytes: bytes.clone(),
-                at,
-            });
+            pages.push(Page { bytes: bytes.clone(), at });
             bytes
         });
         made.await.ok()

@@ -194,9 +194,7 @@ mod tests {
         let mut stream = TcpStream::connect(address).await.expect("a connection");
         stream.write_all(request.as_bytes()).await.expect("sent");
         let mut answer = Vec::new();
-        let _ = timeout(DEADLINE, stream.read_to_end(&mut answer))
-            .await
-            .expect("closed in time");
+        let _ = timeout(DEADLINE, stream.read_to_end(&mut answer)).await.expect("closed in time");
         String::from_utf8_lossy(&answer).into_owned()
     }
 
@@ -213,32 +211,18 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_never_ends_is_closed_at_its_deadline() {
         let short = Duration::from_millis(200);
-        let (address, _phase, _tasks) = server(Limits {
-            head: short,
-            ..Limits::PAGES
-        })
-        .await;
+        let (address, _phase, _tasks) = server(Limits { head: short, ..Limits::PAGES }).await;
         let start = Instant::now();
-        assert!(
-            !ask(address, "GET / HTTP/1.1\r\nHost:")
-                .await
-                .contains("200 OK")
-        );
+        assert!(!ask(address, "GET / HTTP/1.1\r\nHost:").await.contains("200 OK"));
         assert!(start.elapsed() >= short);
     }
 
     #[tokio::test]
     async fn an_answer_that_never_ends_is_closed_at_its_deadline() {
         let short = Duration::from_millis(200);
-        let (address, _phase, _tasks) = server(Limits {
-            write_timeout: short,
-            ..Limits::PAGES
-        })
-        .await;
-        assert_eq!(
-            ask(address, "GET /stuck HTTP/1.1\r\nHost: localhost\r\n\r\n").await,
-            ""
-        );
+        let (address, _phase, _tasks) =
+            server(Limits { write_timeout: short, ..Limits::PAGES }).await;
+        assert_eq!(ask(address, "GET /stuck HTTP/1.1\r\nHost: localhost\r\n\r\n").await, "");
     }
 
     /// Reads a large answer in pieces, with one pause after the first piece and another after
@@ -267,26 +251,16 @@ mod tests {
         let (address, _phase, _tasks) = server(limits).await;
         let (start, short) = (Instant::now(), Duration::from_millis(10));
         assert!(sip(address, short, short).await > LARGE);
-        assert!(
-            start.elapsed() > limits.write_timeout,
-            "longer than one pause"
-        );
+        assert!(start.elapsed() > limits.write_timeout, "longer than one pause");
         assert!(sip(address, 3 * limits.write_timeout, Duration::ZERO).await < LARGE);
-        let hasty = Limits {
-            connection: Duration::from_millis(200),
-            ..limits
-        };
+        let hasty = Limits { connection: Duration::from_millis(200), ..limits };
         let (address, _phase, _tasks) = server(hasty).await;
         assert!(sip(address, short, short).await < LARGE);
     }
 
     #[tokio::test]
     async fn idle_connections_beyond_the_limit_give_way_to_a_probe() {
-        let (address, _phase, _tasks) = server(Limits {
-            connections: 4,
-            ..Limits::PAGES
-        })
-        .await;
+        let (address, _phase, _tasks) = server(Limits { connections: 4, ..Limits::PAGES }).await;
         let mut idle = Vec::new();
         for _ in 0..8 {
             idle.push(TcpStream::connect(address).await.expect("a connection"));
@@ -299,15 +273,9 @@ mod tests {
     #[tokio::test]
     async fn a_head_beyond_the_limit_is_refused() {
         let (address, _phase, _tasks) = server(Limits::PAGES).await;
-        let long = format!(
-            "GET / HTTP/1.1\r\nHost: localhost\r\nX: {}",
-            "x".repeat(MAX_REQUEST)
-        );
+        let long = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}", "x".repeat(MAX_REQUEST));
         let answer = ask(address, &long).await;
-        assert!(
-            answer.is_empty() || answer.starts_with("HTTP/1.1 431 "),
-            "{answer}"
-        );
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
     }
 
     #[tokio::test]
@@ -316,9 +284,7 @@ mod tests {
         phase.send_replace(Phase::Draining);
         assert!(ask(address, HELLO).await.contains("hello"));
         phase.send_replace(Phase::Closing);
-        timeout(DEADLINE, tasks.join_next())
-            .await
-            .expect("ended in time");
+        timeout(DEADLINE, tasks.join_next()).await.expect("ended in time");
         assert!(TcpStream::connect(address).await.is_err());
     }
 }

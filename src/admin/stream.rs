@@ -16,10 +16,7 @@ const PIECES_MAX: usize = 4;
 pub(super) fn body(write: impl FnOnce(&mut BodyWriter) -> io::Result<()> + Send + 'static) -> Body {
     let (sender, receiver) = mpsc::channel(PIECES_MAX);
     tokio::task::spawn_blocking(move || {
-        let mut pieces = BodyWriter {
-            sender,
-            piece: Vec::new(),
-        };
+        let mut pieces = BodyWriter { sender, piece: Vec::new() };
         let written = write(&mut pieces).and_then(|()| pieces.flush());
         if let Err(error) = written {
             // A truncated answer must not look complete. If the client has disconnected, sending

@@ -54,11 +54,7 @@ impl Text {
 
     /// Returns the words in a colour, if the text is coloured.
     pub fn paint(&self, color: &str, words: &str) -> String {
-        if self.color {
-            format!("\x1b[{color}m{words}\x1b[0m")
-        } else {
-            words.to_owned()
-        }
+        if self.color { format!("\x1b[{color}m{words}\x1b[0m") } else { words.to_owned() }
     }
 
     /// Writes the number of rows that are not listed, if there are any.

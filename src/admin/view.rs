@@ -47,12 +47,7 @@ impl<'a> View<'a> {
                 by_service.entry(service).or_default().push(workload);
             }
         }
-        Self {
-            snapshot,
-            denies,
-            now,
-            by_service,
-        }
+        Self { snapshot, denies, now, by_service }
     }
 
     pub(super) fn services(&self) -> impl Iterator<Item = &'a Service> + use<'a> {
@@ -88,11 +83,7 @@ impl<'a> View<'a> {
                     unused: self.unused_reason(service, built, workload, port, endpoint),
                 }
             });
-            Some(Member {
-                workload,
-                targets,
-                ports: ports.collect(),
-            })
+            Some(Member { workload, targets, ports: ports.collect() })
         });
         members.collect()
     }
@@ -121,10 +112,9 @@ impl<'a> View<'a> {
         }
         let Some(endpoint) = endpoint else {
             return Some(match built {
-                Some(built) => format!(
-                    "the hostname belongs to the service of namespace {}",
-                    built.namespace
-                ),
+                Some(built) => {
+                    format!("the hostname belongs to the service of namespace {}", built.namespace)
+                }
                 None => "no service owns this hostname; see Problems".to_owned(),
             });
         };

@@ -287,9 +287,7 @@ impl Certificates {
         trust: &PeerTrust,
     ) -> Result<Option<ServerTls>, TlsError> {
         let material = self.material.as_ref();
-        material
-            .map(|material| tls::listener_server_config(material, trust))
-            .transpose()
+        material.map(|material| tls::listener_server_config(material, trust)).transpose()
     }
 
     /// Uses new trust, with the configuration that [`Certificates::server_config_with`] created
@@ -315,24 +313,13 @@ impl Certificates {
     fn report_stale_crls(&mut self) -> bool {
         let now = SystemTime::now();
         let before = std::mem::replace(&mut self.stale_checked_at, now);
-        let lists = self
-            .trust
-            .crls
-            .as_deref()
-            .map_or_else(Vec::new, Crls::status);
-        let stale: Vec<_> = lists
-            .iter()
-            .filter(|list| list.next_update <= now)
-            .collect();
+        let lists = self.trust.crls.as_deref().map_or_else(Vec::new, Crls::status);
+        let stale: Vec<_> = lists.iter().filter(|list| list.next_update <= now).collect();
         let new = stale.iter().filter(|list| list.next_update > before);
-        let count = new
-            .inspect(|list| warn!(%list, "a revocation list is stale"))
-            .count();
+        let count = new.inspect(|list| warn!(%list, "a revocation list is stale")).count();
         let fresh = lists.len() - stale.len();
         self.data_path.metrics.set_crls(fresh, stale.len());
-        self.data_path
-            .metrics
-            .set_validation_skipped(self.trust.skip_validation);
+        self.data_path.metrics.set_validation_skipped(self.trust.skip_validation);
         self.status.set_crls(lists);
         count > 0
     }
@@ -365,8 +352,7 @@ impl Certificates {
                  list, or write `on_missing: accept`"
             );
         }
-        self.status
-            .set_unlisted_roots(unlisted.iter().cloned().collect());
+        self.status.set_unlisted_roots(unlisted.iter().cloned().collect());
         self.roots_without_crl = unlisted;
     }
 
@@ -379,10 +365,7 @@ impl Certificates {
 
     /// Exports the expiry times of everything in use.
     fn export_expiry(&self) {
-        let own = self
-            .material
-            .iter()
-            .flat_map(|material| material.expiries());
+        let own = self.material.iter().flat_map(|material| material.expiries());
         let domains = self.trust.domains.iter();
         let domains = domains.filter_map(TrustedDomain::expiry).min();
         let crls = self.trust.crls.as_ref();
@@ -390,19 +373,14 @@ impl Certificates {
         let ends = own.chain(domains.map(|end| ("domain_root", end)));
         let ends = ends.chain(crls.map(|end| ("crl", end)));
         let ends: Vec<_> = ends.collect();
-        self.data_path
-            .metrics
-            .set_certificate_expiry(&self.identity, &ends);
+        self.data_path.metrics.set_certificate_expiry(&self.identity, &ends);
     }
 
     /// Updates the status of the own certificate.
     fn update_status(&self) {
         let mut shown = match &self.material {
             Some(material) => material.status(),
-            None => Certificate {
-                identity: self.identity.clone(),
-                ..Certificate::default()
-            },
+            None => Certificate { identity: self.identity.clone(), ..Certificate::default() },
         };
         shown.failing_since = self.failure.as_ref().map(|(_, since)| *since);
         let failure = self.failure.as_ref().map(|(why, _)| why);

@@ -100,10 +100,7 @@ fn subset_warnings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
                 labels: [(key.as_str().into(), value.as_str().into())].into(),
                 weight: 1,
             };
-            let of_label = Subset {
-                name: subset.as_str().into(),
-                parts: [part].into(),
-            };
+            let of_label = Subset { name: subset.as_str().into(), parts: [part].into() };
             if !snapshot.has_subset(service, &of_label) {
                 warnings.push(format!(
                     "{}: warning: the label `{key}: {value}` of subset {subset} selects no \
@@ -129,10 +126,7 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         };
         let is_exposed_port = |of: &u16| port.is_none_or(|only| only == *of);
         let sets = service.ports.iter().filter(|(of, _)| is_exposed_port(of));
-        let remote = service
-            .transit_ports
-            .iter()
-            .filter(|(of, _)| is_exposed_port(of));
+        let remote = service.transit_ports.iter().filter(|(of, _)| is_exposed_port(of));
         let remote = remote.map(|(_, sets)| &sets.always);
         let sets = sets.map(|(_, set)| set).chain(remote);
         // One endpoint represents all: they are in one network and dialled in the same way.

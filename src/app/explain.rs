@@ -80,11 +80,7 @@ fn listeners(config: &Config) -> Vec<(String, ListenerRules)> {
 
 /// Returns the lines of the configuration entries that an answer may name.
 fn places(config: &Config) -> ConfigPositions {
-    let services = config
-        .exposure
-        .services
-        .iter()
-        .map(|entry| entry.line.clone());
+    let services = config.exposure.services.iter().map(|entry| entry.line.clone());
     let aliases = config.names.aliases.iter().enumerate();
     let aliases = aliases.map(|(index, alias)| {
         let label = tables::alias(config, alias).label;

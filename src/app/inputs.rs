@@ -81,10 +81,7 @@ impl Inputs {
     /// Returns the first change of the snapshot after the start.
     pub(super) fn change(&self) -> Change {
         Change {
-            mesh: Some((
-                self.mesh.clone(),
-                self.config.gateway.network.as_str().into(),
-            )),
+            mesh: Some((self.mesh.clone(), self.config.gateway.network.as_str().into())),
             trust: Some(trust::set(&self.config, &self.trust)),
             exposure: Some(exposure_table(&self.config)),
             names: Some(name_table(&self.config)),
@@ -199,12 +196,7 @@ impl Report {
     }
 
     fn record_errors<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
-        result
-            .map_err(|error| {
-                self.errors
-                    .extend(error.to_string().lines().map(Into::into))
-            })
-            .ok()
+        result.map_err(|error| self.errors.extend(error.to_string().lines().map(Into::into))).ok()
     }
 
     /// Loads the Kubernetes objects.

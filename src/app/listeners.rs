@@ -85,11 +85,7 @@ pub(super) struct ClosedListeners {
 
 impl ClosedListeners {
     pub(super) fn push(&mut self, is_of_object: bool, line: String) {
-        let list = if is_of_object {
-            &mut self.of_objects
-        } else {
-            &mut self.own
-        };
+        let list = if is_of_object { &mut self.of_objects } else { &mut self.own };
         list.push(line);
     }
 }
@@ -141,26 +137,14 @@ impl Listeners {
         others: Vec<SocketAddr>,
         deadline: Duration,
     ) -> Self {
-        let state = State {
-            entries,
-            removed: Vec::new(),
-            threads: None,
-        };
-        Self {
-            data_path: Arc::clone(data_path),
-            deadline,
-            others,
-            state: Mutex::new(state),
-        }
+        let state = State { entries, removed: Vec::new(), threads: None };
+        Self { data_path: Arc::clone(data_path), deadline, others, state: Mutex::new(state) }
     }
 
     /// Returns the listeners of bindings. One that is not open has no client.
     pub(super) fn bindings(&self) -> Vec<Arc<Listener>> {
         let state = self.state.lock();
-        let bindings = state
-            .entries
-            .iter()
-            .filter(|entry| entry.config.is_binding());
+        let bindings = state.entries.iter().filter(|entry| entry.config.is_binding());
         let listener = |entry: &Entry| match &entry.socket {
             SocketState::Open(open) => Arc::clone(&open.listener),
             SocketState::Closed(_) | SocketState::Bound(_) => {
@@ -212,10 +196,7 @@ impl Listeners {
             let mut known = old.iter();
             let known = known.position(|entry| entry.config.is_same_socket(&new));
             let known = known.map(|place| old.swap_remove(place).socket);
-            Entry {
-                config: new,
-                socket: known.unwrap_or(SocketState::Closed(String::new())),
-            }
+            Entry { config: new, socket: known.unwrap_or(SocketState::Closed(String::new())) }
         };
         let mut entries: Vec<_> = config.all_listeners().into_iter().map(entry).collect();
         // First, because a new listener may use one of their addresses.
@@ -280,12 +261,7 @@ impl Listeners {
                 }
                 SocketState::Open(open) => (open.address, ListenerState::Open, None),
             };
-            ListenerRow {
-                listener: entry.config.clone(),
-                address,
-                state,
-                error,
-            }
+            ListenerRow { listener: entry.config.clone(), address, state, error }
         });
         let removed = state.removed.iter().map(|removed| removed.row.clone());
         own.chain(removed).collect()
@@ -364,11 +340,7 @@ fn open(
         accept::run(&data_path, &socket, accepting, workers).await;
     });
     info!(listener = config.name, %address, "listener opened");
-    Ok(Open {
-        socket: registered,
-        address,
-        listener,
-    })
+    Ok(Open { socket: registered, address, listener })
 }
 
 fn listen(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListener> {

@@ -48,10 +48,8 @@ impl Memory {
         // Of several limits the one with the least left counts: other processes share the limits
         // of parent groups.
         let nearest = limited.min_by_key(|own| own.limit.saturating_sub(own.used));
-        nearest.unwrap_or_else(|| Self {
-            limit: machine.unwrap_or(DEFAULT_LIMIT),
-            used: resident(),
-        })
+        nearest
+            .unwrap_or_else(|| Self { limit: machine.unwrap_or(DEFAULT_LIMIT), used: resident() })
     }
 
     /// Returns the default limit of buffered bytes: a quarter of the memory limit. The rest is
@@ -159,10 +157,9 @@ impl Cgroup {
             used = self.used(group).or(used);
             let limits = self.limits.iter().map(|file| group.join(file));
             let limit = limits.filter_map(|file| read(&file)?.trim().parse().ok());
-            measured.extend(limit.min().map(|limit| Memory {
-                limit,
-                used: used.unwrap_or_else(&resident),
-            }));
+            measured.extend(
+                limit.min().map(|limit| Memory { limit, used: used.unwrap_or_else(&resident) }),
+            );
         }
         measured
     }
@@ -174,9 +171,7 @@ impl Cgroup {
         let stat = read(&group.join("memory.stat")).unwrap_or_default();
         let cache = stat.lines().filter_map(|line| {
             let (name, value) = line.split_once(' ')?;
-            self.cache
-                .contains(&name)
-                .then(|| value.parse::<u64>().ok())?
+            self.cache.contains(&name).then(|| value.parse::<u64>().ok())?
         });
         Some(used.saturating_sub(cache.sum()))
     }
@@ -210,10 +205,7 @@ mod tests {
 
     fn measured(files: &[(&str, &str)]) -> Memory {
         let root = tempfile::tempdir().expect("a folder");
-        let machine = (
-            "proc/meminfo",
-            "MemTotal:        8388608 kB\nMemFree: 1 kB\n",
-        );
+        let machine = ("proc/meminfo", "MemTotal:        8388608 kB\nMemFree: 1 kB\n");
         let status = ("proc/self/status", "VmPeak: 9 kB\nVmRSS:\t    1024 kB\n");
         for (name, text) in files.iter().chain([&machine, &status]) {
             let path = root.path().join(name);
@@ -233,18 +225,9 @@ mod tests {
         ];
         assert_eq!(of(&v2), 256 << 20);
         let v1 = [
-            (
-                "proc/self/cgroup",
-                "5:cpu,cpuacct:/a\n4:memory:/a/b\n0::/a\n",
-            ),
-            (
-                "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
-                "134217728\n",
-            ),
-            (
-                "sys/fs/cgroup/memory/memory.limit_in_bytes",
-                "9223372036854771712\n",
-            ),
+            ("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/a/b\n0::/a\n"),
+            ("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "134217728\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
             ("sys/fs/cgroup/cpu/a/memory.limit_in_bytes", "1\n"),
         ];
         assert_eq!(of(&v1), 128 << 20);
@@ -257,10 +240,7 @@ mod tests {
             ("sys/fs/cgroup/memory.max", "67108864\n"),
         ];
         assert_eq!(of(&container), 64 << 20);
-        let unlimited = [
-            ("proc/self/cgroup", "0::/\n"),
-            ("sys/fs/cgroup/memory.max", "max\n"),
-        ];
+        let unlimited = [("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "max\n")];
         assert_eq!(of(&unlimited), MACHINE);
     }
 
@@ -283,10 +263,7 @@ mod tests {
             ("sys/fs/cgroup/a/memory.current", "1000\n"),
             ("sys/fs/cgroup/a/memory.stat", stat),
         ];
-        let want = |used| Memory {
-            limit: 128 << 20,
-            used,
-        };
+        let want = |used| Memory { limit: 128 << 20, used };
         assert_eq!(measured(&v2), want(950));
         let stat = "inactive_file 1\ntotal_inactive_file 20\ntotal_active_file 30\n";
         let v1 = [
@@ -303,21 +280,14 @@ mod tests {
     #[test]
     fn what_is_admitted_and_buffered_follows_from_what_is_used() {
         const MIB: u64 = 1 << 20;
-        let memory = |used| Memory {
-            limit: 128 * MIB,
-            used: used * MIB,
-        };
+        let memory = |used| Memory { limit: 128 * MIB, used: used * MIB };
         let shares = |used, held: u64, configured: Option<u64>| {
             let shares = memory(used).shares(bytes(held * MIB), configured.map(bytes));
             (shares.buffers as u64 / MIB, shares.descriptors as u64 / MIB)
         };
         assert_eq!(shares(16, 0, None), (32, 80));
         assert_eq!(shares(84, 0, None), (28, 12));
-        assert_eq!(
-            shares(90, 40, None),
-            (32, 6),
-            "what is held is used already"
-        );
+        assert_eq!(shares(90, 40, None), (32, 6), "what is held is used already");
         assert_eq!(shares(125, 0, None), (8, 0));
         assert_eq!(shares(16, 0, Some(4 * MIB)), (4, 80));
     }
@@ -331,19 +301,13 @@ mod tests {
             ("sys/fs/cgroup/pod/memory.max", "268435456\n"),
             ("sys/fs/cgroup/pod/memory.current", "260046848\n"),
         ];
-        let want = Memory {
-            limit: 256 << 20,
-            used: 248 << 20,
-        };
+        let want = Memory { limit: 256 << 20, used: 248 << 20 };
         assert_eq!(measured(&files), want);
     }
 
     #[test]
     fn this_machine_has_a_limit() {
         let memory = Memory::measure(Path::new("/"));
-        assert!(
-            memory.limit > 1 << 20 && memory.used > 1 << 16,
-            "{memory:?}"
-        );
+        assert!(memory.limit > 1 << 20 && memory.used > 1 << 16, "{memory:?}");
     }
 }

@@ -83,9 +83,7 @@ impl MeshFiles {
 fn linked_clusters(config: &Config) -> Option<HashSet<Box<str>>> {
     let own = config.gateway.cluster.as_str();
     let links = config.links.as_ref()?.iter();
-    let here = links
-        .filter(|link| link.to == own)
-        .map(|link| link.from.as_str());
+    let here = links.filter(|link| link.to == own).map(|link| link.from.as_str());
     Some(here.chain([own]).map(Into::into).collect())
 }
 
@@ -93,6 +91,5 @@ fn linked_clusters(config: &Config) -> Option<HashSet<Box<str>>> {
 fn exposed_by_links(config: &Config) -> HashMap<Box<str>, Vec<SniPattern>> {
     let links = config.links.iter().flatten();
     let here = links.filter(|link| link.to == config.gateway.cluster && !link.exposes.is_empty());
-    here.map(|link| (link.from.as_str().into(), link.exposes.clone()))
-        .collect()
+    here.map(|link| (link.from.as_str().into(), link.exposes.clone())).collect()
 }

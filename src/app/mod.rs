@@ -123,18 +123,8 @@ impl ReadinessServer {
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
         // On a dedicated thread, so that nothing delays a probe.
-        server::spawn(
-            "strait-readiness",
-            socket,
-            router,
-            Limits::PROBES,
-            &lifecycle,
-        )?;
-        Ok(Self {
-            status,
-            lifecycle,
-            address,
-        })
+        server::spawn("strait-readiness", socket, router, Limits::PROBES, &lifecycle)?;
+        Ok(Self { status, lifecycle, address })
     }
 }
 
@@ -247,12 +237,7 @@ impl App {
         let (plane, cache, kind) = match &config.discovery {
             Discovery::File { .. } => return Ok(()),
             Discovery::Istio { plane, cache } => (plane, cache, ControlPlaneKind::Istio),
-            Discovery::Envoy {
-                plane,
-                cache,
-                node,
-                clusters,
-            } => {
+            Discovery::Envoy { plane, cache, node, clusters } => {
                 let kind = ControlPlaneKind::Envoy {
                     node: node.clone(),
                     locality: config.gateway.locality.clone(),
@@ -342,10 +327,7 @@ impl App {
 pub fn raise_descriptor_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let current_max = Rlimit {
-        current: maximum,
-        maximum,
-    };
+    let current_max = Rlimit { current: maximum, maximum };
     match setrlimit(Resource::Nofile, current_max) {
         Ok(()) => maximum.unwrap_or(u64::MAX),
         Err(error) => {
@@ -400,11 +382,7 @@ mod tests {
         let signal = ReloadSignal::new().unwrap();
         let triggers = Triggers { seen, signal };
         let (app, _data) = App::start(&source, inputs, triggers, front, log).unwrap();
-        for want in [
-            DefaultExposure::None,
-            DefaultExposure::All,
-            DefaultExposure::None,
-        ] {
+        for want in [DefaultExposure::None, DefaultExposure::All, DefaultExposure::None] {
             match want {
                 DefaultExposure::All => std::fs::write(&usual, &text).unwrap(),
                 DefaultExposure::None => std::fs::remove_file(&usual).unwrap(),

@@ -163,12 +163,8 @@ impl Reloader {
     /// Returns all files whose changes matter.
     fn files(&self) -> Vec<PathBuf> {
         let config = self.app.config.load();
-        let in_force = ReloadSource::ALL
-            .iter()
-            .flat_map(|&what| files(&config, what));
-        let all: BTreeSet<_> = in_force
-            .chain(self.files_of_rejected.iter().cloned())
-            .collect();
+        let in_force = ReloadSource::ALL.iter().flat_map(|&what| files(&config, what));
+        let all: BTreeSet<_> = in_force.chain(self.files_of_rejected.iter().cloned()).collect();
         all.into_iter().collect()
     }
 
@@ -314,11 +310,7 @@ impl Reloader {
         let new = new.map(|(new, (objects, object_findings))| {
             let restart_only = old.restart_only_changes(&new);
             let own = without_restart_only(&old, new);
-            let mesh_files = MeshFiles {
-                objects,
-                object_findings,
-                ..self.mesh_files.clone()
-            };
+            let mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
             let (new, joined) = report.join(&own, &mesh_files);
             (own, new, mesh_files, joined, restart_only)
         });
@@ -347,10 +339,7 @@ impl Reloader {
         };
         let file = new.file.display().to_string();
         self.own_config = own;
-        self.mesh_files = MeshFiles {
-            holders,
-            ..mesh_files
-        };
+        self.mesh_files = MeshFiles { holders, ..mesh_files };
         let closed = self.publish(new, change);
         let mut left = closed.own;
         left.extend(restart_only.into_iter().map(|key| {
@@ -398,11 +387,7 @@ impl Reloader {
 
     fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
         let (objects, object_findings) = xds::objects::load(&self.own_config.exposure.files)?;
-        let mesh_files = MeshFiles {
-            objects,
-            object_findings,
-            ..self.mesh_files.clone()
-        };
+        let mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
         let left = self.publish_files(mesh_files, None);
         self.passed_over.clone_from(&left);
         Ok(left)
@@ -425,10 +410,7 @@ impl Reloader {
         report.note(&files.object_findings);
         let (new, joined) = report.join(&self.own_config, &files);
         let holders = Arc::clone(&joined.holders);
-        let change = Change {
-            policies,
-            ..self.change(&new, joined)
-        };
+        let change = Change { policies, ..self.change(&new, joined) };
         self.mesh_files = MeshFiles { holders, ..files };
         let closed = if new == *config {
             self.app.publisher.update(change);
@@ -496,10 +478,7 @@ impl Reloader {
         }
         // Files of issuers define clusters; few changes of certificates affect them.
         if *self.app.data_path.reader.load().trust != set {
-            self.app.publisher.update(Change {
-                trust: Some(set),
-                ..Change::default()
-            });
+            self.app.publisher.update(Change { trust: Some(set), ..Change::default() });
         }
         Ok(Vec::new())
     }
@@ -518,11 +497,7 @@ fn without_restart_only(old: &Config, new: Config) -> Config {
         traffic: new.traffic,
         networks: new.networks,
         bindings: new.bindings,
-        log: Log {
-            level: new.log.level,
-            access: new.log.access,
-            ..old.log.clone()
-        },
+        log: Log { level: new.log.level, access: new.log.access, ..old.log.clone() },
         ..old.clone()
     }
 }
@@ -556,9 +531,7 @@ pub(super) fn named_files(examined: &Examined) -> Vec<PathBuf> {
 
 /// Returns the paths, and the files in those that are directories.
 fn with_contents(paths: &[PathBuf]) -> Vec<PathBuf> {
-    let files = paths
-        .iter()
-        .flat_map(|path| object_files(path).unwrap_or_default());
+    let files = paths.iter().flat_map(|path| object_files(path).unwrap_or_default());
     files.chain(paths.iter().cloned()).collect()
 }
 
@@ -573,9 +546,7 @@ pub(super) fn fingerprints(files: &[PathBuf]) -> Fingerprints {
 fn read_limited(file: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let opened = File::open(file)?;
-    opened
-        .take(FILE_BYTES_MAX as u64 + 1)
-        .read_to_end(&mut bytes)?;
+    opened.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -25,10 +25,7 @@ pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> 
     let mut audiences = config.exposure.services.iter().flat_map(|one| &one.to);
     if !audiences.any(|audience| audience.anyone) {
         let istio = config.listeners.iter().filter(|listener| {
-            matches!(
-                &listener.protocol,
-                ListenerProtocol::Tls(TlsRouting::Istio { .. })
-            )
+            matches!(&listener.protocol, ListenerProtocol::Tls(TlsRouting::Istio { .. }))
         });
         warnings.extend(istio.map(|listener| {
             format!(
@@ -60,10 +57,7 @@ impl Gateways {
             Place::Address(_, ip) => Some(*ip),
             Place::Name(_) => None,
         });
-        Self {
-            deny: deny_list(config),
-            networks: addresses.collect(),
-        }
+        Self { deny: deny_list(config), networks: addresses.collect() }
     }
 
     /// Returns a warning if an endpoint of the route's service is a gateway. If that gateway
@@ -90,10 +84,8 @@ impl Gateways {
 /// Finds the target of a route. Peers of the listener have no identity, and see only the names that
 /// are visible to everyone.
 fn find<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Option<LookupResult<'a>> {
-    let authority = Authority {
-        host: Host::Name(route.to.host.as_str().into()),
-        port: route.to.port?,
-    };
+    let authority =
+        Authority { host: Host::Name(route.to.host.as_str().into()), port: route.to.port? };
     snapshot.find(Caller::UNKNOWN, &authority)
 }
 
@@ -103,10 +95,7 @@ fn check_target(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
     }
     let host = route.to.host.as_str();
     Some(match snapshot.service_by_name(host) {
-        Some(_) => format!(
-            "{} is not a port of the service; write one that it has",
-            route.to
-        ),
+        Some(_) => format!("{} is not a port of the service; write one that it has", route.to),
         None => format!("{host} is not a service of the mesh; write the hostname of one"),
     })
 }

@@ -126,9 +126,7 @@ fn source<T>(app: &App, read: impl Fn(&App) -> T + Send + Sync + 'static) -> Sou
 fn remote_gateways(data_path: &DataPath) -> Vec<RemoteGatewayStatus> {
     let mut rows = data_path.outer.status();
     let keys = rows.iter();
-    let used: HashSet<_> = keys
-        .map(|row| (row.address, Arc::clone(&row.network)))
-        .collect();
+    let used: HashSet<_> = keys.map(|row| (row.address, Arc::clone(&row.network))).collect();
     let snapshot = data_path.reader.snapshot();
     let known = snapshot.remote_gateways();
     let unused = known.filter(|(address, of)| !used.contains(&(*address, Arc::clone(&of.network))));
@@ -157,10 +155,7 @@ fn issuers(data_path: &DataPath) -> Vec<IssuerRow> {
     seen.map(|seen| IssuerRow {
         spki: seen.issuer.spki.to_string(),
         subject: seen.issuer.subject.to_string(),
-        cluster: snapshot
-            .trust
-            .issuer_cluster(&seen.issuer.spki)
-            .map(ToOwned::to_owned),
+        cluster: snapshot.trust.issuer_cluster(&seen.issuer.spki).map(ToOwned::to_owned),
         accepted: seen.accepted,
         refused: seen.refused,
     })

@@ -41,10 +41,7 @@ fn subset(config: &Config, host: &str, of: &ServiceSubset) -> Subset {
         Some(part(of, share.weight))
     });
     let own = of.split.is_empty().then(|| part(of, 1));
-    Subset {
-        name: of.name.as_str().into(),
-        parts: shares.chain(own).collect(),
-    }
+    Subset { name: of.name.as_str().into(), parts: shares.chain(own).collect() }
 }
 
 fn find_subset<'a>(config: &'a Config, host: &str, name: &str) -> Option<&'a ServiceSubset> {
@@ -64,8 +61,7 @@ pub(super) fn alias(config: &Config, alias: &config::Alias) -> Alias {
     let named = Alias::new(
         &alias.name.host,
         alias.name.port,
-        to.map(|target| (target.host.as_str().into(), target.port))
-            .collect(),
+        to.map(|target| (target.host.as_str().into(), target.port)).collect(),
         consumers,
         alias.region.as_deref().map(Into::into),
     );

@@ -35,8 +35,5 @@ pub(super) fn spawn_thread(
 }
 
 pub(super) fn runtime() -> anyhow::Result<Runtime> {
-    Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start a runtime")
+    Builder::new_current_thread().enable_all().build().context("cannot start a runtime")
 }

@@ -19,10 +19,8 @@ use crate::yaml::Finding;
 /// contains its record. Only istiod sends records of pods.
 pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
     let gateway = &config.gateway;
-    let (locality, is_istiod) = (
-        &gateway.locality,
-        matches!(config.discovery, Discovery::Istio { .. }),
-    );
+    let (locality, is_istiod) =
+        (&gateway.locality, matches!(config.discovery, Discovery::Istio { .. }));
     let (origin, is_final) = match &gateway.locality_origin {
         LocalityOrigin::Unknown => ("", false),
         LocalityOrigin::Configuration => ("gateway.locality", true),
@@ -61,10 +59,10 @@ pub(super) fn traffic_rules(config: &Config) -> Traffic {
         };
         match &entry.service {
             Some(service) => {
-                let others = entry.alias_namespaces.iter().map(|of| TrafficRule {
-                    namespace: Some(Arc::clone(of)),
-                    ..rule.clone()
-                });
+                let others = entry
+                    .alias_namespaces
+                    .iter()
+                    .map(|of| TrafficRule { namespace: Some(Arc::clone(of)), ..rule.clone() });
                 let others: Vec<_> = others.collect();
                 let rules = iter::once(rule).chain(others);
                 services.extend(rules.map(|rule| (service.as_str().into(), rule)));
@@ -119,9 +117,8 @@ fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<Finding> {
     };
     let entries = config.traffic.iter();
     let weights = entries.flat_map(|entry| entry.regions.iter().map(move |one| (entry, one)));
-    let unknown = weights
-        .filter(|(_, one)| one.weight > 0 && !has_workload(&one.region))
-        .map(|(entry, one)| {
+    let unknown = weights.filter(|(_, one)| one.weight > 0 && !has_workload(&one.region)).map(
+        |(entry, one)| {
             let what = format!(
                 "`traffic` has unknown region {}: no workload of {} is in it",
                 one.region,
@@ -129,7 +126,8 @@ fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<Finding> {
             );
             let namespace = entry.namespace.as_deref().unwrap_or_default();
             Finding::warning(&entry.line.0, what, "one of its regions").of(namespace)
-        });
+        },
+    );
     unknown.collect()
 }
 
@@ -148,15 +146,10 @@ fn services(config: &Config, mesh: &Mesh, path: &Path) -> Vec<Finding> {
     };
     let entries = config.traffic.iter();
     let entries = entries.filter_map(|entry| Some((entry, entry.service.as_deref()?)));
-    let unknown = entries
-        .filter(|(_, host)| !is_known(host))
-        .map(|(entry, host)| {
-            let what = format!(
-                "`traffic` has unknown service {host}: it is not in {}",
-                path.display()
-            );
-            let namespace = entry.namespace.as_deref().unwrap_or_default();
-            Finding::warning(&entry.line.0, what, "the hostname of one").of(namespace)
-        });
+    let unknown = entries.filter(|(_, host)| !is_known(host)).map(|(entry, host)| {
+        let what = format!("`traffic` has unknown service {host}: it is not in {}", path.display());
+        let namespace = entry.namespace.as_deref().unwrap_or_default();
+        Finding::warning(&entry.line.0, what, "the hostname of one").of(namespace)
+    });
     unknown.collect()
 }

@@ -114,11 +114,7 @@ fn unlisted_gateways(config: &Config, entry: &ExposedService) -> Vec<String> {
     let is_admitted = |(cluster, identity): &(Option<&str>, &String)| {
         parse_identity(identity).is_some_and(|[domain, namespace, account]| {
             let mut domains = config.trust.domains.iter();
-            let of_domain = || {
-                domains
-                    .find(|of| *of.name == *domain)
-                    .map(|of| &*of.cluster)
-            };
+            let of_domain = || domains.find(|of| *of.name == *domain).map(|of| &*of.cluster);
             let cluster = cluster.or_else(of_domain);
             let mut to = entry.to.iter().filter(|to| !to.anyone);
             to.any(|to| admits(to, cluster, (namespace, account)))
@@ -153,9 +149,7 @@ fn admits(to: &Audience, cluster: Option<&str>, (namespace, account): (&str, &st
 /// Returns a finding for each gateway whose certificate nothing can prove, so that no tunnel opens
 /// through it. The addresses of hostnames are known only at run time.
 pub(super) fn unverifiable_gateways(file: &Path, snapshot: &Snapshot) -> Vec<String> {
-    let unknown = snapshot
-        .remote_gateways()
-        .filter(|(_, of)| !of.is_verifiable());
+    let unknown = snapshot.remote_gateways().filter(|(_, of)| !of.is_verifiable());
     let finding = |(address, of): (SocketAddr, Arc<RemoteGateway>)| {
         let network = &of.network;
         format!(
@@ -241,10 +235,7 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
             ports: [(80, 80)].into(),
             ..Service::default()
         };
-        let template = Template {
-            network: "north".into(),
-            ..Template::default()
-        };
+        let template = Template { network: "north".into(), ..Template::default() };
         let workload = Workload {
             uid: "north-1".into(),
             healthy: true,
@@ -275,26 +266,19 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
         let none: [String; 0] = [];
         assert_eq!(warnings(&west), none);
         assert_eq!(warnings(&west.replace("failover", "off")), none);
-        assert_eq!(
-            linked(&format!("{to_east}, {{from: west, to: north}}")),
-            none
-        );
+        assert_eq!(linked(&format!("{to_east}, {{from: west, to: north}}")), none);
         assert_eq!(
             linked(to_east),
-            [
-                "c:7: warning: `transit: failover` of echo.app lets cluster west reach cluster \
+            ["c:7: warning: `transit: failover` of echo.app lets cluster west reach cluster \
                  north, to which it has no link; write `{from: west, to: north}` into `links`, or \
-                 remove `transit`"
-            ]
+                 remove `transit`"]
         );
         for open in ["{anyone: true}", "{namespaces: [shop]}"] {
             assert_eq!(
                 warnings(&exposed(open)),
-                [
-                    "c:7: warning: `transit: failover` of echo.app holds for peers of every \
+                ["c:7: warning: `transit: failover` of echo.app holds for peers of every \
                      cluster, whatever other networks expose to them; write `cluster` into each \
-                     entry of `to`"
-                ]
+                     entry of `to`"]
             );
         }
     }
@@ -303,9 +287,7 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
     fn the_services_that_a_default_opens_to_other_networks_are_listed() {
         let of = |rules: &str, entry: &str| {
             let entry = format!("{{service: echo.app, {entry}to: [{{cluster: west}}]}}");
-            warnings(&format!(
-                "exposure: {{transit: {rules}, services: [{entry}]}}\n"
-            ))
+            warnings(&format!("exposure: {{transit: {rules}, services: [{entry}]}}\n"))
         };
         let want = |line| {
             [format!(
@@ -328,10 +310,7 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
     fn a_gateway_that_is_admitted_without_the_peers_behind_it_is_a_warning() {
         const IDENTITY: &str = "spiffe://north.local/ns/edge/sa/gateway";
         let config = CONFIG
-            .replace(
-                "cluster: north, ",
-                &format!("cluster: north, identities: [\"{IDENTITY}\"], "),
-            )
+            .replace("cluster: north, ", &format!("cluster: north, identities: [\"{IDENTITY}\"], "))
             .replace("west}]", "west}, {name: north.local, cluster: north}]");
         let exposed = |to: &str, gateways: &str| {
             let gateways = format!("trust: {{gateways: [{gateways}], domains");
@@ -378,10 +357,7 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
                 + "services: [{name: echo, namespace: app, hostname: echo.app, vips: \
                               [\"/10.1.0.1\"], ports: {80: 80}}]\n";
             let (mesh, _) = file::parse(Path::new("m"), &text).expect("a mesh");
-            let change = Change {
-                mesh: Some((mesh, "east".into())),
-                ..Change::default()
-            };
+            let change = Change { mesh: Some((mesh, "east".into())), ..Change::default() };
             unverifiable_gateways(Path::new("m"), &build(&Snapshot::default(), change))
         };
         let want = "m: warning: the gateway 192.0.2.7:15008 of network west is not used: neither \

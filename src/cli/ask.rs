@@ -156,12 +156,9 @@ pub(super) fn fetch_whole(
 pub(super) fn run_admin_command(
     asking: impl Future<Output = anyhow::Result<ExitCode>>,
 ) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let done = runtime
-        .context("cannot start a runtime")
-        .and_then(|runtime| runtime.block_on(asking));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done =
+        runtime.context("cannot start a runtime").and_then(|runtime| runtime.block_on(asking));
     done.unwrap_or_else(|error| {
         eprintln!("{error:#}");
         ExitCode::from(2)
@@ -191,10 +188,7 @@ impl Admin {
             let host = stream.peer_addr()?.to_string();
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
             tokio::spawn(connection);
-            let request = Request::builder()
-                .method(method)
-                .uri(uri)
-                .header("host", host);
+            let request = Request::builder().method(method).uri(uri).header("host", host);
             let answer = sender.send_request(request.body(Body::empty())?).await?;
             anyhow::Ok(answer)
         };
@@ -207,10 +201,7 @@ impl Admin {
         )
     })?;
         let (head, body) = answer.into_parts();
-        Ok(AdminResponse {
-            status: head.status,
-            body: Body::new(body).into_data_stream(),
-        })
+        Ok(AdminResponse { status: head.status, body: Body::new(body).into_data_stream() })
     }
 }
 
@@ -269,8 +260,6 @@ impl AdminResponse {
         let piece = timeout(DEADLINE, self.body.next()).await;
         let piece = piece
             .map_err(|_| anyhow!("the gateway's answer stalled, no data within {DEADLINE:?}"))?;
-        piece
-            .transpose()
-            .context("the gateway's answer was truncated")
+        piece.transpose().context("the gateway's answer was truncated")
     }
 }

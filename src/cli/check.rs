@@ -59,10 +59,7 @@ pub(super) fn print_report(source: &Source, report: &Report, is_strict: bool) ->
                     count(mesh.workloads.len(), "workload")
                 ),
                 Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } => {
-                    format!(
-                        "the mesh comes from {}, which was not contacted",
-                        plane.address
-                    )
+                    format!("the mesh comes from {}, which was not contacted", plane.address)
                 }
             };
             println!(
@@ -87,9 +84,7 @@ fn to_json(source: &Source, report: &Report, is_strict: bool) -> Value {
     let errors = report.errors.iter().map(|line| (line, "error"));
     let skipped = report.skipped_objects.iter();
     let warnings = report.warnings.iter().map(|line| (line, "warning"));
-    let findings = errors
-        .chain(skipped.map(|line| (line, "error")))
-        .chain(warnings);
+    let findings = errors.chain(skipped.map(|line| (line, "error"))).chain(warnings);
     let counts = report.inputs.as_ref().map(|Inputs { config, mesh, .. }| {
         json!({
             "listeners": config.listeners.len(),
@@ -109,9 +104,7 @@ fn to_json(source: &Source, report: &Report, is_strict: bool) -> Value {
 
 /// Returns a line `FILE:LINE: SEVERITY: MESSAGE` by its parts. A line without place is a message.
 fn finding(line: &str, severity: &str) -> Value {
-    let (place, message) = line
-        .split_once(&format!(": {severity}: "))
-        .unwrap_or(("", line));
+    let (place, message) = line.split_once(&format!(": {severity}: ")).unwrap_or(("", line));
     let numbered = place.rsplit_once(':');
     let numbered = numbered.and_then(|(file, number)| Some((file, number.parse::<u64>().ok()?)));
     let (file, number) = match numbered {
@@ -129,9 +122,8 @@ fn describe_exported(Inputs { config, scope, .. }: &Inputs) -> String {
         return String::new();
     }
     let exported = scope.exported.iter();
-    let names: HashSet<Vec<_>> = exported
-        .map(|host| host.splitn(3, '.').take(2).collect())
-        .collect();
+    let names: HashSet<Vec<_>> =
+        exported.map(|host| host.splitn(3, '.').take(2).collect()).collect();
     format!(", {} by objects", count(names.len(), "exported service"))
 }
 
@@ -142,12 +134,7 @@ mod tests {
     #[test]
     fn a_line_of_the_report_has_its_place_severity_and_message() {
         for (line, file, number, message) in [
-            (
-                "a b.yaml:12: error: x: y; write `z`",
-                "a b.yaml",
-                Some(12),
-                "x: y; write `z`",
-            ),
+            ("a b.yaml:12: error: x: y; write `z`", "a b.yaml", Some(12), "x: y; write `z`"),
             ("STRAIT_X: error: x", "STRAIT_X", None, "x"),
             ("cannot read it: no", "", None, "cannot read it: no"),
         ] {

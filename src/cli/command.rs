@@ -99,13 +99,7 @@ enum Command {
 #[derive(Debug, Args)]
 struct ConfigArgs {
     /// Path of the configuration file.
-    #[arg(
-        short,
-        long,
-        value_name = "FILE",
-        default_value = "strait.yaml",
-        env = "STRAIT_CONFIG"
-    )]
+    #[arg(short, long, value_name = "FILE", default_value = "strait.yaml", env = "STRAIT_CONFIG")]
     config: PathBuf,
     /// Positional file, a common mistake. Its parser returns an error that names `-c`.
     #[arg(hide = true, value_parser = reject_positional_file)]
@@ -121,9 +115,7 @@ struct CheckArgs {
 }
 
 fn reject_positional_file(file: &str) -> Result<String, String> {
-    Err(format!(
-        "the configuration file is given by an option; write `-c {file}`"
-    ))
+    Err(format!("the configuration file is given by an option; write `-c {file}`"))
 }
 
 impl ConfigArgs {

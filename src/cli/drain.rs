@@ -18,12 +18,10 @@ pub(super) enum Command {
     /// without endpoints, the command lists them and changes nothing, unless --force is given.
     ///
     /// Exits 1 if the gateway refuses, or would refuse (--dry-run), 2 if it does not answer.
-    #[command(
-        after_help = "Examples:\n  strait drain region us-east-2 --dry-run\n  \
+    #[command(after_help = "Examples:\n  strait drain region us-east-2 --dry-run\n  \
                             strait drain region us-east-2\n  \
                             strait drain region us-east-2/us-east-2a --force\n  \
-                            strait drain region us-east-2 --undo"
-    )]
+                            strait drain region us-east-2 --undo")]
     Region(Region),
 }
 
@@ -59,11 +57,7 @@ pub(super) fn run(command: &Command) -> ExitCode {
         ("force", args.force.then(String::new)),
     ];
     // A gateway without support for dry runs rejects GET, and changes nothing.
-    let method = if args.dry_run {
-        Method::GET
-    } else {
-        Method::POST
-    };
+    let method = if args.dry_run { Method::GET } else { Method::POST };
     run_admin_command(async {
         let answer = args.admin.request(method, "/drain/region", &query).await?;
         // The body of a refusal has its reason; a refusal without a body is not from strait.

@@ -51,11 +51,7 @@ pub(super) struct Args {
     #[arg(allow_hyphen_values = true, value_parser = role)]
     role: Role,
     /// Istio's arguments, and the options below.
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "ARGUMENTS"
-    )]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<OsString>,
 }
 
@@ -69,9 +65,7 @@ enum Role {
 /// Parses the role. If an option precedes it, the error shows the correct order.
 fn role(text: &str) -> Result<Role, String> {
     if text.starts_with('-') {
-        return Err(format!(
-            "the role comes first: strait proxy waypoint {text}"
-        ));
+        return Err(format!("the role comes first: strait proxy waypoint {text}"));
     }
     Role::from_str(text, false)
         .map_err(|_| "unknown role; write waypoint, router or ztunnel (all are equivalent)".into())
@@ -95,13 +89,8 @@ struct Arguments {
 
 /// Runs the gateway, or prints its configuration with `--print-config`.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let Arguments {
-        config,
-        flags,
-        print_config: prints,
-        help: helps,
-        ignored,
-    } = Arguments::parse(&args.arguments)?;
+    let Arguments { config, flags, print_config: prints, help: helps, ignored } =
+        Arguments::parse(&args.arguments)?;
     if helps {
         let mut command = super::Cli::command();
         let proxy = command
@@ -112,12 +101,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let config = config.or_else(|| std::env::var_os("STRAIT_CONFIG").map(PathBuf::from));
     let environment = Environment::of_process();
-    let source = Source::pod(
-        environment,
-        &flags,
-        config.as_deref(),
-        Path::new(DEFAULT_OVERLAY),
-    );
+    let source = Source::pod(environment, &flags, config.as_deref(), Path::new(DEFAULT_OVERLAY));
     if prints {
         return Ok(print(&source));
     }
@@ -151,15 +135,9 @@ impl Arguments {
                 name => name.starts_with('-') && !SWITCHES.contains(&name),
             };
             if takes && value.is_none() {
-                value = left
-                    .next_if(|next| !next.to_string_lossy().starts_with('-'))
-                    .cloned();
+                value = left.next_if(|next| !next.to_string_lossy().starts_with('-')).cloned();
             }
-            let word = || {
-                value
-                    .as_ref()
-                    .map(|value| value.to_string_lossy().into_owned())
-            };
+            let word = || value.as_ref().map(|value| value.to_string_lossy().into_owned());
             match name {
                 "-h" | "--help" => read.help = true,
                 "--print-config" => read.print_config = true,
@@ -239,29 +217,20 @@ mod tests {
                 "--of-tomorrow"
             ]
         );
-        assert_eq!(
-            read.flags.level,
-            Some(("warn".into(), "--log_output_level"))
-        );
+        assert_eq!(read.flags.level, Some(("warn".into(), "--log_output_level")));
         assert!(read.flags.json && !read.print_config && read.config.is_none());
     }
 
     #[test]
     fn our_own_options_stand_anywhere() {
-        for line in [
-            "-c a --print-config --x 1",
-            "--x 1 --print-config --config=a",
-        ] {
+        for line in ["-c a --print-config --x 1", "--x 1 --print-config --config=a"] {
             let read = parse(line);
             assert_eq!(read.config.as_deref(), Some(Path::new("a")), "{line}");
             assert!(read.print_config, "{line}");
             assert_eq!(read.ignored, ["--x"], "{line}");
         }
         let error = Arguments::parse(&["--config".into(), "--domain".into()]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "missing value of --config; write `--config FILE`"
-        );
+        assert_eq!(error.to_string(), "missing value of --config; write `--config FILE`");
     }
 
     #[test]
@@ -272,10 +241,7 @@ mod tests {
             ("--log_output_level default:none", Some("off")),
             ("--log_output_level ads:debug", None),
             ("--proxyLogLevel warning", None),
-            (
-                "--proxyLogLevel trace --log_output_level default:info",
-                Some("trace"),
-            ),
+            ("--proxyLogLevel trace --log_output_level default:info", Some("trace")),
             ("--log_output_level", None),
         ];
         for (line, want) in cases {

@@ -82,13 +82,7 @@ fn trust_section(issuers: &[IssuerRow]) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "    - name: {name}\n      issuers:");
         for row in rows {
-            let IssuerRow {
-                spki,
-                subject,
-                accepted,
-                refused,
-                ..
-            } = row;
+            let IssuerRow { spki, subject, accepted, refused, .. } = row;
             let _ = writeln!(
                 text,
                 "        # {subject}: {} accepted, {refused} refused\n        - \"{spki}\"",

@@ -11,12 +11,8 @@ const ALIAS: &str = "names.aliases[]";
 
 /// Default of `names.suffixes`: that of Kubernetes, that of its multi-cluster services, and those
 /// of Istio's multi-cluster meshes.
-pub const SUFFIXES: [&str; 4] = [
-    "svc.cluster.local",
-    "svc.clusterset.local",
-    "mesh.internal",
-    "global",
-];
+pub const SUFFIXES: [&str; 4] =
+    ["svc.cluster.local", "svc.clusterset.local", "mesh.internal", "global"];
 
 section! {
     /// Names of services besides their hostnames.
@@ -83,9 +79,7 @@ fn check_alias(mut alias: Alias, value: Value<'_>) -> Option<Alias> {
     }
     if alias.subset.is_some() && alias.to.len() > 1 {
         let what = "is of several services";
-        value
-            .at(ALIAS, "subset")
-            .error(what, "one service into `to`, or remove `subset`");
+        value.at(ALIAS, "subset").error(what, "one service into `to`, or remove `subset`");
         return None;
     }
     let ports: BTreeSet<_> = alias.to.iter().map(|target| target.port).collect();
@@ -186,10 +180,7 @@ mod tests {
         assert_eq!(reported, want);
         assert_eq!(names.aliases[0].consumers, Some(vec!["west".to_owned()]));
         assert_eq!(names.aliases[0].region.as_deref(), Some("us-west-2"));
-        assert_eq!(
-            (&names.aliases[1].consumers, &names.aliases[1].region),
-            (&None, &None)
-        );
+        assert_eq!((&names.aliases[1].consumers, &names.aliases[1].region), (&None, &None));
     }
 
     #[test]
@@ -206,23 +197,12 @@ mod tests {
 
     #[test]
     fn a_suffix_is_a_plain_name() {
-        for text in [
-            "*.global",
-            ".global",
-            "\"\"",
-            "\"global:80\"",
-            "10.0.0.1",
-            "a..b",
-            "a b",
-        ] {
+        for text in ["*.global", ".global", "\"\"", "\"global:80\"", "10.0.0.1", "a..b", "a b"] {
             let findings = names(&format!("{{suffixes: [{text}]}}"));
             assert!(findings.contains("11: error: "), "{text}: {findings}");
         }
         let twice = names("{suffixes: [global, Global.]}");
-        assert!(
-            twice.contains("has `global` twice; write each suffix once"),
-            "{twice}"
-        );
+        assert!(twice.contains("has `global` twice; write each suffix once"), "{twice}");
     }
 
     #[test]
@@ -230,22 +210,13 @@ mod tests {
         for (entries, want) in [
             ("{to: a.b}", "`names.aliases[]` has no `name`"),
             ("{name: a.global}", "`names.aliases[]` has no `to`"),
-            (
-                "{name: 10.0.0.1, to: a.b}",
-                "an address, and services are known by hostnames",
-            ),
+            ("{name: 10.0.0.1, to: a.b}", "an address, and services are known by hostnames"),
             (
                 "{name: a.global, to: \"10.0.0.1:80\"}",
                 "an address, and services are known by hostnames",
             ),
-            (
-                "{name: a.global, to: []}",
-                "`names.aliases[].to` is empty; write at least one entry",
-            ),
-            (
-                "{name: a.global, to: [a.b, \"a.b:80\"]}",
-                "has a.b twice; write each service once",
-            ),
+            ("{name: a.global, to: []}", "`names.aliases[].to` is empty; write at least one entry"),
+            ("{name: a.global, to: [a.b, \"a.b:80\"]}", "has a.b twice; write each service once"),
             (
                 "{name: a.global, to: [\"a.b:80\", \"c.d:81\"]}",
                 "has no port, and the services behind it have several; write `\"a.global:PORT\"`",
@@ -254,10 +225,7 @@ mod tests {
                 "{name: a.global, to: a.b, consumers: []}",
                 "`names.aliases[].consumers` is empty; write at least one entry",
             ),
-            (
-                "{name: a.global, to: a.b, consumers: [south]}",
-                "which is not a cluster of `trust`",
-            ),
+            ("{name: a.global, to: a.b, consumers: [south]}", "which is not a cluster of `trust`"),
             ("{name: a.global, to: a.b, zone: x}", "unknown key `zone`"),
             (
                 "{name: a.global, to: a.b}, {name: \"a.global:80\", to: c.d}",
@@ -272,10 +240,7 @@ mod tests {
                 "{name: a.global, to: b.global}, {name: b.global, to: c.d}",
                 "leads to `b.global`, which is the alias of line 11",
             ),
-            (
-                "{name: a.global, to: a.global}",
-                "leads to `a.global`, which is the alias",
-            ),
+            ("{name: a.global, to: a.global}", "leads to `a.global`, which is the alias"),
         ] {
             let findings = aliases(entries);
             assert!(findings.contains(want), "{entries}: {findings}");
@@ -303,33 +268,18 @@ mod tests {
         assert_eq!(with_alias("other.global"), "");
         assert_eq!(with_alias("echo.global:81"), "");
         let given = with_alias("echo.global");
-        assert!(
-            given.contains("12: error: `names.aliases[]` has the name"),
-            "{given}"
-        );
-        assert!(
-            given.contains("which line 11 gives to a service"),
-            "{given}"
-        );
+        assert!(given.contains("12: error: `names.aliases[]` has the name"), "{given}");
+        assert!(given.contains("which line 11 gives to a service"), "{given}");
         let own = with_alias("echo.app");
-        assert!(
-            own.contains("which is the service exposed on line 11"),
-            "{own}"
-        );
+        assert!(own.contains("which is the service exposed on line 11"), "{own}");
     }
 
     #[test]
     fn workloads_of_an_entry_are_open_or_not() {
         let entry = |value: &str| {
-            exposed(&format!(
-                "{{service: a.b, to: [{{cluster: west}}], workloads: {value}}}"
-            ))
+            exposed(&format!("{{service: a.b, to: [{{cluster: west}}], workloads: {value}}}"))
         };
         assert_eq!(entry("true"), "");
-        assert!(
-            entry("some").contains("workloads` is `some`"),
-            "{}",
-            entry("some")
-        );
+        assert!(entry("some").contains("workloads` is `some`"), "{}", entry("some"));
     }
 }

@@ -52,9 +52,7 @@ fn line(name: &'static str, text: &str) -> Result<String, String> {
 fn read<T: Type>(name: &'static str, text: &str) -> Result<T::Out, String> {
     let first = |findings: Findings| {
         let finding = findings.0.first();
-        finding.map_or_else(String::new, |one| {
-            format!("{}; write {}", one.what, one.how)
-        })
+        finding.map_or_else(String::new, |one| format!("{}; write {}", one.what, one.how))
     };
     let document = Document::parse(Path::new(""), &json!({name: text}).to_string());
     let document = document.map_err(first)?;

@@ -26,12 +26,7 @@ section! {
 }
 
 fn check_audience(audience: Audience, value: Value<'_>) -> Option<Audience> {
-    let Audience {
-        cluster,
-        namespaces,
-        service_accounts,
-        ..
-    } = &audience;
+    let Audience { cluster, namespaces, service_accounts, .. } = &audience;
     let is_named = cluster.is_some() || !namespaces.is_empty() || !service_accounts.is_empty();
     if audience.anyone == is_named {
         let (what, how) = if is_named {

@@ -73,10 +73,7 @@ impl AutoExport {
         let namespaces = self.namespaces.as_ref();
         let in_namespace = namespaces.is_none_or(|selector| selector.matches(namespace));
         let services = self.services.as_ref();
-        let is_left_out = self
-            .except
-            .as_ref()
-            .is_some_and(|one| one.matches(&service));
+        let is_left_out = self.except.as_ref().is_some_and(|one| one.matches(&service));
         in_namespace && !is_left_out && services.is_none_or(|one| one.matches(&service))
     }
 }
@@ -92,12 +89,7 @@ impl Selector {
     fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|requirement| {
             let value = label(&requirement.key);
-            let is_listed = || {
-                requirement
-                    .values
-                    .iter()
-                    .any(|one| Some(one.as_str()) == value)
-            };
+            let is_listed = || requirement.values.iter().any(|one| Some(one.as_str()) == value);
             match requirement.operator {
                 Operator::In => is_listed(),
                 Operator::NotIn => !is_listed(),
@@ -135,10 +127,7 @@ impl Type for Selector {
     type Out = Self;
 
     fn read(value: Value<'_>) -> Option<Self> {
-        let SelectorKeys {
-            mut labels,
-            expressions,
-        } = SelectorKeys::read(value)?;
+        let SelectorKeys { mut labels, expressions } = SelectorKeys::read(value)?;
         labels.extend(expressions);
         if labels.is_empty() {
             let how = "`{matchLabels: {KEY: VALUE}}`, or remove the key";
@@ -222,11 +211,7 @@ mod tests {
             ("team=a", "tier=db", false),
             ("", "", false),
         ] {
-            assert_eq!(
-                exports(both, namespace, service),
-                want,
-                "{namespace} {service}"
-            );
+            assert_eq!(exports(both, namespace, service), want, "{namespace} {service}");
         }
         let except = "{namespaces: {matchLabels: {a: b}}, except: {matchLabels: {own: true}}}";
         assert!(exports(except, "a=b", ""));
@@ -261,14 +246,8 @@ mod tests {
                 format!("{{auto: [{rule}]}}"),
                 "11: error: `exposure.auto` selects Services of `exposure.files`, and there are",
             ),
-            (
-                "{files: [none.yaml]}".to_owned(),
-                "11: error: `exposure.files[]` is `",
-            ),
-            (
-                "{files: a}".to_owned(),
-                "11: error: `exposure.files` is `a`; write a list",
-            ),
+            ("{files: [none.yaml]}".to_owned(), "11: error: `exposure.files[]` is `"),
+            ("{files: a}".to_owned(), "11: error: `exposure.files` is `a`; write a list"),
         ] {
             let findings = with(&format!("exposure: {exposure}"));
             let good = findings.starts_with(want) && findings.is_empty() == want.is_empty();
@@ -280,33 +259,15 @@ mod tests {
     fn a_rule_that_would_select_everything_or_nothing_is_refused() {
         for (text, want) in [
             ("{}", "selects no Service by itself"),
-            (
-                "except: {matchLabels: {a: b}}",
-                "selects no Service by itself",
-            ),
+            ("except: {matchLabels: {a: b}}", "selects no Service by itself"),
             ("services: {}", "is empty, which would select everything"),
-            (
-                "services: {matchLabels: {}}",
-                "is empty, which would select everything",
-            ),
+            ("services: {matchLabels: {}}", "is empty, which would select everything"),
             ("services: {matchLabel: {a: b}}", "unknown key `matchLabel`"),
-            (
-                "services: {matchLabels: [a]}",
-                "is not a map; write `{KEY: VALUE}`",
-            ),
+            ("services: {matchLabels: [a]}", "is not a map; write `{KEY: VALUE}`"),
             ("services: {matchLabels: {a: [b]}}", "is a list; write text"),
-            (
-                "services: {matchExpressions: [{key: a}]}",
-                "has no `operator`",
-            ),
-            (
-                "services: {matchExpressions: [{key: a, operator: in}]}",
-                "cannot be `in`",
-            ),
-            (
-                "services: {matchExpressions: [{key: a, operator: In}]}",
-                "has no `values`",
-            ),
+            ("services: {matchExpressions: [{key: a}]}", "has no `operator`"),
+            ("services: {matchExpressions: [{key: a, operator: in}]}", "cannot be `in`"),
+            ("services: {matchExpressions: [{key: a, operator: In}]}", "has no `values`"),
             (
                 "services: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}",
                 "has `values`, which its operator does not use",

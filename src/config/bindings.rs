@@ -242,10 +242,7 @@ mod tests {
         let clients: Vec<_> = binding.clients.iter().map(ToString::to_string).collect();
         assert_eq!(clients, ["127.0.0.0/8", "::1/128"]);
         assert_eq!(binding.names, ["a.b"]);
-        assert_eq!(
-            (binding.connections, binding.connections_per_client),
-            (1024, 256)
-        );
+        assert_eq!((binding.connections, binding.connections_per_client), (1024, 256));
         assert_eq!((binding.idle, binding.inner), (IDLE, Inner::Tcp));
         let listener = serde_json::to_value(Listener::from(binding)).expect("JSON");
         assert_eq!(listener["protocol"], "binding");
@@ -266,10 +263,7 @@ mod tests {
         let expected = ObjectBindings {
             addresses: "fd00::/64".parse().expect("a network"),
             clients: vec!["10.0.0.0/8".parse().expect("a network")],
-            to: vec![Audience {
-                anyone: true,
-                ..Audience::default()
-            }],
+            to: vec![Audience { anyone: true, ..Audience::default() }],
         };
         assert_eq!(read, Some(expected));
         let (config, _) = bindings("addresses: 127.64.0.0/10");
@@ -277,10 +271,7 @@ mod tests {
         assert_eq!(read.expect("the bindings").clients, loopback());
         for (keys, want) in [
             ("", "error: `exposure.bindings` has no `addresses`"),
-            (
-                "addresses: a",
-                "error: `exposure.bindings.addresses` is `a`",
-            ),
+            ("addresses: a", "error: `exposure.bindings.addresses` is `a`"),
             (
                 "addresses: fd00::/64, to: [{name: a}]",
                 "error: unknown key `name` in `exposure.bindings.to[]`",
@@ -294,18 +285,14 @@ mod tests {
             assert!(findings.contains(want), "{findings}");
         }
         let found = with("exposure: {bindings: {addresses: 127.64.0.0/10}}");
-        assert!(
-            found.contains("is for objects of `exposure.files`"),
-            "{found}"
-        );
+        assert!(found.contains("is for objects of `exposure.files`"), "{found}");
     }
 
     #[test]
     fn clients_with_an_identity_may_have_every_address() {
-        for (keys, count) in [
-            ("to: [{cluster: west}]", 0),
-            ("to: [{cluster: west}], clients: [0.0.0.0/0]", 1),
-        ] {
+        for (keys, count) in
+            [("to: [{cluster: west}]", 0), ("to: [{cluster: west}], clients: [0.0.0.0/0]", 1)]
+        {
             let text = format!(
                 "bindings: [{{service: \"a.b:1\", listen: \"127.0.0.1:1\", cluster: west, \
                  {keys}}}]"
@@ -330,10 +317,7 @@ mod tests {
                 "error: `bindings[].cluster[]` is `east`, the cluster of this gateway",
             ),
             ("cluster: []", "error: `bindings[].cluster` is empty"),
-            (
-                "cluster: west, clients: []",
-                "error: `bindings[].clients` is empty",
-            ),
+            ("cluster: west, clients: []", "error: `bindings[].clients` is empty"),
             (
                 "cluster: west, clients: [0.0.0.0/0]",
                 "warning: `bindings[].clients` contains 0.0.0.0/0: every address",
@@ -343,10 +327,7 @@ mod tests {
                 "cluster: west, to: [{cluster: moon}]",
                 "error: `bindings[].to[].cluster` is `moon`, which is not a cluster of `trust`",
             ),
-            (
-                "cluster: west, to: [{}]",
-                "error: `bindings[].to[]` admits nobody",
-            ),
+            ("cluster: west, to: [{}]", "error: `bindings[].to[]` admits nobody"),
             (
                 "cluster: west, to: [{namespaces: [a], service_accounts: [b/c]}]",
                 "error: `bindings[].to[].service_accounts[]` has `b/c`, whose namespace",

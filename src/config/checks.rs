@@ -64,10 +64,7 @@ impl Sections {
     /// own trust domain has no entry at all.
     fn own_cluster(&self, root: Value<'_>) {
         // Entries for issuers are those of peers, to which this cluster need not belong.
-        let by_domain = self
-            .trust
-            .as_ref()
-            .filter(|trust| trust.clusters.is_empty());
+        let by_domain = self.trust.as_ref().filter(|trust| trust.clusters.is_empty());
         let clusters = by_domain.and_then(Trust::cluster_names);
         let (Some(clusters), Some(gateway)) = (clusters, &self.gateway) else {
             return;
@@ -92,9 +89,7 @@ impl Sections {
         };
         let audiences = root.find("exposure.services[].to[].cluster");
         let clients = root.find("bindings[].to[].cluster");
-        let clients = clients
-            .into_iter()
-            .chain(root.find("exposure.bindings.to[].cluster"));
+        let clients = clients.into_iter().chain(root.find("exposure.bindings.to[].cluster"));
         let consumers = root.find("names.aliases[].consumers[]");
         let named = audiences.into_iter().chain(clients).chain(consumers);
         for value in named.chain(bound_clusters(root)) {
@@ -132,10 +127,8 @@ impl Sections {
                 && !of_target.any(|exposed| exposed.subset(subset).is_some())
             {
                 let what = format!("has the subset `{subset}`, which no exposed service defines");
-                value.error(
-                    what,
-                    "the name of one of `exposure.services[].subsets` of its service",
-                );
+                value
+                    .error(what, "the name of one of `exposure.services[].subsets` of its service");
             }
             for exposed in &exposure.services {
                 let line = exposed.line.number();
@@ -162,13 +155,7 @@ impl Sections {
         let own = &gateway.cluster;
         let clusters = self.trust.as_ref().and_then(Trust::cluster_names);
         let clusters: Option<&BTreeSet<String>> = clusters.as_ref();
-        for (
-            Link {
-                from, to, budget, ..
-            },
-            value,
-        ) in links.iter().zip(root.find("links[]"))
-        {
+        for (Link { from, to, budget, .. }, value) in links.iter().zip(root.find("links[]")) {
             if to == own && budget.is_some() {
                 let what = format!("has a `budget` of tunnels to `{own}`, which is this cluster");
                 value.error(what, format!("it in the configuration of `{from}`"));
@@ -206,9 +193,7 @@ impl Sections {
 
     /// Reports policies that are expected of a control plane of Envoy's.
     fn policies(&self, root: Value<'_>) {
-        let is_off = self
-            .policy
-            .is_none_or(|policy| policy.istio == PolicyMode::Off);
+        let is_off = self.policy.is_none_or(|policy| policy.istio == PolicyMode::Off);
         if is_off || !matches!(self.discovery, Some(Discovery::Envoy { .. })) {
             return;
         }
@@ -279,9 +264,7 @@ fn unexpanded(node: &Node, report: &Report) {
             }
         }
         Kind::List(nodes) => nodes.iter().for_each(|node| unexpanded(node, report)),
-        Kind::Map(entries) => entries
-            .iter()
-            .for_each(|entry| unexpanded(&entry.value, report)),
+        Kind::Map(entries) => entries.iter().for_each(|entry| unexpanded(&entry.value, report)),
         Kind::Null | Kind::Bool(_) | Kind::Int(_) | Kind::Float => {}
     }
 }
@@ -306,11 +289,7 @@ fn reserved_clusters(root: Value<'_>) {
     if root.find("trust.clusters[]").is_empty() {
         return;
     }
-    let named = [
-        "gateway.cluster",
-        "trust.clusters[].name",
-        "trust.domains[].cluster",
-    ];
+    let named = ["gateway.cluster", "trust.clusters[].name", "trust.domains[].cluster"];
     for name in named.into_iter().flat_map(|path| root.find(path)) {
         if name.word() == Some(UNKNOWN_CLUSTER) {
             let what = format!("is `{UNKNOWN_CLUSTER}`, which is the cluster of all other issuers");
@@ -344,11 +323,7 @@ fn overlaps(root: Value<'_>, report: &Report) {
         if binds.is_empty() {
             binds.extend(default.map(|default| (default, None)));
         }
-        all.extend(
-            binds
-                .into_iter()
-                .map(|(bind, line)| (format!("`{path}`"), bind, line)),
-        );
+        all.extend(binds.into_iter().map(|(bind, line)| (format!("`{path}`"), bind, line)));
     }
     for (index, (label, address, line)) in all.iter().enumerate() {
         for (earlier_label, earlier, earlier_line) in all.iter().take(index) {
@@ -376,9 +351,7 @@ pub(super) fn addresses_overlap(one: SocketAddr, other: SocketAddr) -> bool {
 /// The admin pages stop the process and show its state, without a password.
 fn admin_is_local(root: Value<'_>) {
     for value in root.find("admin.bind") {
-        let address = value
-            .word()
-            .and_then(|text| text.parse::<SocketAddr>().ok());
+        let address = value.word().and_then(|text| text.parse::<SocketAddr>().ok());
         let is_remote = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
         if let Some(address) = address.filter(is_remote) {
             let what = format!("is `{address}`, where other hosts could stop this gateway");
@@ -444,20 +417,13 @@ mod tests {
     #[test]
     fn bits_after_the_prefix_of_a_network_are_a_warning_wherever_it_is() {
         let end = "discovery: {kind: file, path: Cargo.toml}";
-        for keys in [
-            "dial: {allow: [127.0.0.1/8]}",
-            "dns: {listen: '127.0.0.1:5353', vips: 240.0.0.1/4}",
-        ] {
+        for keys in
+            ["dial: {allow: [127.0.0.1/8]}", "dns: {listen: '127.0.0.1:5353', vips: 240.0.0.1/4}"]
+        {
             let found = findings(end, &format!("{end}\n{keys}"));
-            assert!(
-                found.contains("whose address has bits after the prefix"),
-                "{found}"
-            );
+            assert!(found.contains("whose address has bits after the prefix"), "{found}");
         }
-        let found = findings(
-            end,
-            &format!("{end}\ndial: {{allow: [127.0.0.0/8, '::1/128']}}"),
-        );
+        let found = findings(end, &format!("{end}\ndial: {{allow: [127.0.0.0/8, '::1/128']}}"));
         assert_eq!(found, "");
     }
 
@@ -495,11 +461,7 @@ mod tests {
             ("[\"[::]:1\", \"127.0.0.1:2\"]", 2, ""),
             ("[]", 0, "`metrics.bind` is empty; write at least one"),
             ("[\"[::]:1\", many]", 0, "`metrics.bind[]` is `many`"),
-            (
-                "[\"[::]:1\", \"127.0.0.1:1\"]",
-                0,
-                "overlaps `metrics.bind` ([::]:1)",
-            ),
+            ("[\"[::]:1\", \"127.0.0.1:1\"]", 0, "overlaps `metrics.bind` ([::]:1)"),
         ] {
             let (addresses, findings) = metrics(bind);
             assert_eq!(addresses, count, "{bind}: {findings}");

@@ -173,19 +173,9 @@ impl Type for Discovery {
                 Some(Self::Istio { plane, cache })
             }),
             ("envoy", |keys| {
-                let EnvoyKeys {
-                    istio,
-                    node,
-                    clusters,
-                    ..
-                } = EnvoyKeys::read_keys(keys)?;
+                let EnvoyKeys { istio, node, clusters, .. } = EnvoyKeys::read_keys(keys)?;
                 let IstioKeys { plane, cache } = istio;
-                Some(Self::Envoy {
-                    plane,
-                    cache,
-                    node,
-                    clusters,
-                })
+                Some(Self::Envoy { plane, cache, node, clusters })
             }),
         ];
         let read = read_kind(value.fields("discovery")?, "file", &kinds);
@@ -239,9 +229,7 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<IstioKeys> {
     if fields.word("tls") != Some("off") {
         return IstioKeys::read_keys(fields);
     }
-    let address = fields
-        .need("address", ADDRESS_EXAMPLE)
-        .and_then(Address::read);
+    let address = fields.need("address", ADDRESS_EXAMPLE).and_then(Address::read);
     let headers = Read::key::<Headers>(fields, "headers");
     let cache = Read::key::<Option<NewFile>>(fields, "cache");
     let mut is_good = true;
@@ -274,10 +262,7 @@ fn compare_clusters(_: Value<'_>, read: &[(NamedCluster, Value<'_>)]) {
         } else {
             continue;
         };
-        entry.error(
-            format!("has the {twice} twice"),
-            "one cluster for each port",
-        );
+        entry.error(format!("has the {twice} twice"), "one cluster for each port");
     }
 }
 
@@ -317,10 +302,7 @@ impl Type for Headers {
         // Values are secrets, in wrong places too.
         let read = value.secret().pairs().map(|(entry, value)| {
             let name = entry.key.to_ascii_lowercase();
-            let is_ours = matches!(
-                &*name,
-                "authorization" | "clusterid" | "content-type" | "te"
-            );
+            let is_ours = matches!(&*name, "authorization" | "clusterid" | "content-type" | "te");
             let is_name = HeaderName::from_bytes(name.as_bytes()).is_ok();
             if !is_name || is_ours || name.starts_with("grpc-") || name.ends_with("-bin") {
                 let what = format!("has `{}`, which cannot be sent", entry.key.escape_debug());
@@ -366,9 +348,7 @@ exposure: {default: all}
         let text = format!("discovery: {{kind: envoy, {keys}}}{BASE}");
         let (config, findings) = Config::parse(Path::new("x.yaml"), &text);
         let reported = findings.0.iter().map(ToString::to_string);
-        let reported: Vec<_> = reported
-            .filter(|one| one.starts_with("x.yaml:1:"))
-            .collect();
+        let reported: Vec<_> = reported.filter(|one| one.starts_with("x.yaml:1:")).collect();
         (config.map(|config| config.discovery), reported.join("\n"))
     }
 
@@ -381,24 +361,12 @@ exposure: {default: all}
              {cluster: b, service: \"echo.app:81\"}]",
         );
         assert_eq!(reported, "");
-        let Some(Discovery::Envoy {
-            plane,
-            cache,
-            node,
-            clusters,
-        }) = read
-        else {
+        let Some(Discovery::Envoy { plane, cache, node, clusters }) = read else {
             panic!("another kind");
         };
-        assert_eq!(
-            (plane.roots, plane.san.as_deref()),
-            (Roots::System, Some("a.b"))
-        );
+        assert_eq!((plane.roots, plane.san.as_deref()), (Roots::System, Some("a.b")));
         assert!(plane.token.is_some() && cache.is_some() && plane.headers.len() == 1);
-        assert_eq!(
-            (node.id.as_deref(), node.cluster.as_deref()),
-            (Some("gw"), Some("edge"))
-        );
+        assert_eq!((node.id.as_deref(), node.cluster.as_deref()), (Some("gw"), Some("edge")));
         let want = HostPort::parse("echo.app:80").expect("a service");
         assert_eq!((&*clusters[0].cluster, &clusters[0].service), ("a", &want));
         let (read, reported) = envoy("address: \"xds:1\", roots: SYSTEM, tls: on");
@@ -416,10 +384,7 @@ exposure: {default: all}
             panic!("another kind");
         };
         assert_eq!(plane.roots, Roots::Plaintext);
-        assert!(
-            reported.contains(":1: warning: `discovery.tls` is `off`"),
-            "{reported}"
-        );
+        assert!(reported.contains(":1: warning: `discovery.tls` is `off`"), "{reported}");
         for key in ["roots: SYSTEM", "token: Cargo.toml", "san: a.b"] {
             let (read, reported) = envoy(&format!("address: \"127.0.0.1:1\", tls: off, {key}"));
             let name = key.split(':').next().expect("a key");
@@ -448,27 +413,12 @@ exposure: {default: all}
                 "roots: SYSTEM, tls: yes",
                 "`discovery.tls` cannot be `yes`; write one of `on`, `off`",
             ),
-            (
-                "roots: SYSTEM, on_demand: true",
-                "unknown key `on_demand` in `discovery`",
-            ),
+            ("roots: SYSTEM, on_demand: true", "unknown key `on_demand` in `discovery`"),
             ("roots: SYSTEM, cache: src", "`discovery.cache` is `"),
-            (
-                "roots: SYSTEM, node: gw",
-                "`discovery.node` is `gw`; write a map",
-            ),
-            (
-                "roots: SYSTEM, node: {id: \"\"}",
-                "`discovery.node.id` is empty",
-            ),
-            (
-                "roots: SYSTEM, node: {name: a}",
-                "unknown key `name` in `discovery.node`",
-            ),
-            (
-                "roots: SYSTEM, clusters: {}",
-                "`discovery.clusters` is a map; write a list",
-            ),
+            ("roots: SYSTEM, node: gw", "`discovery.node` is `gw`; write a map"),
+            ("roots: SYSTEM, node: {id: \"\"}", "`discovery.node.id` is empty"),
+            ("roots: SYSTEM, node: {name: a}", "unknown key `name` in `discovery.node`"),
+            ("roots: SYSTEM, clusters: {}", "`discovery.clusters` is a map; write a list"),
             (
                 "roots: SYSTEM, clusters: [{cluster: a}]",
                 "`discovery.clusters[]` has no `service`; write `service: \"echo.app",
@@ -501,15 +451,9 @@ exposure: {default: all}
             ),
         ] {
             let (read, reported) = envoy(&format!("address: \"xds:1\", {keys}"));
-            assert!(
-                read.is_none() && reported.contains(want),
-                "{keys}: {reported}"
-            );
+            assert!(read.is_none() && reported.contains(want), "{keys}: {reported}");
         }
         let (read, reported) = envoy("address: xds, roots: SYSTEM");
-        assert!(
-            read.is_none() && reported.contains("`discovery.address` is `xds`"),
-            "{reported}"
-        );
+        assert!(read.is_none() && reported.contains("`discovery.address` is `xds`"), "{reported}");
     }
 }

@@ -161,17 +161,11 @@ fn compare(_: Value<'_>, entries: &[Entry<'_>]) {
     for (exposed, value) in entries {
         let service = &exposed.service;
         let earlier = seen.entry(&service.host).or_default();
-        let same_port = || {
-            earlier
-                .iter()
-                .filter(|other| other.service.overlaps(service))
-        };
+        let same_port = || earlier.iter().filter(|other| other.service.overlaps(service));
         // Tunnels to one port of a service are routed in one way for all peers.
         if let Some(other) = same_port().find(|other| other.route_by != exposed.route_by) {
-            let what = format!(
-                "differs for `{service}` from the one on line {}",
-                other.line.number()
-            );
+            let what =
+                format!("differs for `{service}` from the one on line {}", other.line.number());
             let how = "the same `route_by`, or none, in both entries";
             value.at(ENTRY, "route_by").error(what, how);
         }
@@ -215,10 +209,7 @@ fn have_other_names(one: &ExposedService, other: &ExposedService) -> bool {
 fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
     let mut services: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
     for (exposed, _) in entries {
-        services
-            .entry(&exposed.service.host)
-            .or_default()
-            .push(exposed);
+        services.entry(&exposed.service.host).or_default().push(exposed);
     }
     let mut given: HashMap<&str, Vec<(&HostPort, &HostPort, u64)>> = HashMap::new();
     for (exposed, entry) in entries {
@@ -233,9 +224,8 @@ fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
                 continue;
             }
             let taken = services.get(name.host.as_str()).into_iter().flatten();
-            let other = taken
-                .clone()
-                .find(|o| o.service != exposed.service && o.service.overlaps(name));
+            let other =
+                taken.clone().find(|o| o.service != exposed.service && o.service.overlaps(name));
             if let Some(other) = other {
                 let what = format!(
                     "is `{name}`, which is itself the service exposed on line {}",
@@ -288,15 +278,11 @@ mod tests {
     #[test]
     fn a_limit_is_a_number_or_a_time_within_its_bounds() {
         let limited = |limits: &str| {
-            exposed(&format!(
-                "{{service: a.b, to: [{{cluster: west}}], limits: {limits}}}"
-            ))
+            exposed(&format!("{{service: a.b, to: [{{cluster: west}}], limits: {limits}}}"))
         };
-        for good in [
-            "{}",
-            "{tunnels: 1}",
-            "{connect_timeout: 10s, idle_timeout: 1s, max_duration: 365d}",
-        ] {
+        for good in
+            ["{}", "{tunnels: 1}", "{connect_timeout: 10s, idle_timeout: 1s, max_duration: 365d}"]
+        {
             assert_eq!(limited(good), "", "{good}");
         }
         for (bad, want) in [
@@ -340,14 +326,8 @@ mod tests {
             with(&format!("exposure:\n  services:{entries}"))
         };
         let good = [
-            (
-                "service: \"a:80\", route_by: sni",
-                "service: \"a:81\", route_by: strict",
-            ),
-            (
-                "service: a, route_by: sni",
-                "service: \"a:80\", route_by: sni",
-            ),
+            ("service: \"a:80\", route_by: sni", "service: \"a:81\", route_by: strict"),
+            ("service: a, route_by: sni", "service: \"a:80\", route_by: sni"),
             ("service: a, route_by: authority", "service: b"),
         ];
         for (one, other) in good {
@@ -381,10 +361,7 @@ mod tests {
         let warned = [
             (format!("a, {west}, names: [b]"), format!("a, {east}")),
             (format!("a, {west}"), format!("'a:80', {east}, names: [b]")),
-            (
-                format!("a, {west}, names: [b]"),
-                format!("a, {east}, names: [b, c]"),
-            ),
+            (format!("a, {west}, names: [b]"), format!("a, {east}, names: [b, c]")),
         ];
         for (one, other) in warned {
             let found = both(&one, &other);
@@ -392,15 +369,9 @@ mod tests {
             assert!(found.contains("has other `names` for"), "{found}");
         }
         let good = [
-            (
-                format!("a, {west}, names: [b]"),
-                format!("a, {east}, names: [b]"),
-            ),
+            (format!("a, {west}, names: [b]"), format!("a, {east}, names: [b]")),
             (format!("a, {west}, names: [b]"), format!("a, {west}")),
-            (
-                format!("'a:80', {west}, names: [b]"),
-                format!("'a:81', {east}"),
-            ),
+            (format!("'a:80', {west}, names: [b]"), format!("'a:81', {east}")),
             (format!("a, {west}, names: [b]"), format!("c, {east}")),
         ];
         for (one, other) in good {

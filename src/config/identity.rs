@@ -102,12 +102,8 @@ impl Type for Identity {
 
     fn read(value: Value<'_>) -> Option<Self> {
         let kinds: [(_, ReadKeys<Self>); 3] = [
-            ("files", |keys| {
-                Some(Self::Files(IdentityFiles::read_keys(keys)?))
-            }),
-            ("istio-ca", |keys| {
-                Some(Self::IstioCa(IstioCa::read_keys(keys)?))
-            }),
+            ("files", |keys| Some(Self::Files(IdentityFiles::read_keys(keys)?))),
+            ("istio-ca", |keys| Some(Self::IstioCa(IstioCa::read_keys(keys)?))),
             ("spiffe", |keys| {
                 let SpiffeKeys { socket } = SpiffeKeys::read_keys(keys)?;
                 Some(Self::Spiffe { socket })
@@ -157,9 +153,7 @@ fn domain_name(value: Value<'_>, wanted: &str) -> Option<String> {
 
 /// Returns the path of a unix socket in SPIFFE's form, `unix:///PATH`; none of other addresses.
 pub fn unix_socket(text: &str) -> Option<PathBuf> {
-    let path = text
-        .strip_prefix("unix://")
-        .or_else(|| text.strip_prefix("unix:"));
+    let path = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:"));
     let path = PathBuf::from(path?);
     path.is_absolute().then_some(path)
 }
@@ -173,13 +167,7 @@ pub fn parse_identity(uri: &str) -> Option<[&str; 3]> {
         return None;
     }
     let mut parts = uri.strip_prefix("spiffe://")?.split('/');
-    match [
-        parts.next()?,
-        parts.next()?,
-        parts.next()?,
-        parts.next()?,
-        parts.next()?,
-    ] {
+    match [parts.next()?, parts.next()?, parts.next()?, parts.next()?, parts.next()?] {
         [domain, "ns", namespace, "sa", account] if parts.next().is_none() => {
             Some([domain, namespace, account])
         }

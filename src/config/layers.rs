@@ -93,10 +93,7 @@ impl Source {
     pub fn examine_without_keys(&self) -> Examined {
         let mut examined = match self.document() {
             Ok(document) => Examined::of(&document),
-            Err(findings) => Examined {
-                findings,
-                ..Examined::default()
-            },
+            Err(findings) => Examined { findings, ..Examined::default() },
         };
         if let Some(defaults) = &self.defaults {
             let more = defaults.findings.0.iter().cloned();
@@ -115,10 +112,7 @@ impl Source {
     /// The file cannot be read or is not YAML.
     pub fn print(&self) -> Result<String, Findings> {
         let document = self.document()?;
-        let mut printer = Printer {
-            document: &document,
-            text: String::new(),
-        };
+        let mut printer = Printer { document: &document, text: String::new() };
         printer.document(&document.root);
         Ok(printer.text)
     }
@@ -147,10 +141,7 @@ impl Examined {
     /// Returns the place that names a file, or the first line of the configuration in `path`.
     pub fn place_of(&self, file: &Path, path: &Path) -> Place {
         let found = self.named.iter().find(|(named, _)| named == file);
-        let first = || Place {
-            file: path.to_owned(),
-            line: 1,
-        };
+        let first = || Place { file: path.to_owned(), line: 1 };
         found.map_or_else(first, |(_, place)| place.clone())
     }
 
@@ -239,11 +230,7 @@ impl Printer<'_> {
             let _ = writeln!(self.text, "{start}");
             return self.entries(node, depth + 1, is_secret);
         }
-        let value = if is_secret {
-            "hidden".to_owned()
-        } else {
-            value(self.document, node)
-        };
+        let value = if is_secret { "hidden".to_owned() } else { value(self.document, node) };
         let reported = format!("{start} {value}");
         let place = self.document.place_of(node);
         self.line(&reported, &place.to_string());
@@ -281,9 +268,7 @@ fn scalar(text: &str) -> String {
     let is_word = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
         || text.starts_with("./");
     let means_more = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
-    let means_more = means_more
-        .iter()
-        .any(|word| text.eq_ignore_ascii_case(word));
+    let means_more = means_more.iter().any(|word| text.eq_ignore_ascii_case(word));
     if is_word && text.bytes().all(is_plain) && !means_more {
         text.to_owned()
     } else {
@@ -307,8 +292,7 @@ fn missing(root: &Node) -> Vec<Section> {
         && let (Some(cluster), None) = (gateway.word("cluster"), gateway.get("network"))
     {
         let own = sections.iter_mut().find(|(name, _)| *name == "gateway");
-        own.into_iter()
-            .for_each(|(_, keys)| keys.push(("network", scalar(cluster))));
+        own.into_iter().for_each(|(_, keys)| keys.push(("network", scalar(cluster))));
     }
     sections
 }
@@ -319,9 +303,7 @@ fn missing_in(root: &Node, section: &Key) -> Vec<(&'static str, String)> {
         (Shape::Map(keys), Some(_)) => keys,
         (Shape::Map(keys), None) if matches!(section.absent, Absent::Nested) => keys,
         (Shape::Kinds(kinds), Some(given)) => {
-            let kind = kinds
-                .iter()
-                .find(|(kind, _)| given.word("kind") == Some(kind));
+            let kind = kinds.iter().find(|(kind, _)| given.word("kind") == Some(kind));
             let Some((_, keys)) = kind else {
                 return Vec::new();
             };

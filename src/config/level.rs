@@ -59,10 +59,7 @@ impl Directives {
             has_default |= target.is_none();
             directives.push(directive);
         }
-        Ok(Self {
-            text: directives.join(","),
-            has_default,
-        })
+        Ok(Self { text: directives.join(","), has_default })
     }
 }
 

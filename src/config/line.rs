@@ -27,11 +27,7 @@ impl Line {
 
     /// Describes the line to readers of `file`: `line 7`, or `FILE:7` for another file.
     pub fn within(&self, file: &Path) -> String {
-        if self.0.file == file {
-            format!("line {}", self.0.line)
-        } else {
-            self.to_string()
-        }
+        if self.0.file == file { format!("line {}", self.0.line) } else { self.to_string() }
     }
 }
 

@@ -87,18 +87,9 @@ mod tests {
                  gateway; write `{from: CLUSTER, to: east}` into it",
             ),
             ("{}", "11: error: `links` is a map; write a list"),
-            (
-                "[{from: a}]",
-                "11: error: `links[]` has no `to`; write `to: east`",
-            ),
-            (
-                "[{from: a, to: [b]}]",
-                "11: error: `links[].to` is a list; write text",
-            ),
-            (
-                "[{from: a, to: b, both: true}]",
-                "11: error: unknown key `both` in `links[]`",
-            ),
+            ("[{from: a}]", "11: error: `links[]` has no `to`; write `to: east`"),
+            ("[{from: a, to: [b]}]", "11: error: `links[].to` is a list; write text"),
+            ("[{from: a, to: b, both: true}]", "11: error: unknown key `both` in `links[]`"),
             (
                 "[{from: a, to: b}, {from: a, to: b}]",
                 "11: error: `links[]` has `a` to `b` twice; write each link once",
@@ -111,14 +102,8 @@ mod tests {
                 "[{from: a, to: b, exposes: [\"a*\"]}]",
                 "11: error: `links[].exposes[]` is `a*`, which ",
             ),
-            (
-                "[{from: west, to: east, exposes: [\"*\", \"*.shop.global\", a.b]}]",
-                "",
-            ),
-            (
-                "[{from: a, to: a}]",
-                "11: warning: `links[]` links `a` to itself",
-            ),
+            ("[{from: west, to: east, exposes: [\"*\", \"*.shop.global\", a.b]}]", ""),
+            ("[{from: a, to: a}]", "11: warning: `links[]` links `a` to itself"),
             (
                 "[{from: wets, to: east}]",
                 "11: warning: `links[]` is from `wets`, which is not a cluster of `trust`",
@@ -131,14 +116,8 @@ mod tests {
     #[test]
     fn a_budget_has_bytes_and_a_period_and_is_for_tunnels_to_others() {
         for (links, want) in [
-            (
-                "[{from: west, to: east}, {from: east, to: west, budget: {bytes: 1GiB}}]",
-                "",
-            ),
-            (
-                "[{from: west, to: east}, {from: a, to: b, budget: {bytes: 9TB, period: 30d}}]",
-                "",
-            ),
+            ("[{from: west, to: east}, {from: east, to: west, budget: {bytes: 1GiB}}]", ""),
+            ("[{from: west, to: east}, {from: a, to: b, budget: {bytes: 9TB, period: 30d}}]", ""),
             (
                 "[{from: a, to: b, budget: {period: 1d}}]",
                 "11: error: `links[].budget` has no `bytes`; write `bytes: 100GiB`",
@@ -181,16 +160,9 @@ mod tests {
         let want = "12: warning: `links[]` has a `budget` that counts no tunnel of `a`: no entry \
                     of `trust.domains` is for it, so its peers count as the cluster `unlisted`; \
                     write `{name: a}` into `trust.domains`";
-        assert!(
-            findings(skip, "a").ends_with(want),
-            "{}",
-            findings(skip, "a")
-        );
+        assert!(findings(skip, "a").ends_with(want), "{}", findings(skip, "a"));
         for (trust, from) in [(skip, "west"), (skip, "east"), ("  waypoints: []", "a")] {
-            assert!(
-                !findings(trust, from).contains("unlisted"),
-                "{trust} {from}"
-            );
+            assert!(!findings(trust, from).contains("unlisted"), "{trust} {from}");
         }
     }
 

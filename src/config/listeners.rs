@@ -226,10 +226,7 @@ fn hbone(keys: &ListenerKeys, value: Value<'_>) -> Option<ListenerProtocol> {
     let foreign = ["routing", "routes"].map(|key| value.child(PLACE, key));
     for key in foreign.iter().flatten() {
         let how = "`protocol: tls` beside it, or remove it";
-        key.error(
-            "applies to TLS listeners, and this is an HBONE listener",
-            how,
-        );
+        key.error("applies to TLS listeners, and this is an HBONE listener", how);
     }
     let route_by = keys.route_by.unwrap_or_default();
     let transit = keys.transit.unwrap_or(Transit::Always);
@@ -238,10 +235,7 @@ fn hbone(keys: &ListenerKeys, value: Value<'_>) -> Option<ListenerProtocol> {
 }
 
 fn tls(keys: &ListenerKeys, value: Value<'_>) -> Option<TlsRouting> {
-    let foreign = [
-        ("route_by", keys.route_by.is_some()),
-        ("transit", keys.transit.is_some()),
-    ];
+    let foreign = [("route_by", keys.route_by.is_some()), ("transit", keys.transit.is_some())];
     if let Some((key, _)) = foreign.into_iter().find(|(_, is_set)| *is_set) {
         let what = "applies to HBONE listeners, and this is a TLS listener";
         value.at(PLACE, key).error(what, "the listener without it");
@@ -270,9 +264,7 @@ fn tls(keys: &ListenerKeys, value: Value<'_>) -> Option<TlsRouting> {
         }
         (None, Some(routes)) => {
             compare_routes(routes, keys.sources.is_empty(), value.at(PLACE, "routes"));
-            Some(TlsRouting::Routes {
-                routes: routes.clone(),
-            })
+            Some(TlsRouting::Routes { routes: routes.clone() })
         }
     }
 }
@@ -326,42 +318,21 @@ mod tests {
 
     /// Listeners, and the findings about each.
     const WRONG: &[(&str, &str)] = &[
-        (
-            "protocol: tls",
-            "is a TLS listener with neither `routing` nor `routes`",
-        ),
+        ("protocol: tls", "is a TLS listener with neither `routing` nor `routes`"),
         (
             "protocol: tls, routing: istio, routes: []",
             "`listeners[].routing` conflicts with `routes`",
         ),
-        (
-            "protocol: tls, routing: envoy",
-            "`listeners[].routing` cannot be `envoy`; write `istio`",
-        ),
-        (
-            "routing: istio",
-            "`listeners[].routing` applies to TLS listeners",
-        ),
-        (
-            "routes: []",
-            "`listeners[].routes` applies to TLS listeners",
-        ),
+        ("protocol: tls, routing: envoy", "`listeners[].routing` cannot be `envoy`; write `istio`"),
+        ("routing: istio", "`listeners[].routing` applies to TLS listeners"),
+        ("routes: []", "`listeners[].routes` applies to TLS listeners"),
         (
             "protocol: tls, routing: istio, route_by: authority",
             "`listeners[].route_by` applies to HBONE listeners",
         ),
-        (
-            "protocol: tls, routes: []",
-            "`listeners[].routes` is empty, so",
-        ),
-        (
-            "protocol: tls, routes: [{sni: [a]}]",
-            "`listeners[].routes[]` has no `to`",
-        ),
-        (
-            "protocol: tls, routes: [{to: \"a:1\"}]",
-            "`listeners[].routes[]` has no `sni`",
-        ),
+        ("protocol: tls, routes: []", "`listeners[].routes` is empty, so"),
+        ("protocol: tls, routes: [{sni: [a]}]", "`listeners[].routes[]` has no `to`"),
+        ("protocol: tls, routes: [{to: \"a:1\"}]", "`listeners[].routes[]` has no `sni`"),
         (
             "protocol: tls, routes: [{sni: [], to: \"a:1\"}]",
             "`listeners[].routes[].sni` is empty; write at least one entry",
@@ -386,18 +357,9 @@ mod tests {
             "route_by: name",
             "`listeners[].route_by` cannot be `name`; write one of `authority`, `sni`, `strict`",
         ),
-        (
-            "protocol: tcp",
-            "`listeners[].protocol` cannot be `tcp`; write one of `hbone`, `tls`",
-        ),
-        (
-            "protocol: udp",
-            "`listeners[].protocol` cannot be `udp`; write one of `hbone`, `tls`",
-        ),
-        (
-            "sources: []",
-            "`listeners[].sources` is empty; write at least one entry",
-        ),
+        ("protocol: tcp", "`listeners[].protocol` cannot be `tcp`; write one of `hbone`, `tls`"),
+        ("protocol: udp", "`listeners[].protocol` cannot be `udp`; write one of `hbone`, `tls`"),
+        ("sources: []", "`listeners[].sources` is empty; write at least one entry"),
         (
             "sources: [10.0.0.1.0/8]",
             "`listeners[].sources[]` is `10.0.0.1.0/8`; write a network in CIDR form",

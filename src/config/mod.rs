@@ -196,10 +196,7 @@ impl Config {
         }
         let of_bindings = self.bindings.iter().flat_map(|binding| &binding.clients);
         let of_bindings = of_bindings.filter(|net| net.prefix_len() > 0).copied();
-        bindings::loopback()
-            .into_iter()
-            .chain(of_bindings)
-            .collect()
+        bindings::loopback().into_iter().chain(of_bindings).collect()
     }
 
     /// Reads and checks a text as the contents of `path`. There is a configuration exactly when no
@@ -252,9 +249,6 @@ impl Config {
             ("drain", self.drain != new.drain),
             ("log.format", self.log.format != new.log.format),
         ];
-        keys.into_iter()
-            .filter(|(_, changed)| *changed)
-            .map(|(key, _)| key)
-            .collect()
+        keys.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| key).collect()
     }
 }

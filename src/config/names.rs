@@ -91,16 +91,9 @@ mod tests {
             ("[2001:db8::1]:443", "[2001:db8::1]:443"),
         ];
         for (text, want) in cases {
-            assert_eq!(
-                HostPort::parse(text)
-                    .map(|name| name.to_string())
-                    .as_deref(),
-                Ok(want)
-            );
+            assert_eq!(HostPort::parse(text).map(|name| name.to_string()).as_deref(), Ok(want));
         }
-        let refused = [
-            "", ":80", "a:0", "a:65536", "a:080", "a:", "*.a:80", "::1", "a b", "a:1:2",
-        ];
+        let refused = ["", ":80", "a:0", "a:65536", "a:080", "a:", "*.a:80", "::1", "a b", "a:1:2"];
         for text in refused {
             assert!(HostPort::parse(text).is_err(), "{text:?}");
         }

@@ -34,10 +34,7 @@ fn check(network: Network, value: Value<'_>) -> Option<Network> {
     if network.cluster.is_none() && network.identities.is_empty() && !network.gateways.is_empty() {
         let what = "has gateways without `cluster` and `identities`, which are not used: no \
                     certificate can be proved to be theirs";
-        value.warning(
-            what,
-            "`cluster: CLUSTER` or `identities: [spiffe://…]` beside them",
-        );
+        value.warning(what, "`cluster: CLUSTER` or `identities: [spiffe://…]` beside them");
     }
     Some(network)
 }
@@ -61,10 +58,7 @@ mod tests {
         let network = Network {
             name: "west".to_owned(),
             cluster: Some("west".to_owned()),
-            gateways: vec![
-                address("east-west.example.com:15008"),
-                address("192.0.2.1:31008"),
-            ],
+            gateways: vec![address("east-west.example.com:15008"), address("192.0.2.1:31008")],
             identities: vec!["spiffe://west.local/ns/istio-gateways/sa/east-west".to_owned()],
             line: 12,
         };
@@ -74,10 +68,7 @@ mod tests {
     #[test]
     fn mistakes_have_a_remedy() {
         for (networks, want) in [
-            (
-                "[{cluster: west}]",
-                "11: error: `networks[]` has no `name`; write `name: west`",
-            ),
+            ("[{cluster: west}]", "11: error: `networks[]` has no `name`; write `name: west`"),
             (
                 "[{name: a}, {name: a}]",
                 "11: error: `networks[]` has `a` twice, first on line 11; write each name once",

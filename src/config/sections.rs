@@ -149,9 +149,7 @@ fn check_dns(dns: Dns, value: Value<'_>) -> Option<Dns> {
             "contains {any}: where a host has several addresses, UDP answers may come from another \
              one than was asked, and clients ignore them"
         );
-        value
-            .at("dns", "listen")
-            .warning(what, "the addresses that clients ask");
+        value.at("dns", "listen").warning(what, "the addresses that clients ask");
     }
     let bits = dns.vips.max_prefix_len() - dns.vips.prefix_len();
     if bits < 8 {
@@ -274,10 +272,7 @@ mod tests {
     #[test]
     fn a_wildcard_of_the_responder_is_a_warning() {
         let found = with("dns: {listen: [\"192.0.2.1:53\", \"0.0.0.0:53\"]}");
-        assert!(
-            found.contains("warning: `dns.listen` contains 0.0.0.0:53"),
-            "{found}"
-        );
+        assert!(found.contains("warning: `dns.listen` contains 0.0.0.0:53"), "{found}");
         assert_eq!(with("dns: {listen: \"192.0.2.1:53\"}"), "");
     }
 }

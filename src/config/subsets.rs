@@ -96,11 +96,7 @@ pub(super) fn are_unambiguous<'a>(
     let entries: Vec<_> = entries.collect();
     let mut defined: HashMap<(&str, &str), bool> = HashMap::new();
     for (host, subsets, _) in &entries {
-        defined.extend(
-            subsets
-                .iter()
-                .map(|of| ((*host, &*of.name), of.split.is_empty())),
-        );
+        defined.extend(subsets.iter().map(|of| ((*host, &*of.name), of.split.is_empty())));
     }
     let mut seen = HashSet::new();
     for (host, subsets, items) in &entries {
@@ -144,22 +140,13 @@ mod tests {
         assert!(split(["v1", "mix"]).contains("share of `mix`, which has no `labels`"));
         for (bad, want) in [
             ("{name: v1}", "needs exactly one of `labels` and `split`"),
-            (
-                "{name: V1, labels: {app: a}}",
-                "write lower-case letters, digits and `-`",
-            ),
+            ("{name: V1, labels: {app: a}}", "write lower-case letters, digits and `-`"),
             (
                 "{name: v1, labels: {a/: a}}",
                 "labels[]` is the label `a/: a`; write a key and a value of at most 63",
             ),
-            (
-                "{name: v3, labels: {app: a}}",
-                "defines `v3` of `a.b` twice",
-            ),
-            (
-                "{name: v1, split: [{subset: v3, weight: 0}]}",
-                "a whole number from 1 to 4294967295",
-            ),
+            ("{name: v3, labels: {app: a}}", "defines `v3` of `a.b` twice"),
+            ("{name: v1, split: [{subset: v3, weight: 0}]}", "a whole number from 1 to 4294967295"),
         ] {
             let findings = subsets(bad);
             assert!(findings.contains(want), "{bad}: {findings}");

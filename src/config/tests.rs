@@ -26,11 +26,7 @@ pub(super) fn check(text: &str) -> (Option<Config>, String) {
     let (config, findings) = Config::parse(&path, text);
     assert_eq!(config.is_some(), !findings.has_errors());
     let prefix = format!("{}:", path.display());
-    let lines: Vec<_> = findings
-        .to_string()
-        .lines()
-        .map(|l| l.replace(&prefix, ""))
-        .collect();
+    let lines: Vec<_> = findings.to_string().lines().map(|l| l.replace(&prefix, "")).collect();
     (config, lines.join("\n"))
 }
 
@@ -62,27 +58,13 @@ fn what_is_left_out_has_its_documented_default() {
     assert_eq!(config.admin.bind.to_string(), "127.0.0.1:15000");
     assert_eq!(config.metrics.bind, [METRICS]);
     assert_eq!(config.readiness.bind.to_string(), "[::]:15021");
-    assert_eq!(
-        config.drain,
-        Drain {
-            lag: DRAIN_LAG,
-            deadline: DRAIN_DEADLINE
-        }
-    );
-    assert_eq!(
-        (config.log.level.as_str(), config.log.format),
-        ("info", LogFormat::Text)
-    );
+    assert_eq!(config.drain, Drain { lag: DRAIN_LAG, deadline: DRAIN_DEADLINE });
+    assert_eq!((config.log.level.as_str(), config.log.format), ("info", LogFormat::Text));
 }
 
 #[test]
 fn an_identity_that_no_peer_can_have_is_no_waypoint() {
-    let with = |id: &str| {
-        instead(
-            "listeners:",
-            &format!("  waypoints: [\"{id}\"]\nlisteners:"),
-        )
-    };
+    let with = |id: &str| instead("listeners:", &format!("  waypoints: [\"{id}\"]\nlisteners:"));
     assert_eq!(with("spiffe://west.local/ns/app/sa/waypoint"), "");
     for id in [
         "spiffe://West.Local/ns/app/sa/waypoint",
@@ -119,34 +101,19 @@ log: {level: "info, h2=warn", format: json}
     assert_eq!(findings, "");
     let config = config.unwrap();
     let entry = &config.exposure.services[0];
-    assert_eq!(
-        (entry.service.to_string(), entry.line.number()),
-        ("echo.app:80".to_owned(), 14)
-    );
+    assert_eq!((entry.service.to_string(), entry.line.number()), ("echo.app:80".to_owned(), 14));
     let names: Vec<_> = entry.names.iter().map(HostPort::to_string).collect();
     assert_eq!(names, ["echo.global:80", "echo.other:8080"]);
     assert_eq!(entry.to[0].cluster.as_deref(), Some("west"));
-    assert_eq!(
-        entry.to[0].service_accounts,
-        [("shop".to_owned(), "checkout".to_owned())]
-    );
+    assert_eq!(entry.to[0].service_accounts, [("shop".to_owned(), "checkout".to_owned())]);
     assert!(entry.to[1].anyone);
     assert_eq!(config.dial.allow[0].to_string(), "127.0.0.0/8");
-    assert_eq!(
-        config.drain,
-        Drain {
-            lag: Duration::ZERO,
-            deadline: Duration::from_secs(90)
-        }
-    );
+    assert_eq!(config.drain, Drain { lag: Duration::ZERO, deadline: Duration::from_secs(90) });
     assert_eq!(config.log.level, "info,h2=warn");
     let dump = serde_json::to_value(&config).unwrap();
     assert_eq!(dump["drain"]["deadline"], "1m 30s");
     assert_eq!(dump["identity"]["kind"], "files");
-    assert_eq!(
-        dump["exposure"]["services"][0]["to"][0]["service_accounts"][0],
-        "shop/checkout"
-    );
+    assert_eq!(dump["exposure"]["services"][0]["to"][0]["service_accounts"][0], "shop/checkout");
 }
 
 #[test]
@@ -156,10 +123,7 @@ fn istiod_2_a_subscription_on_demand_is_refused_as_an_unknown_key() {
     let (config, findings) =
         check(&GOOD.replace("discovery: {kind: file, path: Cargo.toml}", discovery));
     assert!(config.is_none());
-    assert!(
-        findings.contains("unknown key `on_demand` in `discovery`"),
-        "{findings}"
-    );
+    assert!(findings.contains("unknown key `on_demand` in `discovery`"), "{findings}");
 }
 
 #[test]
@@ -178,10 +142,7 @@ fn the_cache_is_a_file_in_an_existing_folder_that_is_not_watched() {
     assert!(cache.unwrap().ends_with("src/no-such-file"));
     for (cache, want) in [
         ("src", "src`, a folder"),
-        (
-            "none/file",
-            "none/file`, whose folder cannot be used: No such",
-        ),
+        ("none/file", "none/file`, whose folder cannot be used: No such"),
         ("Cargo.toml/file", "file`, whose parent is not a folder"),
     ] {
         let findings = istio(cache).1;
@@ -214,10 +175,7 @@ fn a_certificate_may_be_issued_by_istio_or_a_workload_api() {
         ("trust_domain: \"*\"", "identity.trust_domain"),
         ("namespace: a/b", "identity.namespace"),
         ("service_account: \"\"", "identity.service_account"),
-        (
-            "ttl: 10s",
-            "`identity.ttl` is `10s`; write a duration from 1m to 365d",
-        ),
+        ("ttl: 10s", "`identity.ttl` is `10s`; write a duration from 1m to 365d"),
         ("cache: none/x", "whose folder cannot be used: No such"),
         ("cache: Cargo.toml", "Cargo.toml`, no directory; write"),
     ] {
@@ -250,10 +208,7 @@ fn an_unknown_key_is_named_with_its_line() {
 fn what_is_not_built_yet_is_distinguished_from_what_is_unknown() {
     let plan = "is not implemented yet; write the file without it";
     assert_eq!(with("tracing: []"), format!("11: error: `tracing` {plan}"));
-    assert_eq!(
-        with("dial: {try: 2s}"),
-        format!("11: error: `dial.try` {plan}")
-    );
+    assert_eq!(with("dial: {try: 2s}"), format!("11: error: `dial.try` {plan}"));
     assert_eq!(
         instead("  domains:", "  end_tunnels_at_expiry: x\n  domains:"),
         format!("4: error: `trust.end_tunnels_at_expiry` {plan}")
@@ -282,11 +237,7 @@ fn a_missing_section_is_shown_with_an_example() {
         check("").1,
         "1: error: the file is empty; write `gateway: {cluster: east}` and so on"
     );
-    assert!(
-        check("- a")
-            .1
-            .starts_with("1: error: the file is not a map")
-    );
+    assert!(check("- a").1.starts_with("1: error: the file is not a map"));
 }
 
 #[test]
@@ -318,10 +269,7 @@ fn a_trust_set_must_name_domains_one_by_one() {
     );
     for bad in ["spiffe://east.local", "east local", "a/b", "''"] {
         let finding = domains(&format!("    - name: {bad}"));
-        assert!(
-            finding.starts_with("5: error: `trust.domains[].name` is "),
-            "{finding}"
-        );
+        assert!(finding.starts_with("5: error: `trust.domains[].name` is "), "{finding}");
     }
     assert_eq!(
         domains("    - {name: a.b, cluster: east}\n    - name: A.B"),
@@ -333,26 +281,14 @@ fn a_trust_set_must_name_domains_one_by_one() {
 fn revocation_lists_are_strict_unless_they_say_otherwise() {
     let crl = |keys: &str| instead("  domains:", &format!("  crl: {{{keys}}}\n  domains:"));
     for (keys, want) in [
-        (
-            "on_stale: accept",
-            "4: error: `trust.crl` has no `files`; write",
-        ),
+        ("on_stale: accept", "4: error: `trust.crl` has no `files`; write"),
         ("files: []", "4: error: `trust.crl.files` is empty; write"),
-        (
-            "files: [/absent.pem]",
-            "4: error: `trust.crl.files[]` is `/absent.pem`: No such",
-        ),
+        ("files: [/absent.pem]", "4: error: `trust.crl.files[]` is `/absent.pem`: No such"),
         ("files: [/absent.pem], on_missing: accept", ""),
-        (
-            "files: [/], on_stale: never",
-            "4: error: `trust.crl.on_stale` cannot be `never`",
-        ),
+        ("files: [/], on_stale: never", "4: error: `trust.crl.on_stale` cannot be `never`"),
     ] {
         let reported = crl(keys);
-        assert!(
-            reported.starts_with(want) && reported.is_empty() == want.is_empty(),
-            "{reported}"
-        );
+        assert!(reported.starts_with(want) && reported.is_empty() == want.is_empty(), "{reported}");
     }
     let skip = |keys: &str| instead("  domains:", &format!("{keys}\n  domains:"));
     assert!(skip("  skip_validation: true").starts_with("4: warning: `trust.skip_validation` is"));
@@ -372,10 +308,7 @@ fn addresses_that_cannot_be_bound_together_are_found() {
          (127.0.0.1:15021); write another port or a specific address"
     );
     assert_eq!(
-        instead(
-            "listeners:",
-            "listeners:\n  - {name: cross-network, bind: \"127.0.0.1:0\"}"
-        ),
+        instead("listeners:", "listeners:\n  - {name: cross-network, bind: \"127.0.0.1:0\"}"),
         "10: error: `listeners[]` has `cross-network` twice, first on line 9; write each name once"
     );
     assert!(
@@ -410,10 +343,7 @@ fn audiences_that_say_nothing_or_contradict_themselves_are_refused() {
         to("{namespaces: [shop], service_accounts: [app/checkout]}")
             .contains("has `app/checkout`, whose namespace is not in `namespaces`")
     );
-    assert_eq!(
-        to("{namespaces: [shop], service_accounts: [shop/checkout]}"),
-        ""
-    );
+    assert_eq!(to("{namespaces: [shop], service_accounts: [shop/checkout]}"), "");
 }
 
 #[test]
@@ -434,9 +364,8 @@ fn an_alias_leads_to_one_service() {
     );
     assert_eq!(both(entry("a:80", "'g:80'"), entry("a:81", "'g:81'")), "");
     for name in ["a", "a:80", "a:8080"] {
-        let finding = exposed(&format!(
-            "{{service: 'a:80', to: [{{anyone: true}}], names: ['{name}']}}"
-        ));
+        let finding =
+            exposed(&format!("{{service: 'a:80', to: [{{anyone: true}}], names: ['{name}']}}"));
         assert!(
             finding.contains("which has the service's own host: its own name wins, so this one"),
             "{finding}"
@@ -481,81 +410,39 @@ fn what_is_probably_not_meant_is_a_warning_and_loads() {
 #[test]
 fn values_of_the_wrong_kind_say_what_is_wanted() {
     let cases = [
-        (
-            "workers: -1",
-            "`workers` is `-1`; write a whole number from 0 to 1024",
-        ),
-        (
-            "workers: two",
-            "`workers` is `two`; write a whole number from 0 to 1024",
-        ),
-        (
-            "limits: {buffers: 512}",
-            "`limits.buffers` is `512`; write a size of at least 1MiB",
-        ),
-        (
-            "limits: {buffers: a lot}",
-            "`limits.buffers` is `a lot`; write a size of at least 1MiB",
-        ),
-        (
-            "drain: {lag: 5}",
-            "`drain.lag` is `5`; write a duration of at most 1h, such as",
-        ),
-        (
-            "drain: {lag: 2h}",
-            "`drain.lag` is `2h`; write a duration of at most 1h, such as",
-        ),
+        ("workers: -1", "`workers` is `-1`; write a whole number from 0 to 1024"),
+        ("workers: two", "`workers` is `two`; write a whole number from 0 to 1024"),
+        ("limits: {buffers: 512}", "`limits.buffers` is `512`; write a size of at least 1MiB"),
+        ("limits: {buffers: a lot}", "`limits.buffers` is `a lot`; write a size of at least 1MiB"),
+        ("drain: {lag: 5}", "`drain.lag` is `5`; write a duration of at most 1h, such as"),
+        ("drain: {lag: 2h}", "`drain.lag` is `2h`; write a duration of at most 1h, such as"),
         (
             "dns: {servers: [10.0.0.1]}",
             "`dns.servers[]` is `10.0.0.1`; write an address and a port",
         ),
-        (
-            "dns: {servers: \"10.0.0.1:53\"}",
-            "`dns.servers` is `10.0.0.1:53`; write a list",
-        ),
-        (
-            "dial: {allow: [10.0.0.1]}",
-            "`dial.allow[]` is `10.0.0.1`; write a network in CIDR",
-        ),
-        (
-            "dial: {allow: 10.0.0.0/8}",
-            "`dial.allow` is `10.0.0.0/8`; write a list",
-        ),
+        ("dns: {servers: \"10.0.0.1:53\"}", "`dns.servers` is `10.0.0.1:53`; write a list"),
+        ("dial: {allow: [10.0.0.1]}", "`dial.allow[]` is `10.0.0.1`; write a network in CIDR"),
+        ("dial: {allow: 10.0.0.0/8}", "`dial.allow` is `10.0.0.0/8`; write a list"),
         ("log: {level: inof}", "`log.level` is `inof`; write a level"),
         (
             "log: {level: \"h2=warn, hyper=off\"}",
             "`log.level` is `h2=warn,hyper=off`, which silences everything else; write \
              `info,h2=warn,hyper=off`",
         ),
-        (
-            "log: {format: xml}",
-            "`log.format` cannot be `xml`; write one of `text`",
-        ),
-        (
-            "admin: 15000",
-            "`admin` is `15000`; write a map of keys and values",
-        ),
-        (
-            "exposure: {default: true}",
-            "`exposure.default` cannot be `true`",
-        ),
+        ("log: {format: xml}", "`log.format` cannot be `xml`; write one of `text`"),
+        ("admin: 15000", "`admin` is `15000`; write a map of keys and values"),
+        ("exposure: {default: true}", "`exposure.default` cannot be `true`"),
     ];
     for (text, want) in cases {
         let finding = with(text);
-        assert!(
-            finding.starts_with(&format!("11: error: {want}")),
-            "{finding}"
-        );
+        assert!(finding.starts_with(&format!("11: error: {want}")), "{finding}");
     }
 }
 
 #[test]
 fn a_file_that_does_not_exist_is_found_at_its_key() {
     let finding = instead("key: Cargo.toml", "key: absent.key");
-    assert!(
-        finding.starts_with("2: error: `identity.key` is `"),
-        "{finding}"
-    );
+    assert!(finding.starts_with("2: error: `identity.key` is `"), "{finding}");
     assert!(finding.contains("absent.key`: No such file"), "{finding}");
 }
 

@@ -135,15 +135,9 @@ mod tests {
         let (config, findings) = check(&format!("{good}{text}"));
         assert_eq!(findings, "");
         let traffic = config.unwrap().traffic;
-        let region = |text, weight| RegionWeight {
-            region: RegionPattern::parse(text).unwrap(),
-            weight,
-        };
-        let regions = [
-            region("us-west-2", 10),
-            region("us-west-2/us-west-2a", 0),
-            region("*", 90),
-        ];
+        let region =
+            |text, weight| RegionWeight { region: RegionPattern::parse(text).unwrap(), weight };
+        let regions = [region("us-west-2", 10), region("us-west-2/us-west-2a", 0), region("*", 90)];
         let of_echo = Traffic {
             service: Some("echo.app".to_owned()),
             distribution: Some(Distribution::Close),
@@ -188,18 +182,9 @@ mod tests {
         let region = "write `REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`";
         let name = "write the hostname of a service without port, or `*` for every service";
         for (entry, want) in [
-            (
-                "{}",
-                "`traffic[]` has no `service`; write `service: echo.app.svc.cluster.local`",
-            ),
-            (
-                "{service: \"a:80\"}",
-                &*format!("`traffic[].service` is `a:80`; {name}"),
-            ),
-            (
-                "{service: 10.0.0.1}",
-                &format!("`traffic[].service` is `10.0.0.1`; {name}"),
-            ),
+            ("{}", "`traffic[]` has no `service`; write `service: echo.app.svc.cluster.local`"),
+            ("{service: \"a:80\"}", &*format!("`traffic[].service` is `a:80`; {name}")),
+            ("{service: 10.0.0.1}", &format!("`traffic[].service` is `10.0.0.1`; {name}")),
             (
                 "{service: a, distribution: near}",
                 "`traffic[].distribution` cannot be `near`; write one of `close`, `network`, \
@@ -242,10 +227,7 @@ mod tests {
                 "{service: a, regions: [{region: us}]}",
                 "`traffic[].regions[]` has no `weight`; write `weight: 10`",
             ),
-            (
-                "{service: a, regions: []}",
-                "`traffic[].regions` is empty; write at least one entry",
-            ),
+            ("{service: a, regions: []}", "`traffic[].regions` is empty; write at least one entry"),
             (
                 "{service: a, regions: [{region: us, weight: 1}, {region: us/*, weight: 2}]}",
                 "`traffic[].regions[]` has `us` twice, first on line 11; write each name once",
@@ -267,10 +249,7 @@ mod tests {
             let want = format!("11: error: {want}");
             assert_eq!(reported(&format!("[{entry}]")), want, "{entry}");
         }
-        assert_eq!(
-            reported("{}"),
-            "11: error: `traffic` is a map; write a list"
-        );
+        assert_eq!(reported("{}"), "11: error: `traffic` is a map; write a list");
     }
 
     #[test]
@@ -281,18 +260,10 @@ mod tests {
              evacuated, the others serve as if there were no weights; write a weight above 0 once \
              they are to serve again"
         );
-        for (word, warns) in [
-            ("close", true),
-            ("region", true),
-            ("network", false),
-            ("any", false),
-        ] {
+        for (word, warns) in [("close", true), ("region", true), ("network", false), ("any", false)]
+        {
             let findings = reported(&format!("[{{service: a, distribution: {word}}}]"));
-            assert_eq!(
-                findings.contains("`gateway.locality` is not set"),
-                warns,
-                "{word}"
-            );
+            assert_eq!(findings.contains("`gateway.locality` is not set"), warns, "{word}");
         }
     }
 }

@@ -89,11 +89,7 @@ mod tests {
     fn rules(text: &str) -> Vec<(Option<String>, Option<String>, Transit)> {
         let (config, findings) = check(&format!("{GOOD}exposure: {{transit: {text}}}\n"));
         assert_eq!(findings, "");
-        let rules = config
-            .expect("a configuration")
-            .exposure
-            .transit
-            .into_iter();
+        let rules = config.expect("a configuration").exposure.transit.into_iter();
         let name = |of: SniPattern| of.to_string();
         let shown = rules.map(|of| (of.service.map(name), of.namespace, of.transit));
         shown.collect()
@@ -118,14 +114,8 @@ mod tests {
     #[test]
     fn a_rule_that_says_nothing_or_two_things_is_an_error() {
         for (text, want) in [
-            (
-                "some",
-                "`exposure.transit` cannot be `some`; write one of `off`",
-            ),
-            (
-                "[]",
-                "`exposure.transit` is empty; write at least one entry",
-            ),
+            ("some", "`exposure.transit` cannot be `some`; write one of `off`"),
+            ("[]", "`exposure.transit` is empty; write at least one entry"),
             ("[{service: a.b}]", "`exposure.transit[]` has no `transit`"),
             (
                 "[{service: a.b, namespace: a, transit: off}]",

@@ -287,18 +287,9 @@ mod tests {
     fn istiod_5_a_cluster_is_a_name_with_hashes_or_files_of_issuers() {
         let cluster = |entry: &str| with(&format!("  clusters: [{entry}]"));
         for (entry, want) in [
-            (
-                &*format!("{{name: west, issuers: [{HASH}, Cargo.toml]}}"),
-                "",
-            ),
-            (
-                "",
-                "4: error: `trust.clusters` is empty; write at least one entry",
-            ),
-            (
-                "{name: west}",
-                "4: error: `trust.clusters[]` has no `issuers`",
-            ),
+            (&*format!("{{name: west, issuers: [{HASH}, Cargo.toml]}}"), ""),
+            ("", "4: error: `trust.clusters` is empty; write at least one entry"),
+            ("{name: west}", "4: error: `trust.clusters[]` has no `issuers`"),
             (
                 "{name: west, issuers: []}",
                 "4: error: `trust.clusters[].issuers` is empty; write at least one entry",
@@ -335,16 +326,8 @@ mod tests {
         let issuers = GOOD.replacen("  domains:", &keys, 1);
         let (own, domain) = ("gateway: {cluster: east}", "Local, cluster: east}");
         for (old, new, want) in [
-            (
-                own,
-                "gateway: {cluster: unknown}",
-                "1: error: `gateway.cluster` is `unknown`,",
-            ),
-            (
-                domain,
-                "Local, cluster: unknown}",
-                "`trust.domains[].cluster` is `unknown`,",
-            ),
+            (own, "gateway: {cluster: unknown}", "1: error: `gateway.cluster` is `unknown`,"),
+            (domain, "Local, cluster: unknown}", "`trust.domains[].cluster` is `unknown`,"),
         ] {
             let (_, reported) = check(&issuers.replacen(old, new, 1));
             assert!(reported.contains(want), "{reported}");
@@ -371,11 +354,7 @@ mod tests {
                 "is `west`, which is not a cluster of `trust`; write one of `north`, `unk",
             ),
             ("\n  unknown_issuers: reject", "north", ""),
-            (
-                "\n  unknown_issuers: reject",
-                "unknown",
-                "write one of `north`",
-            ),
+            ("\n  unknown_issuers: reject", "unknown", "write one of `north`"),
         ] {
             let (_, reported) = file(more, cluster);
             let is_wanted = reported.contains(want) && reported.is_empty() == want.is_empty();

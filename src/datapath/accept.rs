@@ -114,11 +114,7 @@ fn is_ipv6_unavailable(error: &io::Error) -> bool {
 }
 
 fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM,
-        Some(Protocol::TCP),
-    )?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }
@@ -257,9 +253,7 @@ fn dispatch(
     if !listener.rules().admits(address.ip()) {
         return reject(data_path, &stream, "not_in_sources");
     }
-    let least = workers
-        .iter()
-        .min_by_key(|worker| Arc::strong_count(&worker.load.0));
+    let least = workers.iter().min_by_key(|worker| Arc::strong_count(&worker.load.0));
     let Some(worker) = least else { return };
     let source = match listener.binding() {
         Some(_) => Source::binding(listener.rules().name()).client(address.ip()),
@@ -272,16 +266,11 @@ fn dispatch(
             return reject(data_path, &stream, full.label());
         }
     };
-    let Some(handshake) = data_path
-        .admission
-        .acquire_handshake(&Source::prefix(address.ip()))
+    let Some(handshake) = data_path.admission.acquire_handshake(&Source::prefix(address.ip()))
     else {
         return reject(data_path, &stream, "source");
     };
-    let held = ConnectionResources {
-        load: worker.load.clone(),
-        descriptor,
-    };
+    let held = ConnectionResources { load: worker.load.clone(), descriptor };
     let accepted = AcceptedConnection {
         stream,
         address,

@@ -132,8 +132,7 @@ pub fn evaluate(
 fn workload<'a>(snapshot: &'a Snapshot, endpoint: &'a Endpoint) -> &'a Workload {
     let now = snapshot.mesh.workloads.get(endpoint.uid());
     let now = now.map(|now| &**now);
-    now.or_else(|| snapshot.hosts.source_of(&endpoint.definition))
-        .unwrap_or(&endpoint.definition)
+    now.or_else(|| snapshot.hosts.source_of(&endpoint.definition)).unwrap_or(&endpoint.definition)
 }
 
 fn warn_missing_policy(snapshot: &Snapshot, data_path: &DataPath, endpoint: &Endpoint) {
@@ -162,9 +161,6 @@ fn record_outcome(
     if data_path.metrics.admit_policy_line() {
         let (peer, error) = (&*peer.source.principal, refusal.to_string());
         let (endpoint, outcome) = (&**endpoint.uid(), outcome.label());
-        info!(
-            peer,
-            endpoint, outcome, error, "authorization policies reject a tunnel"
-        );
+        info!(peer, endpoint, outcome, error, "authorization policies reject a tunnel");
     }
 }

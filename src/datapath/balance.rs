@@ -52,12 +52,7 @@ impl Pick {
 
     /// Ends the pick, because its endpoint rejects the tunnel or cannot be dialled.
     pub fn failed(self, reason: Reason, detail: String) -> FailedTry {
-        FailedTry {
-            reason,
-            detail,
-            endpoint: self.endpoint,
-            permit: self.permit,
-        }
+        FailedTry { reason, detail, endpoint: self.endpoint, permit: self.permit }
     }
 
     /// Splits the pick after a successful dial.
@@ -98,10 +93,7 @@ impl Tried {
     /// Returns true if the endpoint of a candidate is not picked again.
     pub fn has(&self, candidate: &Candidate) -> bool {
         self.is_own_network_left_out && !candidate.is_remote()
-            || self
-                .endpoints
-                .iter()
-                .any(|tried| Arc::ptr_eq(&tried.state, &candidate.state))
+            || self.endpoints.iter().any(|tried| Arc::ptr_eq(&tried.state, &candidate.state))
     }
 }
 
@@ -114,11 +106,7 @@ pub fn pick(permit: Permit, tried: &Tried, links: &LinkFactors) -> Result<Pick, 
         return Err(permit);
     };
     let in_flight = InFlight::new(&endpoint.state);
-    Ok(Pick {
-        permit,
-        endpoint,
-        in_flight,
-    })
+    Ok(Pick { permit, endpoint, in_flight })
 }
 
 /// Draws whether a drop overload of the control plane rejects a tunnel, and returns its category.
@@ -132,9 +120,7 @@ pub fn draw_drop_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 /// Returns the probability that [`draw_drop_category`] rejects a tunnel.
 pub fn drop_probability(drops: &[(Arc<str>, u32)]) -> f64 {
     let left = |(_, parts): &(Arc<str>, u32)| f64::from(PARTS_PER_MILLION.saturating_sub(*parts));
-    let left = drops
-        .iter()
-        .map(|one| left(one) / f64::from(PARTS_PER_MILLION));
+    let left = drops.iter().map(|one| left(one) / f64::from(PARTS_PER_MILLION));
     1.0 - left.product::<f64>()
 }
 
@@ -252,11 +238,8 @@ fn best_of_two(
     let any = |_, candidate: &Candidate| eligible(candidate);
     let first = draw(part, &any, max, now)?;
     let other = |place, candidate: &Candidate| place != first && eligible(candidate);
-    let second = if part.by_latency {
-        draw(part, &other, max, now)
-    } else {
-        draw(part, &any, max, now)
-    };
+    let second =
+        if part.by_latency { draw(part, &other, max, now) } else { draw(part, &any, max, now) };
     let load = |place: usize| Load::of(part, place, now);
     let is_less = |second| Some(load(second)?.is_less_than(load(first)?));
     let second = second.filter(|second| is_less(*second) == Some(true));
@@ -318,10 +301,7 @@ mod tests {
 
     fn endpoints(weights: &[u32]) -> EndpointSet {
         let endpoint = |(index, &weight): (usize, &u32)| {
-            let of = Workload {
-                uid: index.to_string().into(),
-                ..Workload::default()
-            };
+            let of = Workload { uid: index.to_string().into(), ..Workload::default() };
             Arc::new(Endpoint {
                 definition: Arc::new(of),
                 address: ([10, 0, 0, 1], 15008).into(),
@@ -342,22 +322,13 @@ mod tests {
             counts[best_of_two(set.whole(NO_LINK_FACTORS), eligible, Instant::now)
                 .expect("an endpoint")] += 1;
         }
-        counts
-            .iter()
-            .map(|&count| f64::from(count) / f64::from(DRAWS))
-            .collect()
+        counts.iter().map(|&count| f64::from(count) / f64::from(DRAWS)).collect()
     }
 
     /// Five standard deviations of a share over 100,000 draws are at most 0.008.
     fn assert_shares(got: &[f64], want: &[f64]) {
-        let near = got
-            .iter()
-            .zip(want)
-            .all(|(got, want)| (got - want).abs() < 0.008);
-        assert!(
-            near && got.len() == want.len(),
-            "{got:?} instead of {want:?}"
-        );
+        let near = got.iter().zip(want).all(|(got, want)| (got - want).abs() < 0.008);
+        assert!(near && got.len() == want.len(), "{got:?} instead of {want:?}");
     }
 
     #[test]
@@ -367,10 +338,7 @@ mod tests {
         assert_shares(&shares(&endpoints(&[1, 1, 1, 1]), &any), &[0.25; 4]);
         assert_shares(&shares(&endpoints(&[5]), &any), &[1.0]);
         let large = u32::MAX;
-        assert_shares(
-            &shares(&endpoints(&[large, large, large / 2]), &any),
-            &[0.4, 0.4, 0.2],
-        );
+        assert_shares(&shares(&endpoints(&[large, large, large / 2]), &any), &[0.4, 0.4, 0.2]);
     }
 
     #[test]
@@ -380,12 +348,7 @@ mod tests {
         let eligible = |one: &Candidate| !Arc::ptr_eq(&one.state, &out);
         assert_shares(&shares(&set, &eligible), &[0.25, 0.75, 0.0]);
         assert!(
-            best_of_two(
-                set.whole(NO_LINK_FACTORS),
-                &|_: &Candidate| false,
-                Instant::now
-            )
-            .is_none()
+            best_of_two(set.whole(NO_LINK_FACTORS), &|_: &Candidate| false, Instant::now).is_none()
         );
     }
 
@@ -407,16 +370,13 @@ mod tests {
     #[test]
     fn of_two_draws_the_one_with_less_load_per_weight_wins() {
         let set = endpoints(&[1, 1]);
-        let _busy: Vec<_> = (0..10)
-            .map(|_| InFlight::new(&set.endpoints[0].state))
-            .collect();
+        let _busy: Vec<_> = (0..10).map(|_| InFlight::new(&set.endpoints[0].state)).collect();
         // The busy endpoint is taken only if both draws hit it: a quarter instead of a half.
         assert_shares(&shares(&set, &|_: &Candidate| true), &[0.25, 0.75]);
         // Three tunnels on weight 3 are the same load as one on weight 1.
         let even = endpoints(&[1, 3]);
-        let _load: Vec<_> = [0, 1, 1, 1]
-            .map(|index: usize| InFlight::new(&even.endpoints[index].state))
-            .into();
+        let _load: Vec<_> =
+            [0, 1, 1, 1].map(|index: usize| InFlight::new(&even.endpoints[index].state)).into();
         assert_shares(&shares(&even, &|_: &Candidate| true), &[0.25, 0.75]);
     }
 
@@ -471,10 +431,7 @@ mod tests {
         assert!((drop_probability(&drops) - 0.6).abs() < 1e-9 && drop_probability(&[]) == 0.0);
         assert_eq!(draw_drop_category(&[]), None);
         let all = [(Arc::from("all"), PARTS_PER_MILLION)];
-        assert_eq!(
-            draw_drop_category(&all).map(|category| &**category),
-            Some("all")
-        );
+        assert_eq!(draw_drop_category(&all).map(|category| &**category), Some("all"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -506,10 +463,7 @@ mod tests {
             let pick = || choose(&set, tried, NO_LINK_FACTORS).expect("an endpoint");
             (0..100).filter(|_| Arc::ptr_eq(pick(), &dead)).count()
         };
-        let retry = Tried {
-            endpoints: vec![other],
-            ..Tried::default()
-        };
+        let retry = Tried { endpoints: vec![other], ..Tried::default() };
         assert!(picks(&Tried::default()) > 0, "its ejection has ended");
         assert_eq!(picks(&retry), 0, "a tunnel that has failed once");
         dead.state.begin_dial(Instant::now());

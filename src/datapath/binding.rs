@@ -88,12 +88,7 @@ impl Binding {
     pub fn leads_as(&self, other: &Self) -> bool {
         fn of(one: &Binding) -> impl PartialEq + '_ {
             let config = &one.config;
-            (
-                &config.cluster,
-                &config.service,
-                config.inner,
-                &config.workloads,
-            )
+            (&config.cluster, &config.service, config.inner, &config.workloads)
         }
         of(self) == of(other)
     }
@@ -110,11 +105,7 @@ pub fn audience(of: &config::Audience) -> Audience {
     Audience {
         anyone: of.anyone,
         cluster: of.cluster.as_deref().map(Into::into),
-        namespaces: of
-            .namespaces
-            .iter()
-            .map(|name| name.as_str().into())
-            .collect(),
+        namespaces: of.namespaces.iter().map(|name| name.as_str().into()).collect(),
         service_accounts: accounts
             .map(|(namespace, name)| (namespace.as_str().into(), name.as_str().into()))
             .collect(),

@@ -137,11 +137,7 @@ impl FirstPeer {
         };
         let subject = Box::default();
         let issuer = self.issuer.map(|spki| Arc::new(Issuer { spki, subject }));
-        let peer = Peer {
-            source: Arc::new(source),
-            issuer,
-            ..gateway.clone()
-        };
+        let peer = Peer { source: Arc::new(source), issuer, ..gateway.clone() };
         peer.with_current_cluster(snapshot).unwrap_or(peer)
     }
 

@@ -71,11 +71,7 @@ pub struct AlertedSocket {
 impl HandshakeError {
     /// Creates a refusal that the peer receives no alert for.
     pub fn new(refusal: HandshakeRefusal, detail: &dyn ToString) -> Self {
-        Self {
-            refusal,
-            detail: detail.to_string(),
-            alerted: None,
-        }
+        Self { refusal, detail: detail.to_string(), alerted: None }
     }
 
     /// Counts and logs the refusal. Closes the socket once the peer has read its alert.
@@ -140,11 +136,7 @@ pub async fn run(
     Err(HandshakeError {
         refusal,
         detail,
-        alerted: Some(Box::new(AlertedSocket {
-            socket,
-            slot,
-            resources,
-        })),
+        alerted: Some(Box::new(AlertedSocket { socket, slot, resources })),
     })
 }
 
@@ -175,17 +167,9 @@ pub async fn run_local(
         Some(cause) => (data_path.tls.refusal(cause), explain_error(cause)),
         None => (HandshakeRefusal::Other, error.to_string()),
     };
-    let alerted = |socket| AlertedSocket {
-        socket,
-        slot,
-        resources,
-    };
+    let alerted = |socket| AlertedSocket { socket, slot, resources };
     let alerted = socket.into_inner().map(alerted).map(Box::new);
-    Err(HandshakeError {
-        refusal,
-        detail,
-        alerted,
-    })
+    Err(HandshakeError { refusal, detail, alerted })
 }
 
 /// Waits for a handshake, unless its deadline passes or its slot is needed.

@@ -113,10 +113,8 @@ impl Peer {
     pub fn with_current_cluster(&self, snapshot: &Snapshot) -> Option<Self> {
         let source = &self.source;
         let (domain, spki) = (&source.trust_domain, self.spki());
-        let PeerCluster {
-            name,
-            metric_name: counted,
-        } = snapshot.trust.peer_cluster(domain, spki)?;
+        let PeerCluster { name, metric_name: counted } =
+            snapshot.trust.peer_cluster(domain, spki)?;
         if (&name, &counted) == (&source.cluster, &source.counted_cluster) {
             return None;
         }
@@ -185,9 +183,7 @@ pub fn admit(
     descriptor: &mut Descriptor,
 ) -> Result<Peer, HandshakeError> {
     let snapshot = data_path.reader.load();
-    let leaf = certificates
-        .first()
-        .ok_or(HandshakeRefusal::NoCertificate)?;
+    let leaf = certificates.first().ok_or(HandshakeRefusal::NoCertificate)?;
     let identity = leaf_identity(leaf)?;
     let chain = data_path.tls.register_chain(certificates)?;
     let issuer = Some(Arc::clone(chain.issuer()));
@@ -199,10 +195,5 @@ pub fn admit(
         let detail = format!("{full}: {}", source.principal);
         HandshakeError::new(HandshakeRefusal::OverShare, &detail)
     })?;
-    Ok(Peer {
-        not_after: chain.not_after(),
-        holders: Some(holders),
-        chain: Some(chain),
-        ..peer
-    })
+    Ok(Peer { not_after: chain.not_after(), holders: Some(holders), chain: Some(chain), ..peer })
 }

@@ -138,10 +138,7 @@ impl Listener {
 impl ListenerRules {
     /// Creates rules that admit every address and limit transit.
     pub fn with_transit(transit: Transit) -> Self {
-        Self {
-            transit,
-            ..Self::default()
-        }
+        Self { transit, ..Self::default() }
     }
 
     /// Creates the rules that the configuration describes.
@@ -231,10 +228,7 @@ impl ListenerRules {
             Some(Routing::Istio) => resolve_istio_name(name, offers_istio),
             Some(Routing::Routes(routes)) => {
                 let (_, authority) = routes.longest_match(name).ok_or(Reason::UnknownSni)?;
-                Ok(ListenerTarget {
-                    authority: authority.clone(),
-                    granted_by_listener: true,
-                })
+                Ok(ListenerTarget { authority: authority.clone(), granted_by_listener: true })
             }
             None => Err(Reason::UnknownSni),
         }
@@ -274,10 +268,7 @@ fn resolve_istio_name(name: Option<&str>, offers_istio: bool) -> Result<Listener
     if !offers_istio {
         return Err(Reason::NoIstioAlpn);
     }
-    Ok(ListenerTarget {
-        authority: name.target(),
-        granted_by_listener: false,
-    })
+    Ok(ListenerTarget { authority: name.target(), granted_by_listener: false })
 }
 
 /// Returns the reason for which a target that no service has is rejected.
@@ -347,20 +338,13 @@ mod tests {
             name: "one".to_owned(),
             bind: ([127, 0, 0, 1], 0).into(),
             line: config::Line::default(),
-            sources: sources
-                .iter()
-                .map(|net| net.parse().expect("a net"))
-                .collect(),
+            sources: sources.iter().map(|net| net.parse().expect("a net")).collect(),
             protocol,
         })
     }
 
     fn hello(sni: Option<&str>, offers_istio: bool) -> ClientHello {
-        ClientHello {
-            bytes: Vec::new(),
-            sni: sni.map(Into::into),
-            offers_istio,
-        }
+        ClientHello { bytes: Vec::new(), sni: sni.map(Into::into), offers_istio }
     }
 
     #[test]
@@ -483,10 +467,8 @@ bindings: [{{cluster: west, service: '{service}', listen: '127.0.0.1:80', connec
     #[test]
     fn sources_narrow_who_may_connect() {
         let ip = |text: &str| text.parse().expect("an address");
-        let hbone = ListenerProtocol::Hbone {
-            route_by: RouteBy::default(),
-            transit: Transit::Always,
-        };
+        let hbone =
+            ListenerProtocol::Hbone { route_by: RouteBy::default(), transit: Transit::Always };
         let open = listener(hbone.clone(), &[]);
         assert!(open.admits(ip("192.0.2.1")) && open.admits(ip("::1")) && !open.is_passthrough());
         let narrow = listener(hbone, &["10.0.0.0/8", "2001:db8::/32"]);

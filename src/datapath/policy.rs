@@ -144,10 +144,7 @@ impl Grant {
     }
 
     fn service_port(&self) -> ServicePort<'_> {
-        ServicePort {
-            host: &self.service.hostname,
-            port: self.port,
-        }
+        ServicePort { host: &self.service.hostname, port: self.port }
     }
 
     /// Applies the limits of the current exposure.
@@ -339,9 +336,7 @@ pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, grant: &Grant, name:
     };
     // An alias may match another port than the service's own name does.
     let ports = [grant.authority.port, grant.port];
-    ports
-        .into_iter()
-        .any(|port| leads_there(port) == Some(true))
+    ports.into_iter().any(|port| leads_there(port) == Some(true))
 }
 
 fn evaluate(

@@ -71,10 +71,7 @@ impl Route {
 
     /// Returns the hostname of the service and its port.
     pub fn service_port(&self) -> ServicePort<'_> {
-        ServicePort {
-            host: &self.service.hostname,
-            port: self.port,
-        }
+        ServicePort { host: &self.service.hostname, port: self.port }
     }
 
     /// Returns the endpoints to dial.
@@ -139,12 +136,7 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
     } else {
         snapshot.endpoints(&found, false)
     };
-    Ok(Route {
-        endpoints,
-        by_waypoint,
-        first_peer,
-        ..Route::new(found, target)
-    })
+    Ok(Route { endpoints, by_waypoint, first_peer, ..Route::new(found, target) })
 }
 
 /// Resolves the target of a TLS listener, with the endpoints for passthrough. A service with
@@ -160,17 +152,8 @@ pub fn resolve_passthrough(
     let found = snapshot.find(peer.policy_source(), &target.authority);
     let found = found.ok_or_else(|| reason_if_unknown(&target.authority))?;
     let by_waypoint = !found.service.definition.waypoints.is_empty();
-    let endpoints = if by_waypoint {
-        Arc::default()
-    } else {
-        snapshot.endpoints(&found, true)
-    };
-    Ok(Route {
-        endpoints,
-        by_waypoint,
-        passthrough: true,
-        ..Route::new(found, target)
-    })
+    let endpoints = if by_waypoint { Arc::default() } else { snapshot.endpoints(&found, true) };
+    Ok(Route { endpoints, by_waypoint, passthrough: true, ..Route::new(found, target) })
 }
 
 /// Returns whether a tunnel that bypassed the waypoints of the service could still do so.
@@ -280,10 +263,7 @@ mod tests {
 
     fn service(name: &str, waypoints: &[(Place, u32)]) -> mesh::Service {
         let waypoint = |(place, weight): &(Place, u32)| Waypoint {
-            gateway: GatewayAddress {
-                place: place.clone(),
-                port: 15008,
-            },
+            gateway: GatewayAddress { place: place.clone(), port: 15008 },
             weight: *weight,
         };
         mesh::Service {
@@ -326,10 +306,7 @@ mod tests {
         let change = Change {
             mesh: Some((mesh, "east".into())),
             trust: Some(trust.with_waypoints(["spiffe://west.local/ns/edge/sa/ingress"])),
-            position: Some(Position {
-                cluster: "east".into(),
-                ..Position::default()
-            }),
+            position: Some(Position { cluster: "east".into(), ..Position::default() }),
             ..Change::default()
         };
         build(&Snapshot::default(), change)
@@ -420,16 +397,10 @@ mod tests {
 
     #[test]
     fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
-        let services = vec![
-            service("echo", &[(named("waypoint"), 1)]),
-            service("waypoint", &[]),
-        ];
+        let services = vec![service("echo", &[(named("waypoint"), 1)]), service("waypoint", &[])];
         let built = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
         let is_trusted = |trust: TrustSet| {
-            let change = Change {
-                trust: Some(trust),
-                ..Change::default()
-            };
+            let change = Change { trust: Some(trust), ..Change::default() };
             let snapshot = build(&built, change);
             let peer = peer(&snapshot, WAYPOINT);
             may_bypass_waypoints(
@@ -443,18 +414,12 @@ mod tests {
         let one = || TrustSet::new([("east.local", "east")]);
         assert!(!is_trusted(one()));
         assert!(is_trusted(one().with_waypoints([WAYPOINT])));
-        assert!(is_trusted(TrustSet::new([
-            ("east.local", "east"),
-            ("west.local", "west")
-        ])));
+        assert!(is_trusted(TrustSet::new([("east.local", "east"), ("west.local", "west")])));
     }
 
     #[test]
     fn istiod_5_a_peer_that_moves_to_another_cluster_goes_past_no_waypoint_any_more() {
-        let services = vec![
-            service("echo", &[(named("waypoint"), 1)]),
-            service("waypoint", &[]),
-        ];
+        let services = vec![service("echo", &[(named("waypoint"), 1)]), service("waypoint", &[])];
         let before = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
         let opened = peer(&before, WAYPOINT);
         let may_bypass = |snapshot: &Snapshot| {
@@ -463,10 +428,7 @@ mod tests {
         };
         assert!(may_bypass(&before));
         let change = Change {
-            trust: Some(TrustSet::new([
-                ("east.local", "north"),
-                ("west.local", "east"),
-            ])),
+            trust: Some(TrustSet::new([("east.local", "north"), ("west.local", "east")])),
             ..Change::default()
         };
         let now = build(&before, change);
@@ -481,10 +443,7 @@ mod tests {
         echo.ports = [(80, 0), (15008, 0)].into();
         for (ports, want) in [
             ([(80, 8080), (15008, 8080)], [Protocol::Tcp, Protocol::Tcp]),
-            (
-                [(80, 8080), (15008, 15008)],
-                [Protocol::Tcp, Protocol::Hbone],
-            ),
+            ([(80, 8080), (15008, 15008)], [Protocol::Tcp, Protocol::Hbone]),
         ] {
             pod.services = [("app/echo.app".into(), ports.into())].into();
             let snapshot = snapshot(vec![echo.clone()], vec![pod.clone()]);
@@ -507,10 +466,8 @@ mod tests {
             service("first", &[]),
             service("second", &[]),
         ];
-        let workloads = vec![
-            workload("app/first.app", "waypoint", 2),
-            workload("app/second.app", "second", 3),
-        ];
+        let workloads =
+            vec![workload("app/first.app", "waypoint", 2), workload("app/second.app", "second", 3)];
         let built = snapshot(services, workloads);
         for (names, want) in [
             (&["one", "same"][..], Some(false)),
@@ -520,10 +477,7 @@ mod tests {
             (&["two"], Some(true)),
         ] {
             let table = NameTable::new([], [("all.global", alias(names))]);
-            let change = Change {
-                names: Some(table),
-                ..Change::default()
-            };
+            let change = Change { names: Some(table), ..Change::default() };
             let snapshot = build(&built, change);
             let peer = peer(&snapshot, WAYPOINT);
             let requested = Authority::parse("all.global:80").expect("an authority");
@@ -572,10 +526,7 @@ mod tests {
         let at = |network: &str| Place::Address(network.to_owned(), [240, 0, 0, 1].into());
         let both = drawn(&[(named("one"), 1), (named("two"), 3)], others());
         let (one, two) = (both[0].1, both[1].1);
-        assert!(
-            (900..1_100).contains(&one) && one + two == 4_000,
-            "{both:?}"
-        );
+        assert!((900..1_100).contains(&one) && one + two == 4_000, "{both:?}");
         let usable = [
             (vec![(named("one"), 0), (named("two"), 3)], others()),
             (vec![(named("gone"), 9), (named("two"), 1)], others()),

@@ -34,9 +34,7 @@ pub async fn run_worker(data_path: Arc<DataPath>, mut queue: mpsc::Receiver<Acce
             let served = forward::binding::run(shared, accepted);
             data_path.lifecycle.spawn(served);
         } else if accepted.listener.rules().is_passthrough() {
-            data_path
-                .lifecycle
-                .spawn(passthrough::run(shared, accepted));
+            data_path.lifecycle.spawn(passthrough::run(shared, accepted));
         } else {
             data_path.lifecycle.spawn(serve_hbone(shared, accepted));
         }

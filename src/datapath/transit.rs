@@ -27,11 +27,7 @@ pub fn limit(snapshot: &Snapshot, peer: &Peer, granted: Transit, via_gateway: bo
     let principal = &peer.source.principal;
     let is_gateway = || snapshot.is_gateway(principal) || snapshot.trust.is_gateway(principal);
     let is_via_gateway = || via_gateway || is_gateway();
-    if granted == Transit::Failover && is_via_gateway() {
-        Transit::Off
-    } else {
-        granted
-    }
+    if granted == Transit::Failover && is_via_gateway() { Transit::Off } else { granted }
 }
 
 impl Route {
@@ -47,8 +43,7 @@ impl Route {
 
     /// Returns true if the tunnel came through a gateway of another network.
     pub fn is_via_gateway(&self) -> bool {
-        self.forwarded()
-            .is_some_and(|headers| headers.via.is_some())
+        self.forwarded().is_some_and(|headers| headers.via.is_some())
     }
 
     /// Returns the first peer, if a trusted gateway has sent its identity.
@@ -67,10 +62,7 @@ impl Route {
     /// allowed.
     pub fn is_at_hop_limit(&self) -> bool {
         let is_at_limit = || self.passed().is_some_and(|via| via.is_full());
-        self.service()
-            .endpoints_by(self.port(), self.transit)
-            .is_some()
-            && is_at_limit()
+        self.service().endpoints_by(self.port(), self.transit).is_some() && is_at_limit()
     }
 
     /// Returns the gateways that the tunnel has passed, by a list that is not malformed.

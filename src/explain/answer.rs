@@ -274,10 +274,7 @@ impl Outcome {
 
     /// Returns the outcome of a rejected tunnel.
     pub fn refused(reason: Reason, form: RejectionForm) -> Self {
-        let mut outcome = Self {
-            reason: Some(reason.label().to_owned()),
-            ..Self::default()
-        };
+        let mut outcome = Self { reason: Some(reason.label().to_owned()), ..Self::default() };
         let what = match form {
             RejectionForm::Status => {
                 let status = reason.status().as_u16();

@@ -19,9 +19,7 @@ use super::{ExplainState, Explainer, Question, endpoints};
 /// # Errors
 /// The defect of the question, with the remedy.
 pub(super) fn run(explainer: Explainer<'_>, wanted: &str) -> Result<Answer, String> {
-    let Explainer {
-        state, question, ..
-    } = explainer;
+    let Explainer { state, question, .. } = explainer;
     let (listener, binding) = select(state, wanted)?;
     let has_identity = binding.requires_identity();
     let own = Question {
@@ -48,8 +46,7 @@ pub(super) fn run(explainer: Explainer<'_>, wanted: &str) -> Result<Answer, Stri
         peer: PeerRow {
             description: format!(
                 "a local client{} without an identity; it has that of this gateway",
-                at.map(|address| format!(" at {address}"))
-                    .unwrap_or_default()
+                at.map(|address| format!(" at {address}")).unwrap_or_default()
             ),
             ..PeerRow::default()
         },
@@ -66,9 +63,7 @@ fn evaluate(
     (listener, binding): (&Listener, &Binding),
     answer: &mut Answer,
 ) -> Result<Outcome, String> {
-    let Explainer {
-        state, question, ..
-    } = explainer;
+    let Explainer { state, question, .. } = explainer;
     let form = RejectionForm::Connection;
     let admits = |address: &IpAddr| listener.rules().admits(*address);
     let refused = question.address.filter(|address| !admits(address));
@@ -107,10 +102,7 @@ fn evaluate(
     }
     let set = binding.endpoints.load(state.snapshot);
     let unused = binding.endpoints.unused(state.snapshot);
-    let rows = unused.into_iter().map(|(gateway, why)| UnusedRow {
-        workload: gateway.into(),
-        why,
-    });
+    let rows = unused.into_iter().map(|(gateway, why)| UnusedRow { workload: gateway.into(), why });
     answer.unused = rows.collect();
     if !set.endpoints.is_empty() {
         let note = "the gateways decide whether they expose the service to the identity of this \
@@ -123,9 +115,7 @@ fn evaluate(
         ));
     }
     let workloads = binding.is_inner_hbone().then_some(&binding.workloads);
-    Ok(endpoints::run_bound(
-        explainer, &peer, set, workloads, answer,
-    ))
+    Ok(endpoints::run_bound(explainer, &peer, set, workloads, answer))
 }
 
 /// Describes the service of a binding and its clients. `refused` is an address that is none.

@@ -99,11 +99,7 @@ pub(super) fn run_bound(
     expected: Option<&ExpectedWorkloads>,
     answer: &mut Answer,
 ) -> Outcome {
-    let all = WeightedSet {
-        waypoint: None,
-        share: 1.0,
-        set,
-    };
+    let all = WeightedSet { waypoint: None, share: 1.0, set };
     let state = explainer.state;
     let candidates = candidates((state, peer), &all, 0, |endpoint| Prediction {
         failure: dial_failure(state, endpoint, expected),
@@ -144,9 +140,7 @@ fn list_endpoints(
     let limit = explainer.question.limit();
     answer.more_endpoints = all.len().saturating_sub(limit);
     let rows = all.into_iter().take(limit);
-    answer.endpoints = rows
-        .map(|one| row(explainer.state, one, expected))
-        .collect();
+    answer.endpoints = rows.map(|one| row(explainer.state, one, expected)).collect();
 }
 
 /// Predicts the result of a try of an endpoint, in the order of the stages.
@@ -161,11 +155,7 @@ fn predict(
     let (refusal, dry_run) = verdict.map_or((None, None), |of| (of.refusal, of.dry_run));
     let [refusal, dry_run] = [refusal, dry_run].map(|why| why.map(|why| why.to_string()));
     let is_enforced = state.snapshot.enforcement == Enforcement::Enforce;
-    let (policy, logged) = if is_enforced {
-        (refusal, None)
-    } else {
-        (None, refusal)
-    };
+    let (policy, logged) = if is_enforced { (refusal, None) } else { (None, refusal) };
     let fail = |reason| move |detail| Failure { reason, detail };
     let failure = policy.map(fail(Reason::PolicyDenied));
     Prediction {
@@ -185,13 +175,10 @@ fn dial_failure(
     let addresses = std::iter::once(&endpoint.address).chain(others);
     // Others of a gateway are dialled if one is denied.
     let denied = addresses.map(|address| state.deny.denies(*address));
-    let denied = denied
-        .reduce(|one, other| one.and(other))
-        .flatten()
-        .map(|rule| Failure {
-            reason: Reason::DialDenied,
-            detail: format!("its address is {rule}; see `dial.allow`"),
-        });
+    let denied = denied.reduce(|one, other| one.and(other)).flatten().map(|rule| Failure {
+        reason: Reason::DialDenied,
+        detail: format!("its address is {rule}; see `dial.allow`"),
+    });
     denied.or_else(|| servers::check(state.snapshot, endpoint, expected).err())
 }
 
@@ -222,9 +209,7 @@ fn weighted_sets(state: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
     let definition = &route.service().definition;
     let waypoints: Vec<_> = route::usable_waypoints(state.snapshot, definition).collect();
     let weights = waypoints.iter();
-    let sum: f64 = weights
-        .map(|(waypoint, _)| f64::from(waypoint.weight))
-        .sum();
+    let sum: f64 = weights.map(|(waypoint, _)| f64::from(waypoint.weight)).sum();
     let drawn = waypoints.into_iter().map(|(waypoint, set)| WeightedSet {
         waypoint: Some(waypoint.gateway.place.to_string()),
         share: f64::from(waypoint.weight) / sum,
@@ -234,11 +219,7 @@ fn weighted_sets(state: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
 }
 
 fn groups(drawn: &WeightedSet) -> Vec<GroupRow> {
-    let WeightedSet {
-        waypoint,
-        share,
-        set,
-    } = drawn;
+    let WeightedSet { waypoint, share, set } = drawn;
     let Some(groups) = set.groups() else {
         let count = u32::try_from(set.endpoints.len()).unwrap_or(u32::MAX);
         let any = (count > 0).then(|| GroupRow {
@@ -270,9 +251,7 @@ fn note_reduced_links(
 ) {
     let of_peer = |link: &&ReducedLink| link.is_from(&peer.source.counted_cluster);
     for link in state.links.iter().filter(of_peer) {
-        let mut remote = candidates
-            .iter()
-            .filter_map(|one| one.endpoint.remote.as_ref());
+        let mut remote = candidates.iter().filter_map(|one| one.endpoint.remote.as_ref());
         if remote.any(|remote| remote.cluster == link.to) {
             answer.notes.push(format!(
                 "the budget of the link from {} to {} is exceeded: gateways of {} have {}% of \
@@ -334,10 +313,7 @@ fn row(
             Protocol::Hbone => "HBONE".to_owned(),
             Protocol::Tcp => "TCP".to_owned(),
         },
-        network: endpoint
-            .remote
-            .as_ref()
-            .map(|remote| Arc::clone(&remote.network)),
+        network: endpoint.remote.as_ref().map(|remote| Arc::clone(&remote.network)),
         cluster: Arc::clone(&definition.cluster),
         locality: locality(&definition.locality),
         group: candidate.group,
@@ -362,9 +338,7 @@ fn locality(of: &Locality) -> String {
 
 /// Lists the workloads of the service that are not candidates.
 fn list_unused(
-    Explainer {
-        state, question, ..
-    }: Explainer<'_>,
+    Explainer { state, question, .. }: Explainer<'_>,
     route: &Route,
     candidates: &[Candidate<'_>],
     answer: &mut Answer,
@@ -376,18 +350,13 @@ fn list_unused(
             answer.more_unused += 1;
             return;
         }
-        answer.unused.push(UnusedRow {
-            workload: Arc::clone(&workload.uid),
-            why: why(),
-        });
+        answer.unused.push(UnusedRow { workload: Arc::clone(&workload.uid), why: why() });
     };
     let is_out = |workload: &&Workload| !used.contains(&*workload.uid);
     if let MatchedBy::Workload(workload) = route.matched_by() {
         if is_out(&&**workload) {
             let (service, port) = (route.service(), route.port());
-            list(workload, &|| {
-                why_unused(state, route, service, port, workload)
-            });
+            list(workload, &|| why_unused(state, route, service, port, workload));
         }
         return;
     }
@@ -411,9 +380,7 @@ fn list_unused(
         let mut keys = keys.iter();
         let found = keys.find(|(key, ..)| workload.services.get(&**key).is_some());
         if let Some((_, service, port)) = found {
-            list(workload, &|| {
-                why_unused(state, route, service, *port, workload)
-            });
+            list(workload, &|| why_unused(state, route, service, *port, workload));
         }
     }
 }

@@ -74,11 +74,7 @@ pub struct ExplainState<'a> {
 /// The defect of the question, with the remedy.
 pub fn run(state: &ExplainState<'_>, question: &Question) -> Result<Answer, String> {
     let forwarded = question.forwarded()?;
-    let explainer = Explainer {
-        state,
-        question,
-        forwarded: forwarded.as_ref(),
-    };
+    let explainer = Explainer { state, question, forwarded: forwarded.as_ref() };
     if let Some(wanted) = &question.binding {
         return binding::run(explainer, wanted);
     }
@@ -87,10 +83,7 @@ pub fn run(state: &ExplainState<'_>, question: &Question) -> Result<Answer, Stri
     let protocol = if is_tls { "tls" } else { "hbone" };
     let mut answer = Answer {
         snapshot: state.snapshot.version,
-        listener: ListenerRow {
-            name: name.clone(),
-            protocol: protocol.to_owned(),
-        },
+        listener: ListenerRow { name: name.clone(), protocol: protocol.to_owned() },
         policies: enforcement(state.snapshot).to_owned(),
         ..Answer::default()
     };
@@ -137,17 +130,13 @@ fn select_listener<'a>(
             return Err(NO_TARGET.to_owned());
         }
     };
-    let fitting: Vec<_> = all
-        .filter(|(_, of)| of.is_passthrough() == is_tls)
-        .collect();
+    let fitting: Vec<_> = all.filter(|(_, of)| of.is_passthrough() == is_tls).collect();
     match (&fitting[..], is_tls) {
         ([], true) => Err("there is no TLS listener; write --from and --to".to_owned()),
         ([], false) => Err("there is no HBONE listener; write --sni instead of --to".to_owned()),
         ([_, _, ..], true) => {
             let names = names(fitting);
-            Err(format!(
-                "several TLS listeners; write --listener with one of {names}"
-            ))
+            Err(format!("several TLS listeners; write --listener with one of {names}"))
         }
         ([first, ..], _) => Ok(first),
     }
@@ -180,10 +169,7 @@ impl Explainer<'_> {
         }
         let peer = Peer::unauthenticated(question.address(), Arc::default(), None);
         answer.peer = rules::peer(&peer);
-        let offers_istio = question
-            .alpn
-            .iter()
-            .any(|one| is_istio_alpn(one.as_bytes()));
+        let offers_istio = question.alpn.iter().any(|one| is_istio_alpn(one.as_bytes()));
         let hello = ClientHello::without_bytes(question.sni.as_deref(), offers_istio);
         let form = RejectionForm::Alert;
         if !self.state.has_room {
@@ -252,11 +238,9 @@ impl Explainer<'_> {
     ) -> Result<Outcome, String> {
         let origin = self.question.origin()?;
         let Some(to) = &self.question.to else {
-            return Err(
-                "an HBONE listener routes by an authority; write --to with one, such as \
+            return Err("an HBONE listener routes by an authority; write --to with one, such as \
                         `--to echo.app.svc.cluster.local:80`"
-                    .to_owned(),
-            );
+                .to_owned());
         };
         let listener_of_peer = Arc::new(Listener::with_transit(listener.transit()));
         let peer = match self.authenticate(listener_of_peer, answer)? {
@@ -268,28 +252,21 @@ impl Explainer<'_> {
         answer.notes.extend(first_peer);
         let form = RejectionForm::Status;
         let Ok(authority) = Authority::parse(to) else {
-            answer
-                .lookups
-                .push(rules::no_authority(self.state.snapshot, to));
+            answer.lookups.push(rules::no_authority(self.state.snapshot, to));
             return Ok(Outcome::refused(Reason::BadAuthority, form));
         };
         if !self.state.has_room {
             return Ok(Outcome::refused(Reason::BuffersFull, form));
         }
         if let Err(reason) = remote::check_loop(|| Some(OWN_HASH), self.forwarded) {
-            answer
-                .lookups
-                .push(describe_loop(&authority, self.forwarded));
+            answer.lookups.push(describe_loop(&authority, self.forwarded));
             return Ok(Outcome::refused(reason, form));
         }
         let (mut lookup, permit) = self.resolve_and_evaluate(&peer, authority, origin);
         let route_by = permit.as_ref().ok().map(|permit| {
             let route = permit.route();
             let of = route.service_port();
-            let own = self
-                .state
-                .snapshot
-                .route_by(route.requested(), of, route.matched_by());
+            let own = self.state.snapshot.route_by(route.requested(), of, route.matched_by());
             own.unwrap_or_else(|| listener.route_by())
         });
         if let (Some(route), Some(route_by)) = (&mut lookup.route, route_by) {
@@ -324,10 +301,8 @@ impl Explainer<'_> {
         let (origin, port) = (outer.route().origin(), outer.route().requested().port);
         let target = sni::normalise(name).map(|name| sni::authority_of(&name, port));
         let Some(authority) = target else {
-            let (hello, reason) = (
-                ClientHello::without_bytes(Some(name), false),
-                Reason::UnknownSni,
-            );
+            let (hello, reason) =
+                (ClientHello::without_bytes(Some(name), false), Reason::UnknownSni);
             let lookup = rules::unrouted(self.state.snapshot, &hello, from, reason, None);
             answer.lookups.push(lookup);
             return Outcome::refused(reason, RejectionForm::Reset);
@@ -358,10 +333,7 @@ impl Explainer<'_> {
         if sni::normalise(name).is_some_and(|name| is_its(&name)) {
             return outcome;
         }
-        Outcome {
-            or: outcome.or,
-            ..Outcome::refused(Reason::SniMismatch, RejectionForm::Reset)
-        }
+        Outcome { or: outcome.or, ..Outcome::refused(Reason::SniMismatch, RejectionForm::Reset) }
     }
 
     fn resolve_and_evaluate(
@@ -388,10 +360,7 @@ impl Explainer<'_> {
         granted: bool,
     ) -> (LookupRow, Result<Permit, Reason>) {
         let snapshot = self.state.snapshot;
-        let mut lookup = LookupRow {
-            requested: requested.to_string(),
-            ..LookupRow::default()
-        };
+        let mut lookup = LookupRow { requested: requested.to_string(), ..LookupRow::default() };
         let route = match route {
             Ok(route) => route,
             Err(reason) => {
@@ -416,17 +385,11 @@ impl Explainer<'_> {
             _ => rules::rule(self.state, peer, &route, refused),
         };
         let limiting = policy::limiting_entries(snapshot, peer, &route);
-        lookup
-            .rule
-            .description
-            .extend(rules::limits(self.state, &limiting));
+        lookup.rule.description.extend(rules::limits(self.state, &limiting));
         let source = policy::charged_source(peer, route.first_peer());
         let is_full = refused.is_none() && limiting.iter().any(|entry| entry.is_full(&source));
-        let permit = if is_full {
-            Err(Reason::TunnelLimit)
-        } else {
-            policy::run(snapshot, peer, route)
-        };
+        let permit =
+            if is_full { Err(Reason::TunnelLimit) } else { policy::run(snapshot, peer, route) };
         (lookup, permit)
     }
 

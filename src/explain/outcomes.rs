@@ -36,10 +36,7 @@ pub(super) struct Prediction {
 impl Candidate<'_> {
     /// Returns the reason of the predicted failure.
     pub(super) fn reason(&self) -> Option<Reason> {
-        self.prediction
-            .failure
-            .as_ref()
-            .map(|failure| failure.reason)
+        self.prediction.failure.as_ref().map(|failure| failure.reason)
     }
 }
 
@@ -100,10 +97,7 @@ fn reached_limits<'a>(tried: &[&'a Candidate<'a>]) -> Vec<Limit<'a>> {
             *reason == Reason::PolicyDenied || *reason == Reason::DialDenied && scope.is_none()
         });
         let Some(reason) = reason else { continue };
-        match counts
-            .iter_mut()
-            .find(|(limit, _)| *limit == (scope, reason))
-        {
+        match counts.iter_mut().find(|(limit, _)| *limit == (scope, reason)) {
             Some((_, count)) => *count += 1,
             None => counts.push(((scope, reason), 1)),
         }
@@ -181,19 +175,11 @@ mod tests {
         for (denials, others, want) in [
             (2, vec![here(false)], vec![opened]),
             (3, vec![here(false)], vec![opened, denied]),
-            (
-                3,
-                vec![here(false), west(Some(GatewayUntrusted))],
-                vec![opened, denied, untrusted],
-            ),
+            (3, vec![here(false), west(Some(GatewayUntrusted))], vec![opened, denied, untrusted]),
             (3, vec![here(false), west(None)], vec![opened]),
             // An ejected endpoint comes after the three.
             (3, vec![here(true)], vec![denied]),
-            (
-                3,
-                vec![here(true), west(Some(GatewayUntrusted))],
-                vec![untrusted],
-            ),
+            (3, vec![here(true), west(Some(GatewayUntrusted))], vec![untrusted]),
         ] {
             let denials = (0..denials).map(|_| candidate("", Some(PolicyDenied), false));
             let all: Vec<_> = denials.chain(others).collect();

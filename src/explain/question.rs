@@ -68,10 +68,7 @@ pub struct Question {
     pub address: Option<IpAddr>,
     /// All endpoints; without it the 50 most probable.
     #[arg(long)]
-    #[serde(
-        deserialize_with = "is_present",
-        skip_serializing_if = "std::ops::Not::not"
-    )]
+    #[serde(deserialize_with = "is_present", skip_serializing_if = "std::ops::Not::not")]
     pub all: bool,
 }
 
@@ -81,9 +78,9 @@ impl Question {
             None => Ok(Origin::Workload),
             Some("waypoint") => Ok(Origin::Waypoint),
             Some("gateway") => Ok(Origin::Gateway),
-            Some(other) => Err(format!(
-                "unknown origin {other:?}; write `waypoint` or `gateway`, or omit it"
-            )),
+            Some(other) => {
+                Err(format!("unknown origin {other:?}; write `waypoint` or `gateway`, or omit it"))
+            }
         }
     }
 
@@ -106,9 +103,7 @@ impl Question {
         });
         let source = self.source.as_ref().map(|source| source.as_bytes().into());
         Ok(Some(Forwarded {
-            via: via
-                .transpose()?
-                .map(|via| via.join(",").into_bytes().into()),
+            via: via.transpose()?.map(|via| via.join(",").into_bytes().into()),
             source,
             ..Forwarded::default()
         }))

@@ -99,10 +99,7 @@ pub(super) fn client_hello(
         return "let the client offer an Istio ALPN protocol, such as `istio`".to_owned();
     }
     if let Some(names) = names {
-        return format!(
-            "let the client send one of the server names {}",
-            names.join(", ")
-        );
+        return format!("let the client send one of the server names {}", names.join(", "));
     }
     let sent = client_hello.sni.as_deref().unwrap_or_default();
     let meant = IstioName::parse(sent).map(|name| name.authority);

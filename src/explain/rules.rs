@@ -64,21 +64,14 @@ pub(super) fn identity(
     };
     PeerRow {
         identity: Some(identity.uri.to_string()),
-        cluster: peer
-            .as_ref()
-            .ok()
-            .map(|peer| peer.source.cluster.to_string()),
+        cluster: peer.as_ref().ok().map(|peer| peer.source.cluster.to_string()),
         description,
     }
 }
 
 /// Returns a rule that rejects a tunnel, with the remedy.
 fn refusal(description: impl Into<String>, change: impl Into<String>) -> RuleRow {
-    RuleRow {
-        description: description.into(),
-        change: Some(change.into()),
-        ..RuleRow::default()
-    }
+    RuleRow { description: description.into(), change: Some(change.into()), ..RuleRow::default() }
 }
 
 /// Describes a string that is not an authority.
@@ -109,10 +102,7 @@ pub(super) fn unrouted(
     LookupRow {
         requested: requested.to_owned(),
         from: Some(from),
-        rule: refusal(
-            description,
-            remedies::client_hello(snapshot, hello, reason, names),
-        ),
+        rule: refusal(description, remedies::client_hello(snapshot, hello, reason, names)),
         ..LookupRow::default()
     }
 }
@@ -153,11 +143,7 @@ pub(super) fn other_network(
     let is_through = |remote: &RemoteGateway| *remote.network == *network;
     let is_reached = endpoints.any(|one| one.remote.as_deref().is_some_and(is_through));
     let is_subset = matches!(route.matched_by(), MatchedBy::Alias(alias) if alias.subset.is_some());
-    let or = if is_subset {
-        ", or instances outside the subset"
-    } else {
-        ""
-    };
+    let or = if is_subset { ", or instances outside the subset" } else { "" };
     match route.transit() {
         _ if is_reached => format!("in network {network}, reached through its gateways"),
         Transit::Off => format!("in network {network}, and transit is off"),
@@ -218,10 +204,9 @@ fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
             fixed("exposedName", "a name of its entry in `exposure.services`")
         }
         (MatchedBy::Alias(alias), _) => ("alias", describe_alias(alias)),
-        (MatchedBy::Workload(workload), _) => (
-            "workload",
-            format!("an address of workload {}", workload.uid),
-        ),
+        (MatchedBy::Workload(workload), _) => {
+            ("workload", format!("an address of workload {}", workload.uid))
+        }
     }
 }
 
@@ -321,9 +306,7 @@ fn unknown_name(
     requested: &Authority,
     name: &str,
 ) -> RuleRow {
-    let ExplainState {
-        snapshot, places, ..
-    } = *state;
+    let ExplainState { snapshot, places, .. } = *state;
     let cluster = snapshot.trust.cluster(peer.policy_source());
     let alias = snapshot.names.alias(requested, cluster);
     let others = snapshot.names.aliases_of(name);
@@ -346,10 +329,7 @@ fn unknown_name(
         let port = other.requested_port.map(|port| format!(" at port {port}"));
         let port = port.unwrap_or_default();
         refusal(
-            format!(
-                "not for this peer and port: {}{port}",
-                describe_alias(other)
-            ),
+            format!("not for this peer and port: {}{port}", describe_alias(other)),
             remedies::consumer(places, other, cluster, requested.port),
         )
     } else {
@@ -420,14 +400,9 @@ pub(super) fn first_peer_rule(
     refused: Option<Reason>,
 ) -> RuleRow {
     let rule = rule(state, first, route, refused);
-    let description = format!(
-        "for the first peer {}: {}",
-        first.source.principal, rule.description
-    );
-    RuleRow {
-        description,
-        ..rule
-    }
+    let description =
+        format!("for the first peer {}: {}", first.source.principal, rule.description);
+    RuleRow { description, ..rule }
 }
 
 /// Describes the rejection of a malformed `x-strait-source`.
@@ -484,10 +459,7 @@ fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Su
 
 fn allowed(state: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> RuleRow {
     let (caller, snapshot) = (peer.policy_source(), state.snapshot);
-    let mut rule = RuleRow {
-        allowed: true,
-        ..RuleRow::default()
-    };
+    let mut rule = RuleRow { allowed: true, ..RuleRow::default() };
     let description = subjects.iter().map(|subject| {
         let mut entries = subject.entries.iter();
         let entry = entries.find(|entry| {
@@ -569,11 +541,7 @@ pub(super) fn limits(state: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<Str
         let line = line.map_or_else(String::new, |line| format!(" of {line}"));
         let open = entry.limits.tunnels.map(|_| entry.open.get());
         let open = open.map(|open| format!(" ({open} open)"));
-        format!(
-            "; limits{line}: {}{}",
-            entry.limits,
-            open.unwrap_or_default()
-        )
+        format!("; limits{line}: {}{}", entry.limits, open.unwrap_or_default())
     };
     entries.iter().map(describe).collect()
 }
@@ -588,10 +556,7 @@ fn entries<'a>(
     if *matched_by == MatchedBy::Exposed {
         return snapshot.exposure.entries_with_alias(requested).collect();
     }
-    let entries = snapshot
-        .exposure
-        .entries(&snapshot.exposure_host(to.host))
-        .iter();
+    let entries = snapshot.exposure.entries(&snapshot.exposure_host(to.host)).iter();
     let of_port = entries.filter(|entry| entry.applies_to(to.port));
     let opens =
         |one: &&Exposure| one.exposes_workloads || !matches!(matched_by, MatchedBy::Workload(_));

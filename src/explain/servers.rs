@@ -43,9 +43,8 @@ pub(super) fn check(
     let Some(remote) = &endpoint.remote else {
         return Ok(());
     };
-    let checked = check_any(snapshot, &remote.identities, |server| {
-        server.check_gateway(remote, snapshot)
-    });
+    let checked =
+        check_any(snapshot, &remote.identities, |server| server.check_gateway(remote, snapshot));
     let checked = checked.and_then(|()| match remote.is_verifiable() {
         true => Ok(()),
         false => Err("neither its cluster nor an identity is known".to_owned()),

@@ -67,11 +67,7 @@ pub struct Messages {
 impl Messages {
     /// Returns the messages in a body, none longer than `most` bytes.
     pub fn new(body: Body, most: usize) -> Self {
-        Self {
-            body,
-            buffer: BytesMut::new(),
-            most,
-        }
+        Self { body, buffer: BytesMut::new(), most }
     }
 
     /// Returns the next message without decoding it, or `None` at the end of the stream.
@@ -160,9 +156,7 @@ mod tests {
 
     fn trailers(code: Code) -> Result<Frame<Bytes>, Status> {
         let mut trailers = http::HeaderMap::new();
-        Status::new(code, "why")
-            .add_header(&mut trailers)
-            .expect("a status");
+        Status::new(code, "why").add_header(&mut trailers).expect("a status");
         Ok(Frame::trailers(trailers))
     }
 
@@ -201,11 +195,7 @@ mod tests {
         let rows: [(Frames, usize, Code); 4] = [
             (vec![data(&one), trailers(Code::Aborted)], 1, Code::Aborted),
             (vec![data(&one), data(&one[..6])], 1, Code::Unavailable),
-            (
-                vec![data(&[&[0], &large[..]].concat())],
-                0,
-                Code::OutOfRange,
-            ),
+            (vec![data(&[&[0], &large[..]].concat())], 0, Code::OutOfRange),
             (vec![data(&[1, 0, 0, 0, 0])], 0, Code::Internal),
         ];
         for (frames, count, code) in rows {

@@ -116,8 +116,7 @@ pub async fn add_credentials<T>(
 ) -> Result<(), ChannelError> {
     if let Some(file) = &control_plane.token {
         let token = read_file(file.clone(), TOKEN_BYTES_MAX).await?;
-        call.metadata_mut()
-            .insert("authorization", bearer(file, &token)?);
+        call.metadata_mut().insert("authorization", bearer(file, &token)?);
     }
     if let Ok(cluster) = cluster.parse() {
         call.metadata_mut().insert("clusterid", cluster);
@@ -141,10 +140,9 @@ fn bearer(file: &Path, token: &[u8]) -> Result<MetadataValue<Ascii>, ChannelErro
             value.set_sensitive(true);
             Ok(value)
         }
-        _ => Err(ChannelError::File {
-            file: file.to_owned(),
-            cause: "contains no token".to_owned(),
-        }),
+        _ => {
+            Err(ChannelError::File { file: file.to_owned(), cause: "contains no token".to_owned() })
+        }
     }
 }
 
@@ -179,9 +177,7 @@ fn read_blocking(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     }
     // It may grow while it is read.
     let mut bytes = Vec::new();
-    fs::File::open(path)?
-        .take(most + 1)
-        .read_to_end(&mut bytes)?;
+    fs::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
     if u64::try_from(bytes.len()).is_ok_and(|length| length <= most) {
         Ok(bytes)
     } else {
@@ -193,10 +189,8 @@ fn read_blocking(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 const ROOTS_BYTES_MAX: u64 = 1024 * 1024;
 
 async fn client_config(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
-    let failed = |what: String| ChannelError::File {
-        file: plane.roots.to_string().into(),
-        cause: what,
-    };
+    let failed =
+        |what: String| ChannelError::File { file: plane.roots.to_string().into(), cause: what };
     let roots = match &plane.roots {
         Roots::File(file) => parse_roots(&read_file(file.clone(), ROOTS_BYTES_MAX).await?),
         Roots::Pem(text) => parse_roots(text.as_bytes()),

@@ -55,13 +55,7 @@ pub(super) struct GoAwayObserver<T> {
 
 impl<T> GoAwayObserver<T> {
     pub(super) fn new(stream: T, received: GoAwayCode) -> Self {
-        Self {
-            stream,
-            header: [0; GOAWAY_BYTES],
-            filled: 0,
-            payload_left: 0,
-            goaway: received,
-        }
+        Self { stream, header: [0; GOAWAY_BYTES], filled: 0, payload_left: 0, goaway: received }
     }
 
     fn track_frames(&mut self, mut bytes: &[u8]) {
@@ -152,10 +146,7 @@ mod tests {
     }
 
     fn goaway(code: u8) -> Vec<u8> {
-        frame(
-            GOAWAY,
-            &[0x7f, 255, 255, 255, 0, 0, 0, code, b'd', b'e', b'b'],
-        )
+        frame(GOAWAY, &[0x7f, 255, 255, 255, 0, 0, 0, code, b'd', b'e', b'b'])
     }
 
     /// Returns the reason found in `bytes` when they are read in chunks of `size`.
@@ -172,12 +163,8 @@ mod tests {
     fn istiod_8_the_code_of_goaway_is_read_wherever_reads_are_cut() {
         // A GOAWAY that is too short for its fields does not count: h2 ends the connection for
         // it.
-        let others = [
-            frame(4, &[]),
-            frame(0, &[GOAWAY; 300]),
-            frame(1, &[7]),
-            frame(GOAWAY, &[0; 7]),
-        ];
+        let others =
+            [frame(4, &[]), frame(0, &[GOAWAY; 300]), frame(1, &[7]), frame(GOAWAY, &[0; 7])];
         let others = others.concat();
         let calm = Some(Reason::ENHANCE_YOUR_CALM);
         for (frames, reason) in [

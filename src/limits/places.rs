@@ -42,10 +42,7 @@ pub struct Place {
 impl Places {
     /// Creates `max` places.
     pub fn new(resource: Resource, max: usize) -> Arc<Self> {
-        Arc::new(Self {
-            pool: Pool::new(resource, max),
-            taken: Mutex::default(),
-        })
+        Arc::new(Self { pool: Pool::new(resource, max), taken: Mutex::default() })
     }
 
     /// Returns the pool of the places.
@@ -89,11 +86,7 @@ impl Taken {
             _held: held,
         });
         self.next_serial += 1;
-        Place {
-            places: Arc::clone(places),
-            source: source.clone(),
-            evicted,
-        }
+        Place { places: Arc::clone(places), source: source.clone(), evicted }
     }
 
     /// Evicts the oldest place of the source with the most places. Among sources with the same
@@ -190,10 +183,7 @@ mod tests {
         let later = [take("192.0.2.2"), take("192.0.2.3")];
         assert!(evicted(&largest[0]) && evicted(&largest[1]) && !evicted(&largest[2]));
         assert!(!thin.iter().chain(&later).any(evicted));
-        assert!(
-            places.take(&source("192.0.2.1")).is_none(),
-            "no place for it"
-        );
+        assert!(places.take(&source("192.0.2.1")).is_none(), "no place for it");
         let replaced = places.take_or_replace(&source("192.0.2.1"));
         assert!(replaced.is_some() && evicted(&largest[2]));
         assert_eq!(places.pool.used(), MAX);
@@ -212,11 +202,7 @@ mod tests {
     fn a_source_that_fills_its_share_replaces_its_own_oldest() {
         let places = Places::new(Resource::DnsClients, 64);
         let silent: Vec<_> = (0..200)
-            .map(|_| {
-                places
-                    .take_or_replace(&source("127.0.0.1"))
-                    .expect("a place")
-            })
+            .map(|_| places.take_or_replace(&source("127.0.0.1")).expect("a place"))
             .collect();
         assert_eq!(places.pool.used(), 32);
         let open = silent.iter().filter(|one| !evicted(one)).count();

@@ -138,12 +138,7 @@ impl Pool {
     /// Returns the sources that hold something, and the amounts.
     pub fn holders(&self) -> Vec<(Source, usize)> {
         // The nodes outlive the lock, which their drop takes.
-        let live: Vec<_> = self
-            .nodes
-            .lock()
-            .values()
-            .filter_map(Weak::upgrade)
-            .collect();
+        let live: Vec<_> = self.nodes.lock().values().filter_map(Weak::upgrade).collect();
         let held = live.iter().map(|node| (node.source.clone(), node.held()));
         held.filter(|(_, held)| *held > 0).collect()
     }
@@ -169,11 +164,7 @@ impl Pool {
         let mut holders: Vec<_> = self.holders().into_iter().map(named).collect();
         holders.sort_by(|a, b| (b.1, &a.0).cmp(&(a.1, &b.0)));
         holders.truncate(most);
-        DescriptorUsage {
-            used: self.used(),
-            max: self.max(),
-            holders,
-        }
+        DescriptorUsage { used: self.used(), max: self.max(), holders }
     }
 
     /// Takes an amount that is on nobody's account, if less than `below` is in use. The caller
@@ -195,10 +186,7 @@ impl Pool {
     }
 
     fn terms(&self) -> Terms {
-        Terms {
-            free: self.free(),
-            reserve: self.max() / FLOOR_RESERVE_DIVISOR,
-        }
+        Terms { free: self.free(), reserve: self.max() / FLOOR_RESERVE_DIVISOR }
     }
 }
 
@@ -206,10 +194,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         let mut nodes = self.pool.nodes.lock();
         // Another thread may have replaced the entry after the last reference was dropped.
-        if nodes
-            .get(&self.source)
-            .is_some_and(|it| it.strong_count() == 0)
-        {
+        if nodes.get(&self.source).is_some_and(|it| it.strong_count() == 0) {
             nodes.remove(&self.source);
         }
     }
@@ -242,11 +227,7 @@ impl Node {
             }
         };
         let is_outermost = group.parent.is_none();
-        let factor = if group.source.is_group() {
-            GROUP_FACTOR
-        } else {
-            PREFIX_FACTOR
-        };
+        let factor = if group.source.is_group() { GROUP_FACTOR } else { PREFIX_FACTOR };
         let threshold = free.saturating_mul(factor);
         // Identities behind a gateway have no floor: the gateway could invent them.
         let is_below_floor = is_outermost && own.is_some_and(|own| own < floor);
@@ -262,11 +243,8 @@ impl Node {
             let of_own = counted.saturating_sub(threshold) / GROWTH_BY_ONE;
             let of_group = in_group.saturating_sub(threshold) / (1 + factor);
             let excess = of_own.max(of_group).max(reserve.saturating_sub(free)) + 1;
-            let limit = if is_full {
-                LimitReached::Full(resource)
-            } else {
-                LimitReached::Share(resource)
-            };
+            let limit =
+                if is_full { LimitReached::Full(resource) } else { LimitReached::Share(resource) };
             let excess = if has_floor { 0 } else { excess };
             return Err(OverShare { limit, excess });
         }

@@ -23,12 +23,7 @@ pub struct Rates {
 impl Rates {
     /// Creates the rates, each of which is a copy of `initial`.
     pub fn new(initial: Rate) -> Self {
-        Self {
-            by_prefix: HashMap::new(),
-            others: initial.clone(),
-            initial,
-            swept: None,
-        }
+        Self { by_prefix: HashMap::new(), others: initial.clone(), initial, swept: None }
     }
 
     /// Takes `price` of the credit of an address, as [`Rate::spend`].
@@ -46,8 +41,7 @@ impl Rates {
             return self.others.spend(price, now);
         }
         let rate = self.by_prefix.entry(prefix);
-        rate.or_insert_with(|| self.initial.clone())
-            .spend(price, now)
+        rate.or_insert_with(|| self.initial.clone()).spend(price, now)
     }
 }
 
@@ -67,12 +61,7 @@ const FRACTION: u64 = 1_000_000_000;
 impl Rate {
     /// Creates full credit of `max`, which grows by `per_second`.
     pub fn new(per_second: u32, max: u32) -> Self {
-        Self {
-            per_second,
-            max,
-            credit: u64::from(max) * FRACTION,
-            at: None,
-        }
+        Self { per_second, max, credit: u64::from(max) * FRACTION, at: None }
     }
 
     /// Takes `price` of the credit at `now`. Takes nothing and returns false if it does not

@@ -58,11 +58,7 @@ fn all_that_a_gateway_invents_stays_within_its_share() {
     assert!(other.len() >= MAX / 8, "{}", other.len());
     assert!(pool.account(&peer("west", "b")).take(1).is_ok());
     // Two nodes for each invented cluster that holds something, and no other.
-    assert!(
-        pool.nodes_len() <= 2 * held.len() + 4,
-        "{}",
-        pool.nodes_len()
-    );
+    assert!(pool.nodes_len() <= 2 * held.len() + 4, "{}", pool.nodes_len());
 }
 
 #[test]
@@ -110,16 +106,10 @@ fn a_large_amount_needs_as_much_free_and_a_part_goes_back() {
 fn the_largest_holder_is_found_level_by_level() {
     let pool = Pool::new(Resource::Handshakes, MAX);
     assert_eq!(pool.largest(), None);
-    let sources = [
-        (peer("west", "a"), 5),
-        (peer("west", "b"), 6),
-        (peer("north", "c"), 8),
-    ];
+    let sources = [(peer("west", "a"), 5), (peer("west", "b"), 6), (peer("north", "c"), 8)];
     let held = sources.map(|(source, amount)| pool.account(&source).charge(amount));
     assert_eq!(pool.largest(), Some(peer("west", "b")));
-    let mut moved = pool
-        .account(&Source::prefix([192, 0, 2, 1].into()))
-        .charge(4);
+    let mut moved = pool.account(&Source::prefix([192, 0, 2, 1].into())).charge(4);
     moved.move_to(held[2].account());
     assert_eq!(pool.largest(), Some(peer("north", "c")));
 }
@@ -130,35 +120,17 @@ fn sources_have_names_and_ipv6_hosts_are_a_64() {
     let binding = Source::binding(&"db".into());
     let names = [
         (gateway.clone(), "identity gw"),
-        (
-            behind(&gateway, "south", "a"),
-            "identity a behind identity gw",
-        ),
-        (
-            gateway.behind(&"south".into()),
-            "cluster south behind identity gw",
-        ),
-        (
-            Source::prefix("2001:db8::1:2".parse().unwrap()),
-            "source 2001:db8::/64",
-        ),
-        (
-            Source::prefix("::ffff:192.0.2.1".parse().unwrap()),
-            "source 192.0.2.1",
-        ),
-        (
-            binding.client([10, 0, 0, 1].into()),
-            "source 10.0.0.1 of binding db",
-        ),
+        (behind(&gateway, "south", "a"), "identity a behind identity gw"),
+        (gateway.behind(&"south".into()), "cluster south behind identity gw"),
+        (Source::prefix("2001:db8::1:2".parse().unwrap()), "source 2001:db8::/64"),
+        (Source::prefix("::ffff:192.0.2.1".parse().unwrap()), "source 192.0.2.1"),
+        (binding.client([10, 0, 0, 1].into()), "source 10.0.0.1 of binding db"),
         (binding.identity(&"a".into()), "identity a of binding db"),
     ];
     for (source, name) in names {
         assert_eq!(source.to_string(), name);
     }
-    assert_eq!(
-        behind(&gateway, "south", "a").root(),
-        &Source::cluster(&"west".into())
-    );
+    assert_eq!(behind(&gateway, "south", "a").root(), &Source::cluster(&"west".into()));
 }
 
 #[test]

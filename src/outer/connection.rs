@@ -186,9 +186,7 @@ pub(super) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
     let connector = TlsConnector::from(Arc::clone(&own.config));
     let stream = connector.connect(name, stream).await.map_err(|error| {
-        let rejected = error
-            .get_ref()
-            .and_then(|error| error.downcast_ref::<rustls::Error>());
+        let rejected = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
         match rejected {
             Some(rejected @ rustls::Error::InvalidCertificate(_)) => {
                 let refusal = refusal_for_error(rejected);
@@ -277,17 +275,8 @@ async fn establish(
         peer: verified,
     });
     state.record_rtt(since);
-    let connection = Arc::new(Connection {
-        send,
-        state: Arc::clone(&state),
-        _charge: charge,
-    });
-    let driver = Driver {
-        http2,
-        pings,
-        state,
-        connection: Arc::downgrade(&connection),
-    };
+    let connection = Arc::new(Connection { send, state: Arc::clone(&state), _charge: charge });
+    let driver = Driver { http2, pings, state, connection: Arc::downgrade(&connection) };
     Ok((connection, driver))
 }
 
@@ -429,9 +418,7 @@ impl State {
 
     /// Notes the cause of the end, if it is an error.
     pub(super) fn note_error(&self, error: &h2::Error) {
-        let is_code = error
-            .reason()
-            .is_some_and(|code| code != h2::Reason::NO_ERROR);
+        let is_code = error.reason().is_some_and(|code| code != h2::Reason::NO_ERROR);
         let io = error.get_io().map(io::Error::kind);
         if is_code || io == Some(io::ErrorKind::ConnectionReset) {
             self.is_broken.store(true, Ordering::SeqCst);
@@ -487,10 +474,7 @@ impl Connection {
         let max = self.send.current_max_send_streams().min(STREAMS_MAX);
         let taken = self.state.streams.fetch_add(1, Ordering::SeqCst);
         // The drop of the slot gives the place back.
-        let slot = Slot {
-            connection: Arc::clone(self),
-            charge: None,
-        };
+        let slot = Slot { connection: Arc::clone(self), charge: None };
         if taken >= max || self.state.is_unusable() {
             return None;
         }

@@ -143,14 +143,11 @@ impl GatewayConnections {
         let charge = charge.map_err(|full| self.failure(Reason::RemoteBusy, &full.to_string()))?;
         let (since, mut failure) = (Instant::now(), None);
         loop {
-            let Wait {
-                mut result,
-                end,
-                blocked,
-            } = match self.pick((source, context), (since, failure))? {
-                Picked::Slot(slot) => return Ok(slot.charge(charge)),
-                Picked::Wait(wait) => wait,
-            };
+            let Wait { mut result, end, blocked } =
+                match self.pick((source, context), (since, failure))? {
+                    Picked::Slot(slot) => return Ok(slot.charge(charge)),
+                    Picked::Wait(wait) => wait,
+                };
             let _waiter = Waiter(self, source);
             let (end, now) = (end.min(deadline), Instant::now());
             let next = match blocked {

@@ -79,11 +79,7 @@ where
     let deadline = deadline.min(Instant::now() + OPEN_DEADLINE);
     let gateway = tunnel.servers().gateway;
     let opened = async {
-        let carrier = Carrier {
-            tunnel: Some(tunnel),
-            charge,
-            tasks: tasks.clone(),
-        };
+        let carrier = Carrier { tunnel: Some(tunnel), charge, tasks: tasks.clone() };
         let (connection, workload) = connect(carrier, target, (tls, reader)).await?;
         let verified = (gateway, Arc::new(workload));
         request(connection, target.authority, verified, tasks).await
@@ -158,18 +154,8 @@ pub(super) async fn request<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         // GOAWAY and close_notify. Without them the drop resets the tunnel.
         let _ = timeout(CLOSE_DEADLINE, http2).await;
     });
-    let servers = Servers {
-        gateway,
-        workload: Some(workload),
-    };
-    Ok(Stream::new(
-        stream,
-        response.into_body(),
-        Held::Own {
-            _ended: ended,
-            servers,
-        },
-    ))
+    let servers = Servers { gateway, workload: Some(workload) };
+    Ok(Stream::new(stream, response.into_body(), Held::Own { _ended: ended, servers }))
 }
 
 fn unreachable(detail: impl ToString) -> Failure {

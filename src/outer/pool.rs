@@ -57,17 +57,8 @@ impl Pool {
         lifecycle: Lifecycle,
         denied: AddressFilter,
     ) -> Self {
-        let context = Context {
-            denied,
-            tls,
-            reader,
-            lifecycle,
-        };
-        Self(Arc::new(Shared {
-            context,
-            gateways: Mutex::default(),
-            ranks: Mutex::default(),
-        }))
+        let context = Context { denied, tls, reader, lifecycle };
+        Self(Arc::new(Shared { context, gateways: Mutex::default(), ranks: Mutex::default() }))
     }
 
     /// Opens a tunnel of a source through a gateway. Requests that the gateway has not processed
@@ -99,11 +90,7 @@ impl Pool {
             }
             match sent {
                 Ok((stream, load)) => {
-                    return Ok(Answer {
-                        stream,
-                        load,
-                        weight_factor,
-                    });
+                    return Ok(Answer { stream, load, weight_factor });
                 }
                 Err(Refused::Unprocessed(_) | Refused::Silent(_)) if tries < CONNECTIONS_TRIED => {}
                 Err(

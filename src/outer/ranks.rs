@@ -69,11 +69,7 @@ impl Ranks {
 
 impl Default for Rank {
     fn default() -> Self {
-        Self {
-            is_slow: false,
-            contradictions: 0,
-            weight_factor: FACTOR_ONE,
-        }
+        Self { is_slow: false, contradictions: 0, weight_factor: FACTOR_ONE }
     }
 }
 
@@ -85,11 +81,7 @@ impl Rank {
         } else {
             time > 2 * best + TOLERANCE
         };
-        self.contradictions = if contradicts {
-            self.contradictions + 1
-        } else {
-            0
-        };
+        self.contradictions = if contradicts { self.contradictions + 1 } else { 0 };
         if self.contradictions == COMPARISONS {
             self.contradictions = 0;
             self.is_slow = !self.is_slow;
@@ -127,10 +119,7 @@ mod tests {
             identities: Box::default(),
             other_addresses: Box::default(),
         };
-        Target {
-            address: ([192, 0, 2, last], 15008).into(),
-            gateway: Arc::new(gateway),
-        }
+        Target { address: ([192, 0, 2, last], 15008).into(), gateway: Arc::new(gateway) }
     }
 
     /// Time of a gateway without a usable connection.

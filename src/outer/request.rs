@@ -68,11 +68,7 @@ impl Request {
     /// Creates a request for `HOSTNAME:PORT` of a service that has passed the gateways of `via`.
     pub fn new(authority: String, via: &Via) -> Self {
         let encoded = encoded_max(b":authority", authority.as_bytes()) + FIELD_OVERHEAD;
-        let mut request = Self {
-            authority,
-            headers: HeaderMap::new(),
-            encoded,
-        };
+        let mut request = Self { authority, headers: HeaderMap::new(), encoded };
         request.set(VIA_HEADER, via.to_string().as_bytes());
         request
     }
@@ -93,10 +89,7 @@ impl Request {
 
     fn to_http(&self) -> Result<http::Request<()>, http::Error> {
         let uri = http::Uri::builder().authority(&*self.authority).build()?;
-        let mut request = http::Request::builder()
-            .method(Method::CONNECT)
-            .uri(uri)
-            .body(())?;
+        let mut request = http::Request::builder().method(Method::CONNECT).uri(uri).body(())?;
         *request.headers_mut() = self.headers.clone();
         Ok(request)
     }
@@ -165,10 +158,7 @@ pub(super) async fn send(
     let reason = reason_of(response.status(), outcome);
     let label = String::from_utf8_lossy(outcome.unwrap_or(b"none"));
     let status = response.status().as_u16();
-    let detail = format!(
-        "the gateway answered {status}, outcome {}",
-        label.escape_debug()
-    );
+    let detail = format!("the gateway answered {status}, outcome {}", label.escape_debug());
     Err(Refused::Processed(Failure::new(reason, detail)))
 }
 
@@ -203,8 +193,5 @@ async fn refused(slot: &Slot, error: &h2::Error) -> Refused {
 }
 
 fn unprocessed(reason: Reason, error: &h2::Error) -> Refused {
-    Refused::Unprocessed(Failure::new(
-        reason,
-        format!("the gateway's connection: {error}"),
-    ))
+    Refused::Unprocessed(Failure::new(reason, format!("the gateway's connection: {error}")))
 }

@@ -123,10 +123,7 @@ impl Connections {
             Some((longest.1?, longest.0, own))
         });
         if let Some((_, at, own)) = idle.max_by_key(|(time, ..)| *time)
-            && own
-                .open
-                .get(at)
-                .is_some_and(|one| one.state.retire_if_idle(Duration::ZERO))
+            && own.open.get(at).is_some_and(|one| one.state.retire_if_idle(Duration::ZERO))
         {
             own.open.remove(at);
         }
@@ -187,11 +184,7 @@ impl Connections {
             return Err("its connections take no tunnels".to_owned());
         }
         let useful = (own.waiters + 1).div_ceil(STREAMS_MAX);
-        Ok(if is_useless {
-            0
-        } else {
-            useful.min(SOURCE_ATTEMPTS_MAX)
-        })
+        Ok(if is_useless { 0 } else { useful.min(SOURCE_ATTEMPTS_MAX) })
     }
 }
 

@@ -57,10 +57,7 @@ pub(super) enum Held {
     /// Place on a pooled connection.
     Slot(Slot),
     /// Connection of this stream alone. Its task learns of the end by the drop.
-    Own {
-        _ended: oneshot::Sender<()>,
-        servers: Servers,
-    },
+    Own { _ended: oneshot::Sender<()>, servers: Servers },
 }
 
 /// Verified servers of a stream: the gateway and, of a connection inside its tunnel, the workload.
@@ -90,9 +87,7 @@ impl Servers {
         snapshot: &Snapshot,
     ) -> Result<(), String> {
         let workload = self.workload.as_ref();
-        workload.map_or(Ok(()), |it| {
-            it.server().check_workload(wanted, (cluster, snapshot))
-        })
+        workload.map_or(Ok(()), |it| it.server().check_workload(wanted, (cluster, snapshot)))
     }
 }
 
@@ -149,10 +144,7 @@ impl Stream {
     /// Returns the verified servers at the other end.
     pub fn servers(&self) -> Servers {
         match &self.connection {
-            Held::Slot(slot) => Servers {
-                gateway: Arc::clone(slot.state()),
-                workload: None,
-            },
+            Held::Slot(slot) => Servers { gateway: Arc::clone(slot.state()), workload: None },
             Held::Own { servers, .. } => servers.clone(),
         }
     }
@@ -257,11 +249,7 @@ impl Stream {
             bytes.extend_from_slice(&slice[..length]);
         }
         self.queue.writes.fetch_add(1, Ordering::SeqCst);
-        let write = Write {
-            bytes,
-            queue: Arc::clone(&self.queue),
-            _charge: charge(room),
-        };
+        let write = Write { bytes, queue: Arc::clone(&self.queue), _charge: charge(room) };
         let sent = self.send.send_data(Bytes::from_owner(write), false);
         sent.map_err(|error| self.fail(error))?;
         Ok(room)

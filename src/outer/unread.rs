@@ -102,10 +102,7 @@ mod tests {
     fn frames_of_all_sizes_keep_their_order() {
         let mut unread = Unread::default();
         let sizes = [1, WHOLE_MIN, 0, 3, 5, WHOLE_MIN + 1, 7];
-        let want: Vec<u8> = (1..)
-            .zip(sizes)
-            .flat_map(|(byte, size)| vec![byte; size])
-            .collect();
+        let want: Vec<u8> = (1..).zip(sizes).flat_map(|(byte, size)| vec![byte; size]).collect();
         for (byte, size) in (1..).zip(sizes) {
             unread.push(Bytes::from(vec![byte; size]));
         }

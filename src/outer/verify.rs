@@ -59,10 +59,7 @@ impl Verified {
 
     /// Returns the server for checks of its identity.
     pub(super) fn server(&self) -> ServerIdentity<'_> {
-        ServerIdentity {
-            identity: &self.identity,
-            issuer: Some(&self.chain.issuer().spki),
-        }
+        ServerIdentity { identity: &self.identity, issuer: Some(&self.chain.issuer().spki) }
     }
 
     /// Returns the first expiry in the chain.
@@ -107,10 +104,7 @@ impl ServerIdentity<'_> {
     ) -> Result<(), String> {
         self.check_cluster(cluster, snapshot)?;
         let Identity { uri, namespace, .. } = self.identity;
-        let ExpectedWorkloads {
-            identities,
-            namespaces,
-        } = wanted;
+        let ExpectedWorkloads { identities, namespaces } = wanted;
         let is_any = identities.is_empty() && namespaces.is_empty();
         if is_any || identities.contains(uri) || namespaces.contains(namespace) {
             return Ok(());
@@ -120,9 +114,7 @@ impl ServerIdentity<'_> {
 
     /// Returns the cluster of the issuer or trust domain.
     fn cluster(self, snapshot: &Snapshot) -> Result<Arc<str>, String> {
-        let cluster = snapshot
-            .trust
-            .peer_cluster(&self.identity.trust_domain, self.issuer);
+        let cluster = snapshot.trust.peer_cluster(&self.identity.trust_domain, self.issuer);
         let refusal = HandshakeRefusal::UntrustedDomain;
         let cluster = cluster.ok_or_else(|| format!("{refusal}: {}", refusal.description()))?;
         Ok(cluster.name)

@@ -22,10 +22,7 @@ fn what_a_peer_may_not_learn_looks_alike() {
 fn no_broken_tunnel_ends_by_a_code_that_peers_read_as_clean() {
     for reason in Reason::ALL {
         let code = reason.reset_code();
-        assert!(
-            code != h2::Reason::CANCEL && code != h2::Reason::NO_ERROR,
-            "{reason}"
-        );
+        assert!(code != h2::Reason::CANCEL && code != h2::Reason::NO_ERROR, "{reason}");
     }
 }
 

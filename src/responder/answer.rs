@@ -169,11 +169,7 @@ mod tests {
     #[test]
     fn a_name_outside_all_families_is_a_zone_of_its_own() {
         let names = Names::new(&config(&[("echo.example", "127.0.0.2:80")], "240.0.0.0/4"));
-        let answer = ask(
-            &names,
-            &query("Echo.Example.", RecordType::AAAA),
-            Transport::Udp,
-        );
+        let answer = ask(&names, &query("Echo.Example.", RecordType::AAAA), Transport::Udp);
         assert_eq!(answer.authorities[0].name.to_ascii(), "echo.example.");
     }
 
@@ -195,10 +191,7 @@ mod tests {
     #[test]
     fn an_answer_that_is_too_long_for_udp_is_truncated() {
         let addresses: Vec<_> = (1..=60).map(|last| format!("127.0.0.{last}:80")).collect();
-        let bindings: Vec<_> = addresses
-            .iter()
-            .map(|one| ("echo.global", &**one))
-            .collect();
+        let bindings: Vec<_> = addresses.iter().map(|one| ("echo.global", &**one)).collect();
         let names = Names::new(&config(&bindings, "240.0.0.0/4"));
         let mut query = query("echo.global.", RecordType::A);
         let short = ask(&names, &query, Transport::Udp);
@@ -210,10 +203,7 @@ mod tests {
         edns.set_max_payload(4096);
         query.set_edns(edns);
         let long = ask(&names, &query, Transport::Udp);
-        assert_eq!(
-            (long.answers.len(), long.max_payload()),
-            (60, UDP_BYTES_MAX)
-        );
+        assert_eq!((long.answers.len(), long.max_payload()), (60, UDP_BYTES_MAX));
     }
 
     #[test]
@@ -238,9 +228,7 @@ mod tests {
         for short in 0..HEADER_BYTES {
             assert_eq!(answer(&names, &vec![0; short], Transport::Udp), None);
         }
-        let mut broken = query("echo.global.", RecordType::A)
-            .to_vec()
-            .expect("bytes");
+        let mut broken = query("echo.global.", RecordType::A).to_vec().expect("bytes");
         broken.truncate(HEADER_BYTES + 3);
         let bytes = answer(&names, &broken, Transport::Udp).expect("an answer");
         let message = Message::from_vec(&bytes).expect("a message");

@@ -48,10 +48,7 @@ impl Names {
             let of = addresses.entry(name.clone()).or_default();
             of.extend(vip(config.dns.vips, name, &mut taken));
         }
-        Self {
-            addresses,
-            families: config.dns.families.clone(),
-        }
+        Self { addresses, families: config.dns.families.clone() }
     }
 
     pub(super) fn find(&self, name: &str) -> Known<'_> {
@@ -173,9 +170,6 @@ bindings: [{}]
         let v6: IpNet = "fd00::/64".parse().expect("a network");
         let found = vip(v6, "a", &mut BTreeSet::new()).expect("a VIP");
         assert!(v6.contains(&found));
-        assert_eq!(
-            vip("10.0.0.1/32".parse().expect("one"), "a", &mut taken),
-            None
-        );
+        assert_eq!(vip("10.0.0.1/32".parse().expect("one"), "a", &mut taken), None);
     }
 }

@@ -90,11 +90,7 @@ struct Group {
 
 impl Table {
     fn new(config: Arc<Config>) -> Self {
-        Self {
-            names: Names::new(&config),
-            clients: config.dns_clients(),
-            config,
-        }
+        Self { names: Names::new(&config), clients: config.dns_clients(), config }
     }
 }
 

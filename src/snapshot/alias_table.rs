@@ -31,19 +31,13 @@ impl AliasTable {
         let mut others = weights.clone();
         let first = others.next();
         if others.all(|weight| Some(weight) == first) {
-            return Self {
-                count: weights.len(),
-                columns: Box::default(),
-                height,
-            };
+            return Self { count: weights.len(), columns: Box::default(), height };
         }
         // The area of an item is its weight times the number of columns: 32 bits times less than
         // 32.
         let count = weights.len() as u64;
-        let column = |(rest, weight): (usize, u32)| Column {
-            mark: u64::from(weight) * count,
-            rest,
-        };
+        let column =
+            |(rest, weight): (usize, u32)| Column { mark: u64::from(weight) * count, rest };
         let mut columns: Box<[_]> = weights.enumerate().map(column).collect();
         let is_light = |&place: &usize| columns[place].mark < height;
         let (mut light, mut heavy): (Vec<_>, Vec<_>) = (0..columns.len()).partition(is_light);
@@ -54,11 +48,7 @@ impl AliasTable {
                 light.extend(heavy.pop());
             }
         }
-        Self {
-            count: columns.len(),
-            columns,
-            height,
-        }
+        Self { count: columns.len(), columns, height }
     }
 
     /// Draws the index of an item by weight. Returns `None` if all weights are 0.

@@ -196,16 +196,10 @@ impl Match {
         };
         let within = |ip: IpAddr| move |net: &IpNet| net.contains(&ip.to_canonical());
         !self.is_empty()
-            && self
-                .source_ips
-                .judge(attributes.source, unknown, |ip, net| within(ip)(net))
-            && self
-                .destination_ports
-                .judge(attributes.port, unknown, |known, port| *port == known)
+            && self.source_ips.judge(attributes.source, unknown, |ip, net| within(ip)(net))
+            && self.destination_ports.judge(attributes.port, unknown, |known, port| *port == known)
             && self.namespaces.holds(|one| one.matches(namespace))
-            && self
-                .principals
-                .holds(|one| principal.is_some_and(|text| one.matches(text)))
+            && self.principals.holds(|one| principal.is_some_and(|text| one.matches(text)))
             && self.service_accounts.holds(account)
             && self.destination_ips.holds(within(attributes.destination))
     }
@@ -239,10 +233,7 @@ impl<T> Condition<T> {
 
 impl<T> Default for Condition<T> {
     fn default() -> Self {
-        Self {
-            any: Vec::new(),
-            none: Vec::new(),
-        }
+        Self { any: Vec::new(), none: Vec::new() }
     }
 }
 
@@ -305,31 +296,19 @@ mod tests {
     }
 
     fn any<T>(value: T) -> Condition<T> {
-        Condition {
-            any: vec![value],
-            none: Vec::new(),
-        }
+        Condition { any: vec![value], none: Vec::new() }
     }
 
     fn none<T>(value: T) -> Condition<T> {
-        Condition {
-            any: Vec::new(),
-            none: vec![value],
-        }
+        Condition { any: Vec::new(), none: vec![value] }
     }
 
     fn good() -> Match {
-        Match {
-            namespaces: any(StringMatch::Exact("shop".into())),
-            ..Match::default()
-        }
+        Match { namespaces: any(StringMatch::Exact("shop".into())), ..Match::default() }
     }
 
     fn bad() -> Match {
-        Match {
-            namespaces: any(StringMatch::Exact("Shop".into())),
-            ..Match::default()
-        }
+        Match { namespaces: any(StringMatch::Exact("Shop".into())), ..Match::default() }
     }
 
     #[test]
@@ -340,10 +319,7 @@ mod tests {
             (vec![rule(vec![clause(vec![])])], true),
             (vec![rule(vec![clause(vec![Match::default()])])], false),
             (vec![rule(vec![clause(vec![bad(), good()])])], true),
-            (
-                vec![rule(vec![clause(vec![good()]), clause(vec![bad()])])],
-                false,
-            ),
+            (vec![rule(vec![clause(vec![good()]), clause(vec![bad()])])], false),
             (vec![rule(vec![clause(vec![bad()])]), rule(vec![])], true),
         ];
         for (rules, want) in cases {
@@ -354,71 +330,36 @@ mod tests {
 
     #[test]
     fn every_attribute_has_to_hold() {
-        let both = Match {
-            destination_ports: any(80),
-            ..good()
-        };
+        let both = Match { destination_ports: any(80), ..good() };
         assert!(!matches(both));
         for (hit, miss) in [
-            (
-                StringMatch::Exact("west.local/ns/shop/sa/checkout".into()),
-                "spiffe://",
-            ),
-            (
-                StringMatch::Prefix("west.local/".into()),
-                "west.local/ns/other",
-            ),
+            (StringMatch::Exact("west.local/ns/shop/sa/checkout".into()), "spiffe://"),
+            (StringMatch::Prefix("west.local/".into()), "west.local/ns/other"),
             (StringMatch::Suffix("/sa/checkout".into()), "/sa/other"),
             (StringMatch::Presence, "\0"),
         ] {
-            assert!(matches(Match {
-                principals: any(hit.clone()),
-                ..Match::default()
-            }));
-            assert!(!matches(Match {
-                principals: none(hit),
-                ..Match::default()
-            }));
+            assert!(matches(Match { principals: any(hit.clone()), ..Match::default() }));
+            assert!(!matches(Match { principals: none(hit), ..Match::default() }));
             let miss = StringMatch::Prefix(miss.into());
-            assert!(!matches(Match {
-                principals: any(miss),
-                ..Match::default()
-            }));
+            assert!(!matches(Match { principals: any(miss), ..Match::default() }));
         }
         let account = |name: &str| ("shop".to_owned(), name.to_owned());
-        let accounts = |name| Match {
-            service_accounts: any(account(name)),
-            ..Match::default()
-        };
+        let accounts = |name| Match { service_accounts: any(account(name)), ..Match::default() };
         assert!(matches(accounts("checkout")) && !matches(accounts("other")));
         let net = |text: &str| text.parse::<IpNet>().expect("a network");
-        let source = |text| Match {
-            source_ips: any(net(text)),
-            ..Match::default()
-        };
+        let source = |text| Match { source_ips: any(net(text)), ..Match::default() };
         assert!(matches(source("10.0.0.0/24")) && !matches(source("10.1.0.0/24")));
-        let destination = |text| Match {
-            destination_ips: none(net(text)),
-            ..Match::default()
-        };
+        let destination = |text| Match { destination_ips: none(net(text)), ..Match::default() };
         assert!(!matches(destination("10.1.0.0/24")) && matches(destination("10.0.0.0/24")));
     }
 
     #[test]
     fn of_what_is_not_known_an_allow_matches_and_a_deny_does_not() {
-        let attributes = Attributes {
-            source: None,
-            port: None,
-            ..attributes(Some(PEER))
-        };
-        let of_port = |from: Match, ports: Condition<u16>| Match {
-            destination_ports: ports,
-            ..from
-        };
-        let of_source = |from: Match, source: Condition<IpNet>| Match {
-            source_ips: source,
-            ..from
-        };
+        let attributes = Attributes { source: None, port: None, ..attributes(Some(PEER)) };
+        let of_port =
+            |from: Match, ports: Condition<u16>| Match { destination_ports: ports, ..from };
+        let of_source =
+            |from: Match, source: Condition<IpNet>| Match { source_ips: source, ..from };
         // One network contains the address of the outer connection, the other does not.
         let nets = ["10.0.0.0/24", "10.9.0.0/24"].map(|text| text.parse().expect("a network"));
         let ports = [any(8080), none(8080)].map(|ports| {
@@ -433,10 +374,7 @@ mod tests {
         for (with_good, with_bad) in ports.into_iter().chain(sources) {
             for (one, allows, denies) in [(with_good, true, false), (with_bad, false, false)] {
                 let allow = policy(vec![rule(vec![clause(vec![one])])]);
-                let deny = Policy {
-                    action: Action::Deny,
-                    ..allow.clone()
-                };
+                let deny = Policy { action: Action::Deny, ..allow.clone() };
                 let got = (allow.matches(&attributes), deny.matches(&attributes));
                 assert_eq!(got, (allows, denies), "{allow:?}");
             }
@@ -446,10 +384,7 @@ mod tests {
     #[test]
     fn without_an_identity_positive_conditions_fail_and_negative_ones_hold() {
         let presence = |condition: fn(StringMatch) -> Condition<StringMatch>| {
-            let one = Match {
-                principals: condition(StringMatch::Presence),
-                ..Match::default()
-            };
+            let one = Match { principals: condition(StringMatch::Presence), ..Match::default() };
             policy(vec![rule(vec![clause(vec![one])])]).matches(&attributes(None))
         };
         assert!(!presence(any));
@@ -467,10 +402,7 @@ mod tests {
             (vec![rule(vec![]); 3], 3),
             (vec![rule(vec![clause(vec![]); 3])], 4),
             (vec![rule(vec![clause(vec![Match::default(); 3])])], 5),
-            (
-                vec![rule(vec![clause(vec![ports(vec![1; 5], vec![2; 7])])])],
-                16,
-            ),
+            (vec![rule(vec![clause(vec![ports(vec![1; 5], vec![2; 7])])])], 16),
         ] {
             assert_eq!(policy(rules).size(), size);
         }

@@ -30,12 +30,7 @@ struct Last {
 impl BoundEndpoints {
     /// Creates the endpoints of a service port of these clusters.
     pub fn new(clusters: impl IntoIterator<Item = Arc<str>>, host: Arc<str>, port: u16) -> Self {
-        Self {
-            clusters: clusters.into_iter().collect(),
-            host,
-            port,
-            last: Mutex::default(),
-        }
+        Self { clusters: clusters.into_iter().collect(), host, port, last: Mutex::default() }
     }
 
     /// Takes over the states of gateways from an earlier version of the binding, if it has the same
@@ -88,10 +83,8 @@ impl BoundEndpoints {
     /// gateways of the configuration have no region.
     fn evacuation(&self, snapshot: &Snapshot, gateway: &Endpoint) -> Option<ExclusionReason> {
         let (service, _) = self.service(snapshot);
-        let unranked = mesh::Service {
-            namespace: Arc::clone(&service.namespace),
-            ..mesh::Service::default()
-        };
+        let unranked =
+            mesh::Service { namespace: Arc::clone(&service.namespace), ..mesh::Service::default() };
         let (network, balancing) = (snapshot.network(), &snapshot.balancing);
         let ranking = Ranking::new(&unranked, self.port, &self.host, network, balancing);
         let why = ranking.exclusion(&gateway.definition)?;
@@ -107,10 +100,8 @@ impl BoundEndpoints {
     /// Returns the gateways that are not endpoints, each with the reason.
     pub fn unused(&self, snapshot: &Snapshot) -> Vec<(String, String)> {
         let (service, name) = self.service(snapshot);
-        let (service, rules) = (
-            ((&*service, &*name), self.port),
-            (&*snapshot.networks, snapshot.network()),
-        );
+        let (service, rules) =
+            (((&*service, &*name), self.port), (&*snapshot.networks, snapshot.network()));
         let remote = &snapshot.index.remote;
         let unused = remote.unused_gateways(&self.clusters, service, rules);
         let unused = unused.into_iter().map(|(uid, why)| (uid, why.to_owned()));
@@ -119,10 +110,7 @@ impl BoundEndpoints {
         let evacuated = gateways.filter_map(|one| {
             let why = self.evacuation(snapshot, &one)?;
             let network = &one.definition.network;
-            Some((
-                format!("{network}/gateway/{}", one.address),
-                why.to_string(),
-            ))
+            Some((format!("{network}/gateway/{}", one.address), why.to_string()))
         });
         unused.chain(evacuated).collect()
     }
@@ -131,10 +119,7 @@ impl BoundEndpoints {
     fn service(&self, snapshot: &Snapshot) -> (Arc<mesh::Service>, String) {
         let known = snapshot.services.get(&*self.host);
         let unknown = || {
-            Arc::new(mesh::Service {
-                hostname: Arc::clone(&self.host),
-                ..mesh::Service::default()
-            })
+            Arc::new(mesh::Service { hostname: Arc::clone(&self.host), ..mesh::Service::default() })
         };
         let service = known.map_or_else(unknown, |known| Arc::clone(&known.definition));
         let name = format!("{}/{}", service.namespace, service.hostname);
@@ -147,10 +132,8 @@ impl BoundEndpoints {
         state: impl FnMut(&Arc<str>, SocketAddr) -> Arc<EndpointState>,
     ) -> Vec<super::remote_instances::NetworkShare> {
         let (service, name) = self.service(snapshot);
-        let (service, rules) = (
-            ((&*service, &*name), self.port),
-            (&*snapshot.networks, snapshot.network()),
-        );
+        let (service, rules) =
+            (((&*service, &*name), self.port), (&*snapshot.networks, snapshot.network()));
         let remote = &snapshot.index.remote;
         remote.cluster_shares(&self.clusters, service, rules, state)
     }
@@ -172,9 +155,7 @@ mod tests {
         let gateways = gateways.iter();
         let rule = NetworkRule {
             cluster: cluster.into(),
-            gateways: gateways
-                .map(|last| (format!("192.0.2.{last}").into(), 15008))
-                .collect(),
+            gateways: gateways.map(|last| (format!("192.0.2.{last}").into(), 15008)).collect(),
             ..NetworkRule::default()
         };
         (name.into(), rule)
@@ -226,9 +207,7 @@ mod tests {
         assert_eq!(shares(&["west"], &snapshot), west);
         let third = 1.0 / 3.0;
         let found = shares(&["west", "north"], &snapshot);
-        let north = found
-            .iter()
-            .find(|(address, _)| address.ends_with(".4:15008"));
+        let north = found.iter().find(|(address, _)| address.ends_with(".4:15008"));
         assert_eq!(north.map(|(_, share)| *share), Some(third));
         assert!(shares(&["east"], &snapshot).is_empty());
     }
@@ -240,11 +219,7 @@ mod tests {
             healthy,
             capacity: 1,
             services: [("app/echo.app".into(), [(80, 80)].into())].into(),
-            template: Template {
-                network: network.into(),
-                ..Template::default()
-            }
-            .into(),
+            template: Template { network: network.into(), ..Template::default() }.into(),
             ..Workload::default()
         };
         let pods = [
@@ -285,10 +260,8 @@ mod tests {
         let before = snapshot(Mesh::new([service()], pods));
         let bound = || BoundEndpoints::new(["west".into(), "north".into()], "echo.app".into(), 80);
         let region = RegionPattern::parse("us-north").expect("a region");
-        let by_operator = Change {
-            overrides: Some(Override::Evacuate(region)),
-            ..Change::default()
-        };
+        let by_operator =
+            Change { overrides: Some(Override::Evacuate(region)), ..Change::default() };
         let by_weight = Change {
             traffic: Some(Traffic::new([], region_weights(&[("us-north", 0)]))),
             ..Change::default()
@@ -301,10 +274,7 @@ mod tests {
         };
         let west = ["192.0.2.1", "192.0.2.2", "192.0.2.3"];
         assert_eq!(of(&before).len(), 4);
-        for (change, why) in [
-            (by_operator, "strait drain region"),
-            (by_weight, "weight 0"),
-        ] {
+        for (change, why) in [(by_operator, "strait drain region"), (by_weight, "weight 0")] {
             let next = build(&before, change);
             assert_eq!(of(&next), west);
             let unused = bound().unused(&next);
@@ -319,10 +289,7 @@ mod tests {
     #[test]
     fn a_gateway_without_a_region_has_no_weight_of_all_other_regions() {
         let rule = region_weights(&[("us-west", 100), ("*", 0)]);
-        let change = Change {
-            traffic: Some(Traffic::new([], rule)),
-            ..Change::default()
-        };
+        let change = Change { traffic: Some(Traffic::new([], rule)), ..Change::default() };
         let next = build(&snapshot(Mesh::new([service()], [])), change);
         let bound = BoundEndpoints::new(["north".into()], "echo.app".into(), 80);
         assert_eq!(bound.load(&next).endpoints.len(), 1);
@@ -399,16 +366,10 @@ mod tests {
             (vec![], Err(of_one)),
             (vec![west("echo.app")], Ok(())),
             (vec![west("other.app")], Ok(())),
-            (
-                vec![west("other.app"), north("more.app")],
-                Err("several clusters"),
-            ),
+            (vec![west("other.app"), north("more.app")], Err("several clusters")),
             (vec![north("more.app")], Err("")),
             (vec![west("other.app"), west("more.app")], Ok(())),
-            (
-                vec![split_horizon("west", "192.0.2.8", "other.app")],
-                Err(of_one),
-            ),
+            (vec![split_horizon("west", "192.0.2.8", "other.app")], Err(of_one)),
             (vec![split_horizon("", V4, "echo.app")], Err(of_one)),
         ] {
             for records in [vec![record(V4)], vec![record(V4), record(V6)]] {

@@ -121,10 +121,7 @@ fn with_configured_gateways(
     for gateway in old.networks.records().filter(|_| is_changed) {
         let last = old.hosts.received.workloads.get(&gateway.uid);
         let now = mesh.workloads.get(&gateway.uid);
-        if last
-            .zip(now)
-            .is_some_and(|(last, now)| Arc::ptr_eq(last, now))
-        {
+        if last.zip(now).is_some_and(|(last, now)| Arc::ptr_eq(last, now)) {
             mesh.workloads.remove(&gateway.uid);
         }
     }
@@ -132,8 +129,7 @@ fn with_configured_gateways(
         let known = old.hosts.received.workloads.get(&gateway.uid);
         let known = known.filter(|known| ***known == gateway).cloned();
         let uid = Arc::clone(&gateway.uid);
-        mesh.workloads
-            .insert(uid, known.unwrap_or_else(|| Arc::new(gateway)));
+        mesh.workloads.insert(uid, known.unwrap_or_else(|| Arc::new(gateway)));
     }
     Some(mesh)
 }
@@ -161,11 +157,8 @@ mod tests {
             healthy: true,
             capacity: 1,
             services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
-            template: mesh::Template {
-                protocol: Protocol::Hbone,
-                ..mesh::Template::default()
-            }
-            .into(),
+            template: mesh::Template { protocol: Protocol::Hbone, ..mesh::Template::default() }
+                .into(),
             ..mesh::Workload::default()
         }
     }
@@ -203,13 +196,7 @@ mod tests {
     }
 
     fn built(old: &Snapshot, mesh: Mesh) -> Snapshot {
-        build(
-            old,
-            Change {
-                mesh: Some((mesh, "east".into())),
-                ..Change::default()
-            },
-        )
+        build(old, Change { mesh: Some((mesh, "east".into())), ..Change::default() })
     }
 
     fn echo(snapshot: &Snapshot) -> &Service {
@@ -218,10 +205,7 @@ mod tests {
 
     fn addresses(snapshot: &Snapshot) -> Vec<String> {
         let set = &echo(snapshot).ports[&80];
-        set.endpoints
-            .iter()
-            .map(|endpoint| endpoint.address.to_string())
-            .collect()
+        set.endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
     }
 
     #[test]
@@ -250,20 +234,12 @@ mod tests {
             through,
             nowhere,
             workload("NetworkGateway/east/10.0.0.9/15008", "10.0.0.9"),
-            workload(
-                "east/SplitHorizonWorkload/gw/gw/10.0.0.9/app/echo.app",
-                "10.0.0.9",
-            ),
+            workload("east/SplitHorizonWorkload/gw/gw/10.0.0.9/app/echo.app", "10.0.0.9"),
         ];
         let snapshot = built(&Snapshot::default(), mesh(workloads));
         assert_eq!(
             addresses(&snapshot),
-            [
-                "10.0.0.1:15008",
-                "10.0.0.6:15008",
-                "10.0.0.2:8080",
-                "10.0.0.7:15008"
-            ]
+            ["10.0.0.1:15008", "10.0.0.6:15008", "10.0.0.2:8080", "10.0.0.7:15008"]
         );
     }
 
@@ -303,26 +279,17 @@ mod tests {
         let tunnelled = &echo(&first).ports[&80].endpoints[0];
         let before = &echo(&without).ports[&80].endpoints[0];
         assert!(Arc::ptr_eq(&tunnelled.state, &before.state));
-        assert!(!Arc::ptr_eq(
-            &tunnelled.state,
-            &passthrough(&first)[0].state
-        ));
+        assert!(!Arc::ptr_eq(&tunnelled.state, &passthrough(&first)[0].state));
         change(&mut mesh, |service| service.allow_unhealthy = true);
         let second = next(&first, &mesh, None);
-        assert!(Arc::ptr_eq(
-            &passthrough(&second)[0].state,
-            &passthrough(&first)[0].state
-        ));
+        assert!(Arc::ptr_eq(&passthrough(&second)[0].state, &passthrough(&first)[0].state));
     }
 
     #[test]
     fn tls_listeners_that_come_and_go_need_no_news_of_the_mesh() {
         let first = built(&Snapshot::default(), mesh(vec![workload("a", "10.0.0.1")]));
         let turned = |old: &Snapshot, has_passthrough| {
-            let change = Change {
-                has_passthrough: Some(has_passthrough),
-                ..Change::default()
-            };
+            let change = Change { has_passthrough: Some(has_passthrough), ..Change::default() };
             build(old, change)
         };
         let with = turned(&first, true);
@@ -333,10 +300,7 @@ mod tests {
         let state = |snapshot| Arc::as_ptr(&echo(snapshot).ports[&80].endpoints[0].state);
         assert_eq!(state(&first), state(&without));
         assert_eq!(first.generation, without.generation);
-        let change = Change {
-            listeners: true,
-            ..Change::default()
-        };
+        let change = Change { listeners: true, ..Change::default() };
         assert_eq!(build(&first, change).generation, first.generation + 1);
     }
 
@@ -346,10 +310,7 @@ mod tests {
         unhealthy.healthy = false;
         let mut mesh = mesh(vec![unhealthy]);
         change(&mut mesh, |service| service.allow_unhealthy = true);
-        assert_eq!(
-            addresses(&built(&Snapshot::default(), mesh)),
-            ["10.0.0.4:15008"]
-        );
+        assert_eq!(addresses(&built(&Snapshot::default(), mesh)), ["10.0.0.4:15008"]);
     }
 
     #[test]
@@ -375,10 +336,7 @@ mod tests {
         // Without the canonical service, the other one owns both names.
         mesh.services.remove("app/echo.app");
         let snapshot = built(&snapshot, mesh);
-        assert_eq!(
-            &*snapshot.service_by_vip(vip).expect("a service").namespace,
-            "a-first"
-        );
+        assert_eq!(&*snapshot.service_by_vip(vip).expect("a service").namespace, "a-first");
         assert_eq!(&*echo(&snapshot).namespace, "a-first");
     }
 
@@ -403,23 +361,14 @@ mod tests {
     fn istiod_6_the_record_of_a_dual_stack_pod_tells_its_locality() {
         let own = |zone: &str| {
             let mut own = workload("own", "10.0.0.9");
-            own.addresses = ["10.0.0.9", "fd00::9"]
-                .map(|ip| ip.parse().expect("an address"))
-                .into();
-            own.locality = Arc::new(mesh::Locality {
-                zone: zone.into(),
-                ..mesh::Locality::default()
-            });
+            own.addresses =
+                ["10.0.0.9", "fd00::9"].map(|ip| ip.parse().expect("an address")).into();
+            own.locality =
+                Arc::new(mesh::Locality { zone: zone.into(), ..mesh::Locality::default() });
             own
         };
-        let position = Position {
-            own_uid: Some("own".into()),
-            ..Position::default()
-        };
-        let change = Change {
-            position: Some(position.clone()),
-            ..Change::default()
-        };
+        let position = Position { own_uid: Some("own".into()), ..Position::default() };
+        let change = Change { position: Some(position.clone()), ..Change::default() };
         let zone = |snapshot: &Snapshot| snapshot.balancing.position.locality.zone.to_string();
         let first = build(&Snapshot::default(), change);
         assert_eq!(zone(&first), "");
@@ -427,10 +376,7 @@ mod tests {
         assert_eq!(zone(&second), "a");
         assert_eq!(zone(&built(&second, mesh(vec![own("b")]))), "b");
         // Reload of the configuration, without a change of the mesh.
-        let change = Change {
-            position: Some(position),
-            ..Change::default()
-        };
+        let change = Change { position: Some(position), ..Change::default() };
         assert_eq!(zone(&build(&second, change)), "a");
     }
 
@@ -441,10 +387,7 @@ mod tests {
         assert_eq!(same.generation, first.generation);
         let mut selected = workload("a", "10.0.0.1");
         selected.policies = ["app/p".into()].into();
-        let third = built(
-            &same,
-            mesh(vec![selected.clone(), workload("b", "10.0.0.2")]),
-        );
+        let third = built(&same, mesh(vec![selected.clone(), workload("b", "10.0.0.2")]));
         assert_eq!(third.generation, 1);
         // Tunnels of a removed workload may still be open when it returns.
         let gone = built(&third, mesh(vec![workload("b", "10.0.0.2")]));
@@ -453,14 +396,8 @@ mod tests {
         let back = built(&gone, mesh(vec![workload("c", "10.0.0.3")]));
         assert_eq!(back.generation, 1, "nothing selects it");
         let change = |change| build(&third, change).generation;
-        let enforcement = |mode| Change {
-            enforcement: Some(mode),
-            ..Change::default()
-        };
-        let policies = Change {
-            policies: Some([].into_iter().collect()),
-            ..Change::default()
-        };
+        let enforcement = |mode| Change { enforcement: Some(mode), ..Change::default() };
+        let policies = Change { policies: Some([].into_iter().collect()), ..Change::default() };
         assert_eq!(change(policies), 2, "now they are stated");
         assert_eq!(change(enforcement(Enforcement::Off)), 1);
         assert_eq!(change(enforcement(Enforcement::Enforce)), 2);
@@ -476,10 +413,7 @@ mod tests {
             built(&before, mesh).generation - before.generation
         };
         let waypoint = |service: &mut mesh::Service| {
-            service.waypoints = vec![mesh::Waypoint {
-                gateway: gateway(),
-                weight: 1,
-            }];
+            service.waypoints = vec![mesh::Waypoint { gateway: gateway(), weight: 1 }];
         };
         assert_eq!(moved(|_| {}), 0);
         assert_eq!(moved(|service| service.canonical = true), 0);
@@ -503,21 +437,9 @@ mod tests {
         let first = built(&Snapshot::default(), mesh(vec![]));
         assert_eq!((first.version, first.generation), (1, 0));
         let trust = || Some(TrustSet::new([("west.local", "west")]));
-        let second = build(
-            &first,
-            Change {
-                trust: trust(),
-                ..Change::default()
-            },
-        );
+        let second = build(&first, Change { trust: trust(), ..Change::default() });
         assert_eq!((second.version, second.generation), (2, 1));
-        let same = build(
-            &second,
-            Change {
-                trust: trust(),
-                ..Change::default()
-            },
-        );
+        let same = build(&second, Change { trust: trust(), ..Change::default() });
         assert_eq!((same.version, same.generation), (3, 1));
         assert!(same.services.contains_key("echo.app"));
     }

@@ -23,18 +23,12 @@ impl RemoteInstances {
             let (ip, port) = address_of(one.network_gateway.as_deref())?;
             let is_named = !["", UNNAMED_CLUSTER].contains(&&*one.cluster);
             let network = remote_network(one, own_network).filter(|_| is_named)?;
-            Some((
-                (network.into(), SocketAddr::new(ip, port)),
-                Arc::clone(&one.cluster),
-            ))
+            Some(((network.into(), SocketAddr::new(ip, port)), Arc::clone(&one.cluster)))
         };
         let mut counted: HashMap<_, isize> = HashMap::new();
         for (name, changes) in services {
             let old = self.services.get(*name).cloned().unwrap_or_default();
-            let old = old
-                .list
-                .iter()
-                .filter(|one| changes.contains_key(&*one.uid));
+            let old = old.list.iter().filter(|one| changes.contains_key(&*one.uid));
             for place in old.filter_map(|one| place(one)) {
                 *counted.entry(place).or_default() -= 1;
             }
@@ -54,8 +48,7 @@ impl RemoteInstances {
             if !old.keys().eq(new.keys()) && self.gateways.contains_key(&key.0) {
                 changed.insert(Arc::clone(&key.0));
             }
-            self.clusters
-                .set(key, (!new.is_empty()).then(|| Arc::new(new)));
+            self.clusters.set(key, (!new.is_empty()).then(|| Arc::new(new)));
         }
         changed
     }

@@ -38,9 +38,7 @@ impl Snapshot {
             vips: Vec::new(),
             assignments: assignments.collect(),
             ports,
-            waypoints: all()
-                .flat_map(|service| service.waypoints.clone())
-                .collect(),
+            waypoints: all().flat_map(|service| service.waypoints.clone()).collect(),
             ingress_use_waypoint: all().any(|service| service.ingress_use_waypoint),
             ..mesh::Service::clone(first)
         });
@@ -49,11 +47,8 @@ impl Snapshot {
             let ranking = Ranking::new(&definition, port, &alias.host, network, balancing);
             ranking.with_subset(alias.subset.as_ref())
         };
-        let service = self
-            .index
-            .service(&definition, &behind, Some(alias), ranking);
-        self.derived_services
-            .insert(Arc::clone(&alias.label), Arc::new(service));
+        let service = self.index.service(&definition, &behind, Some(alias), ranking);
+        self.derived_services.insert(Arc::clone(&alias.label), Arc::new(service));
     }
 
     /// Returns whether a workload of a service in the own network, or all of its instances in

@@ -165,9 +165,7 @@ impl EndpointState {
             .consecutive_ejections
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
             .unwrap_or_default();
-        let time = EJECTION_FIRST
-            .saturating_mul(1 << strikes.min(16))
-            .min(EJECTION_MAX);
+        let time = EJECTION_FIRST.saturating_mul(1 << strikes.min(16)).min(EJECTION_MAX);
         let until = self.millis(now + time) << CAUSE_BITS | cause;
         self.ejected_until.store(until, Ordering::Relaxed);
         time
@@ -404,16 +402,11 @@ mod tests {
             assert_eq!(state.ejected_for(now + time), None);
         }
         assert_eq!(times, [5, 10, 20, 40, 80, 160, 300, 300]);
-        state
-            .consecutive_ejections
-            .store(u16::MAX, Ordering::Relaxed);
+        state.consecutive_ejections.store(u16::MAX, Ordering::Relaxed);
         state.eject(Instant::now());
         assert_eq!(state.eject(Instant::now()), EJECTION_MAX, "no overflow");
         state.restore(Instant::now());
-        assert!(
-            state.is_ejected(Instant::now()),
-            "a tunnel of before restores nothing"
-        );
+        assert!(state.is_ejected(Instant::now()), "a tunnel of before restores nothing");
         tokio::time::advance(EJECTION_MAX).await;
         state.restore(Instant::now());
         assert_eq!(state.eject(Instant::now()).as_secs(), 5);
@@ -428,10 +421,7 @@ mod tests {
                 state.record_dial(Duration::from_micros(micros));
             }
             let mean = state.mean_dial_millis();
-            assert!(
-                millis.contains(&mean),
-                "{mean} after {times} of {micros} us"
-            );
+            assert!(millis.contains(&mean), "{mean} after {times} of {micros} us");
         };
         dialled(80_000, 1, 80..=80);
         dialled(80_000, 100, 79..=80);
@@ -448,10 +438,7 @@ mod tests {
         assert_eq!(state.free_capacity(Instant::now()), None);
         let mut matched_by = Vec::new();
         let record = |ready| {
-            let load = ServiceLoad {
-                ready,
-                free_percent: 50,
-            };
+            let load = ServiceLoad { ready, free_percent: 50 };
             state.record_load(load, Instant::now());
         };
         for ready in [16, 8, 8] {

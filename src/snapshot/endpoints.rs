@@ -196,11 +196,7 @@ impl Entries {
             count: Count::one(is_ready),
             part: subset.and_then(|subset| subset.part_of(&endpoint.definition)),
         };
-        Self {
-            list: endpoints.map(entry).collect(),
-            scale: 1,
-            has_remote: false,
-        }
+        Self { list: endpoints.map(entry).collect(), scale: 1, has_remote: false }
     }
 
     /// Adds other networks. The weight of a network is divided evenly among its gateways. All
@@ -210,14 +206,8 @@ impl Entries {
             return self;
         }
         let scale = common_scale(&self.list, &shares);
-        for Entry {
-            endpoint, count, ..
-        } in self.list.iter_mut().filter(|_| scale > 1)
-        {
-            *count = Count {
-                ready: count.ready * scale,
-                all: count.all * scale,
-            };
+        for Entry { endpoint, count, .. } in self.list.iter_mut().filter(|_| scale > 1) {
+            *count = Count { ready: count.ready * scale, all: count.all * scale };
             *endpoint = Arc::new(Endpoint {
                 weight: endpoint.weight.saturating_mul(scale),
                 definition: Arc::clone(&endpoint.definition),
@@ -238,10 +228,7 @@ impl Entries {
                 all: part(share.all),
             };
             let gateways = share.gateways.into_iter().map(|gateway| Entry {
-                endpoint: Arc::new(Endpoint {
-                    weight: count.ready,
-                    ..gateway
-                }),
+                endpoint: Arc::new(Endpoint { weight: count.ready, ..gateway }),
                 count,
                 part: share.part,
             });
@@ -267,10 +254,7 @@ fn common_scale(local: &[Entry], shares: &[NetworkShare]) -> u32 {
         parts / gcd(parts, gcd(u64::from(share.ready), u64::from(share.all)))
     });
     let factor = factors.fold(1, |all: u64, one| all.saturating_mul(one / gcd(all, one)));
-    let local: u64 = local
-        .iter()
-        .map(|one| u64::from(one.endpoint.weight.max(1)))
-        .sum();
+    let local: u64 = local.iter().map(|one| u64::from(one.endpoint.weight.max(1))).sum();
     let remote: u64 = shares.iter().map(|share| u64::from(share.all)).sum();
     let limit = u64::from(u32::MAX) / (local + remote).max(1);
     u32::try_from(factor.min(limit).max(1)).unwrap_or(u32::MAX)
@@ -532,15 +516,12 @@ impl Candidate {
             return FACTOR_ONE;
         }
         let now = now();
-        let by_load = self
-            .state
-            .free_capacity(now)
-            .map_or(FACTOR_ONE, |hundredths| {
-                let factor = u64::from(hundredths) * u64::from(FACTOR_ONE);
-                let factor = factor / (100 * u64::from(self.instances));
-                let factor = u32::try_from(factor).unwrap_or(u32::MAX);
-                factor.clamp(FACTOR_ONE / FACTOR_MAX, FACTOR_ONE * FACTOR_MAX)
-            });
+        let by_load = self.state.free_capacity(now).map_or(FACTOR_ONE, |hundredths| {
+            let factor = u64::from(hundredths) * u64::from(FACTOR_ONE);
+            let factor = factor / (100 * u64::from(self.instances));
+            let factor = u32::try_from(factor).unwrap_or(u32::MAX);
+            factor.clamp(FACTOR_ONE / FACTOR_MAX, FACTOR_ONE * FACTOR_MAX)
+        });
         let by_rtt = self.state.share(now).unwrap_or(FACTOR_ONE);
         (by_load * by_rtt / FACTOR_ONE).max(1)
     }

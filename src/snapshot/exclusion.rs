@@ -52,10 +52,7 @@ pub enum ExclusionReason {
     #[display("region {_0} is evacuated (weight 0 in `traffic`)")]
     NoWeight(Arc<str>),
     /// This region has no weight in the configuration, and other regions have one.
-    #[display(
-        "{} no weight in `traffic`, but other regions have one",
-        region_with_verb(_0)
-    )]
+    #[display("{} no weight in `traffic`, but other regions have one", region_with_verb(_0))]
     NoRegion(Arc<str>),
     /// The workload's locality has no weight in an Envoy assignment, and others of its priority
     /// have one.
@@ -220,18 +217,12 @@ mod tests {
     }
 
     fn gateway() -> GatewayAddress {
-        GatewayAddress {
-            place: Place::Name("app/gateway".into()),
-            port: 15008,
-        }
+        GatewayAddress { place: Place::Name("app/gateway".into()), port: 15008 }
     }
 
     fn is_in(workload: &mut Workload, region: &str) {
         let region = region.into();
-        let locality = Locality {
-            region,
-            ..Locality::default()
-        };
+        let locality = Locality { region, ..Locality::default() };
         workload.locality = Arc::new(locality);
     }
 
@@ -264,10 +255,7 @@ mod tests {
     #[test]
     fn what_can_be_dialled_is_used() {
         assert_eq!(reason_after(|_, _| ()), None);
-        assert_eq!(
-            reason_after(|_, workload| workload.network = "".into()),
-            None
-        );
+        assert_eq!(reason_after(|_, workload| workload.network = "".into()), None);
         // The gateway of the own network is not needed within it.
         let through = reason_after(|_, workload| {
             workload.network_gateway = Some(Arc::new(gateway()));
@@ -292,16 +280,10 @@ mod tests {
         service.ports.insert(15008, 15008);
         let mut gateway = workload();
         gateway.protocol = Protocol::Tcp;
-        assert_eq!(
-            reason_for(&service, &gateway, true, 15008),
-            Some(ExclusionReason::NoHbone)
-        );
+        assert_eq!(reason_for(&service, &gateway, true, 15008), Some(ExclusionReason::NoHbone));
         gateway.services = [("app/echo.app".into(), [(80, 80), (15008, 15008)].into())].into();
         assert_eq!(reason_for(&service, &gateway, true, 15008), None);
-        assert_eq!(
-            reason_for(&service, &gateway, true, 80),
-            Some(ExclusionReason::NoHbone)
-        );
+        assert_eq!(reason_for(&service, &gateway, true, 80), Some(ExclusionReason::NoHbone));
         // HBONE needs 15008 as both the service port and the target port.
         service.ports.extend([(15008, 0), (80, 0)]);
         for ports in [[(80, 8080), (15008, 8080)], [(80, 15008), (15008, 5432)]] {
@@ -325,14 +307,8 @@ mod tests {
         assert_eq!(weighed("here"), None);
         let nowhere = weighed("").expect("a reason").to_string();
         assert!(nowhere.starts_with("the workload's region is unknown and has no weight"));
-        assert_eq!(
-            weighed("shut"),
-            Some(ExclusionReason::NoWeight("shut".into()))
-        );
-        assert_eq!(
-            weighed("there"),
-            Some(ExclusionReason::NoRegion("there".into()))
-        );
+        assert_eq!(weighed("shut"), Some(ExclusionReason::NoWeight("shut".into())));
+        assert_eq!(weighed("there"), Some(ExclusionReason::NoRegion("there".into())));
         let flooded = reason_after(|_, workload| is_in(workload, "flooded"));
         assert_eq!(flooded, Some(ExclusionReason::Evacuated("flooded".into())));
         let strict = |region: &'static str| {
@@ -343,24 +319,14 @@ mod tests {
             })
         };
         assert_eq!(strict(""), None);
-        assert_eq!(
-            strict("there"),
-            Some(ExclusionReason::MissesPreference(Scope::Region))
-        );
+        assert_eq!(strict("there"), Some(ExclusionReason::MissesPreference(Scope::Region)));
         let assigned = |region: &'static str| {
             reason_after(move |service, workload| {
-                let locality = Locality {
-                    region: "here".into(),
-                    ..Locality::default()
-                };
+                let locality = Locality { region: "here".into(), ..Locality::default() };
                 let assignment = Assignment {
                     overprovisioning: 140,
                     by_locality: true,
-                    localities: vec![LocalityWeight {
-                        priority: 0,
-                        locality,
-                        weight: 1,
-                    }],
+                    localities: vec![LocalityWeight { priority: 0, locality, weight: 1 }],
                     drops: Vec::new(),
                 };
                 service.assignments.insert(80, Arc::new(assignment));
@@ -382,14 +348,8 @@ mod tests {
                 },
                 ExclusionReason::BehindWaypoint,
             ),
-            (
-                |service, _| service.passthrough = true,
-                ExclusionReason::OriginalDestination,
-            ),
-            (
-                |service, _| service.ports.clear(),
-                ExclusionReason::NoServicePort,
-            ),
+            (|service, _| service.passthrough = true, ExclusionReason::OriginalDestination),
+            (|service, _| service.ports.clear(), ExclusionReason::NoServicePort),
             (
                 |_, workload| workload.services = mesh::Services::default(),
                 ExclusionReason::NotServed,
@@ -414,22 +374,10 @@ mod tests {
                 |_, workload| workload.network = "west".into(),
                 ExclusionReason::OtherNetwork("west".into()),
             ),
-            (
-                |_, workload| workload.protocol = Protocol::Tcp,
-                ExclusionReason::NoHbone,
-            ),
-            (
-                |_, workload| workload.addresses = Box::default(),
-                ExclusionReason::NoAddress,
-            ),
-            (
-                |_, workload| workload.healthy = false,
-                ExclusionReason::Unhealthy,
-            ),
-            (
-                |_, workload| workload.capacity = 0,
-                ExclusionReason::Drained,
-            ),
+            (|_, workload| workload.protocol = Protocol::Tcp, ExclusionReason::NoHbone),
+            (|_, workload| workload.addresses = Box::default(), ExclusionReason::NoAddress),
+            (|_, workload| workload.healthy = false, ExclusionReason::Unhealthy),
+            (|_, workload| workload.capacity = 0, ExclusionReason::Drained),
         ];
         for (change, want) in table {
             assert_eq!(reason_after(change), Some(want));

@@ -99,10 +99,7 @@ impl Hosts {
             if let Some(before) = before {
                 self.hide(&mut mesh, before);
             }
-            let (from, to) = (
-                before.and_then(|of| host_of(of)),
-                after.and_then(|of| host_of(of)),
-            );
+            let (from, to) = (before.and_then(|of| host_of(of)), after.and_then(|of| host_of(of)));
             is_moved |= from.is_some() || to.is_some();
             if from != to {
                 left.extend(from.map(|host| self.leave(host, uid)));
@@ -192,10 +189,7 @@ impl Hosts {
             return;
         }
         if gateway_network(workload).is_some() {
-            let at = Workload {
-                addresses: addresses.into(),
-                ..Workload::clone(workload)
-            };
+            let at = Workload { addresses: addresses.into(), ..Workload::clone(workload) };
             mesh.workloads.insert(uid, Arc::new(at));
             return;
         }
@@ -285,26 +279,17 @@ mod tests {
         Workload {
             uid: uid.into(),
             capacity: weight,
-            template: Arc::new(Template {
-                hostname: host.into(),
-                ..Template::default()
-            }),
+            template: Arc::new(Template { hostname: host.into(), ..Template::default() }),
             ..Workload::default()
         }
     }
 
     fn at(uid: &str, last: u8) -> Workload {
-        Workload {
-            addresses: [ip(last)].into(),
-            ..workload(uid, "", 1)
-        }
+        Workload { addresses: [ip(last)].into(), ..workload(uid, "", 1) }
     }
 
     fn dual(uid: &str, last: [u8; 2]) -> Workload {
-        Workload {
-            addresses: last.map(ip).into(),
-            ..workload(uid, "", 1)
-        }
+        Workload { addresses: last.map(ip).into(), ..workload(uid, "", 1) }
     }
 
     fn ip(last: u8) -> IpAddr {
@@ -361,9 +346,7 @@ mod tests {
         /// Returns the uids of the mesh with their weights.
         fn shown(&self) -> Vec<String> {
             let shown = self.1.workloads.sorted().into_iter();
-            shown
-                .map(|one| format!("{}={}", one.uid, one.capacity))
-                .collect()
+            shown.map(|one| format!("{}={}", one.uid, one.capacity)).collect()
         }
 
         fn names(&self) -> Vec<&str> {
@@ -376,21 +359,11 @@ mod tests {
     #[test]
     fn a_workload_by_name_stands_once_for_each_address_of_it() {
         let mut mesh = Followed::default();
-        mesh.tell(vec![
-            at("p", 9),
-            workload("a", "db", 2),
-            workload("b", "db", 3),
-        ]);
+        mesh.tell(vec![at("p", 9), workload("a", "db", 2), workload("b", "db", 3)]);
         assert_eq!(mesh.shown(), ["a=2", "b=3", "p=1"], "no answer yet");
         assert_eq!((mesh.names(), mesh.0.version), (vec!["db"], 1));
         mesh.answer("db", &[1, 2]);
-        let both = [
-            "a/10.0.0.1=2",
-            "a/10.0.0.2=2",
-            "b/10.0.0.1=3",
-            "b/10.0.0.2=3",
-            "p=1",
-        ];
+        let both = ["a/10.0.0.1=2", "a/10.0.0.2=2", "b/10.0.0.1=3", "b/10.0.0.2=3", "p=1"];
         assert_eq!(mesh.shown(), both);
         // Replacement of all addresses at once.
         mesh.answer("db", &[3]);
@@ -403,10 +376,7 @@ mod tests {
         assert_eq!(mesh.shown().len(), 3, "nobody asked");
         mesh.change("a", None);
         mesh.change("b", None);
-        assert_eq!(
-            (mesh.shown(), mesh.names()),
-            (vec!["p=1".to_owned()], vec![])
-        );
+        assert_eq!((mesh.shown(), mesh.names()), (vec!["p=1".to_owned()], vec![]));
         assert_eq!(mesh.0.version, 3);
     }
 
@@ -438,16 +408,10 @@ mod tests {
         mesh.tell(vec![workload("b", "db", 1), at("p", 9)]);
         assert_eq!(mesh.shown(), ["b/10.0.0.1=1", "p=1"]);
         mesh.change("b", Some(workload("b", "new", 1)));
-        assert_eq!(
-            (mesh.shown(), mesh.names()),
-            (vec!["b=1".into(), "p=1".into()], vec!["new"])
-        );
+        assert_eq!((mesh.shown(), mesh.names()), (vec!["b=1".into(), "p=1".into()], vec!["new"]));
         // A workload with its own address needs no hostname.
         mesh.change("b", Some(at("b", 7)));
-        assert_eq!(
-            (mesh.shown(), mesh.names()),
-            (vec!["b=1".into(), "p=1".into()], vec![])
-        );
+        assert_eq!((mesh.shown(), mesh.names()), (vec!["b=1".into(), "p=1".into()], vec![]));
         mesh.change("p", None);
         assert_eq!(mesh.shown(), ["b=1"]);
     }
@@ -455,13 +419,7 @@ mod tests {
     #[test]
     fn what_the_source_itself_calls_so_is_never_replaced() {
         let mut mesh = Followed::default();
-        mesh.tell(vec![
-            workload("a", "db", 1),
-            Workload {
-                capacity: 7,
-                ..at("a/10.0.0.1", 8)
-            },
-        ]);
+        mesh.tell(vec![workload("a", "db", 1), Workload { capacity: 7, ..at("a/10.0.0.1", 8) }]);
         mesh.answer("db", &[1, 2]);
         assert_eq!(mesh.shown(), ["a/10.0.0.1=7", "a/10.0.0.2=1"]);
         mesh.answer("db", &[3]);
@@ -474,10 +432,7 @@ mod tests {
         let many = (0..100).map(|last| at(&format!("w{last}"), last));
         mesh.tell(many.collect());
         let shared = |mesh: &Followed| {
-            let changes = mesh
-                .1
-                .workloads
-                .changes(&mesh.0.received.workloads, |_, _| false);
+            let changes = mesh.1.workloads.changes(&mesh.0.received.workloads, |_, _| false);
             changes.is_empty()
         };
         assert!(shared(&mesh));
@@ -551,9 +506,7 @@ mod tests {
             if stated.is_some() && received.iter().any(|one| *one.hostname == *host) {
                 answers.insert(host, last);
             }
-            mesh.1 = mesh
-                .0
-                .follow(&mesh.1, Some(next), stated.into_iter().collect());
+            mesh.1 = mesh.0.follow(&mesh.1, Some(next), stated.into_iter().collect());
             assert_eq!(mesh.shown(), plainly(&received, &answers), "step {step}");
         }
     }

@@ -95,10 +95,7 @@ mod tests {
 
     fn service(name: &str, waypoints: &[Place]) -> mesh::Service {
         let waypoint = |place: &Place| Waypoint {
-            gateway: GatewayAddress {
-                place: place.clone(),
-                port: 15008,
-            },
+            gateway: GatewayAddress { place: place.clone(), port: 15008 },
             weight: 0,
         };
         let vips = match name {
@@ -139,11 +136,7 @@ mod tests {
         let workloads = workloads.iter();
         let workloads =
             workloads.map(|(uid, space, of)| workload(uid, space, &format!("app/{of}.app")));
-        let services = [
-            service("echo", waypoints),
-            service("w", &[]),
-            service("other", &[]),
-        ];
+        let services = [service("echo", waypoints), service("w", &[]), service("other", &[])];
         Mesh::new(services, workloads)
     }
 
@@ -156,18 +149,12 @@ mod tests {
         let steps = [
             (mesh(&[], &[("a", "app", "w")]), false),
             (own(), true),
-            (
-                mesh(&[name("w")], &[("a", "app", "w"), ("b", "app", "w")]),
-                true,
-            ),
+            (mesh(&[name("w")], &[("a", "app", "w"), ("b", "app", "w")]), true),
             (mesh(&[name("w")], &[("b", "app", "w")]), true),
             (mesh(&[name("w")], &[("b", "app", "other")]), false),
             (mesh(&[name("w")], &[("b", "shop", "w")]), false),
             (mesh(&[name("gone")], &[("b", "app", "w")]), false),
-            (
-                mesh(&[name("other"), name("w")], &[("b", "app", "w")]),
-                true,
-            ),
+            (mesh(&[name("other"), name("w")], &[("b", "app", "w")]), true),
             (mesh(&[at("east", 1)], &[("b", "app", "w")]), true),
             (mesh(&[at("", 1)], &[("b", "app", "w")]), true),
             (mesh(&[at("west", 1)], &[("b", "app", "w")]), false),
@@ -177,10 +164,7 @@ mod tests {
         let mut snapshot = Snapshot::default();
         for (index, (mesh, want)) in steps.into_iter().enumerate() {
             let echo = mesh.services.get("app/echo.app").cloned();
-            let change = Change {
-                mesh: Some((mesh, "east".into())),
-                ..Change::default()
-            };
+            let change = Change { mesh: Some((mesh, "east".into())), ..Change::default() };
             snapshot = build(&snapshot, change);
             let trusted = |principal| {
                 let echo = echo.as_ref();
@@ -254,12 +238,7 @@ mod tests {
         let both = [name("other"), name("other")];
         assert_eq!(places("other.app"), both, "before and after");
         generations(&mut after, mesh(&[], &[]), false);
-        assert_eq!(
-            after
-                .named_waypoints(&before, ["w.app"].into_iter())
-                .count(),
-            0
-        );
+        assert_eq!(after.named_waypoints(&before, ["w.app"].into_iter()).count(), 0);
     }
 
     #[test]
@@ -272,17 +251,11 @@ mod tests {
             let mut gone = own();
             gone.services.remove("app/w.app");
             let mut other = own();
-            let moved = mesh::Service {
-                vips: Vec::new(),
-                ..service("w", &[])
-            };
+            let moved = mesh::Service { vips: Vec::new(), ..service("w", &[]) };
             other.services.insert("app/w.app".into(), Arc::new(moved));
             let mut taken = own();
-            let rival = mesh::Service {
-                namespace: "shop".into(),
-                canonical: true,
-                ..service("w", &[])
-            };
+            let rival =
+                mesh::Service { namespace: "shop".into(), canonical: true, ..service("w", &[]) };
             taken.services.insert("shop/w.app".into(), Arc::new(rival));
             for (what, next, want) in [
                 ("the same", own(), false),

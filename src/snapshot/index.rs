@@ -104,10 +104,8 @@ impl Index {
         let mut edits: HashMap<&'a Arc<str>, Edits<'a>> = HashMap::new();
         let mut remote = remote_instances::Edits::default();
         for Pods { like, gone, come } in pods {
-            gone.iter()
-                .for_each(|one| remote.remove(one, &self.network));
-            come.iter()
-                .for_each(|(one, _)| remote.add(one, &self.network));
+            gone.iter().for_each(|one| remote.remove(one, &self.network));
+            come.iter().for_each(|(one, _)| remote.add(one, &self.network));
             identities.change(like, come.len(), gone.len());
             let ports = ports(like, self.has_passthrough);
             let come = come.into_iter().filter_map(|(workload, before)| {
@@ -120,10 +118,7 @@ impl Index {
             let gone = gone.into_iter().map(|workload| (&*workload.uid, None));
             let changed: Vec<_> = gone.chain(come).collect();
             for service in like.services.keys() {
-                edits
-                    .entry(service)
-                    .or_default()
-                    .extend_from_slice(&changed);
+                edits.entry(service).or_default().extend_from_slice(&changed);
             }
         }
         let losers = self.identities.apply(identities);
@@ -135,12 +130,7 @@ impl Index {
                 hosts.extend(service.split_once('/').map(|(_, host)| host));
             }
         }
-        Joined {
-            hosts,
-            reselected,
-            losers,
-            remote,
-        }
+        Joined { hosts, reselected, losers, remote }
     }
 
     /// Returns the member for a workload, if it can be dialled.
@@ -253,9 +243,7 @@ impl Index {
         alias: Option<&Alias>,
         ranking: impl Fn(u16) -> Ranking<'r>,
     ) -> Service {
-        let parts = behind
-            .iter()
-            .map(|(service, port)| self.part(service, *port));
+        let parts = behind.iter().map(|(service, port)| self.part(service, *port));
         let parts: Vec<_> = parts.collect();
         let subset = alias.and_then(|alias| alias.subset.as_ref());
         let local = |port: u16, is_passthrough: bool| {
@@ -291,9 +279,8 @@ impl Index {
             Some(TransitSets { failover, always })
         };
         let ports = || definition.ports.keys().copied();
-        let networks = parts
-            .iter()
-            .flat_map(|part| self.remote.networks(&part.name, &self.network));
+        let networks =
+            parts.iter().flat_map(|part| self.remote.networks(&part.name, &self.network));
         let networks: BTreeSet<_> = networks.collect();
         Service {
             name: Arc::clone(&definition.name),
@@ -307,9 +294,7 @@ impl Index {
                 HashMap::new()
             },
             transit_ports: if self.transit && !networks.is_empty() {
-                ports()
-                    .filter_map(|port| Some((port, remote(port)?)))
-                    .collect()
+                ports().filter_map(|port| Some((port, remote(port)?))).collect()
             } else {
                 HashMap::new()
             },
@@ -333,9 +318,7 @@ impl Index {
             let service = (part.service, part.name.as_str());
             let service = (service, part.port.unwrap_or(port));
             let remote = &self.remote;
-            remote.shares(service, &self.networks, rules, subset, |one| {
-                ranking.rank(one)
-            })
+            remote.shares(service, &self.networks, rules, subset, |one| ranking.rank(one))
         });
         let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
         let shares = shares.filter_map(|mut share| {
@@ -349,12 +332,7 @@ impl Index {
     /// Returns a service with its members, at one of its ports or at the requested one.
     pub(super) fn part<'a>(&'a self, service: &'a mesh::Service, port: Option<u16>) -> Behind<'a> {
         let name = format!("{}/{}", service.namespace, service.hostname);
-        Behind {
-            service,
-            port,
-            members: self.members_of(&name),
-            name,
-        }
+        Behind { service, port, members: self.members_of(&name), name }
     }
 
     /// Returns the workloads of the service `namespace/hostname` that can be dialled, by uid.
@@ -377,8 +355,7 @@ impl Index {
             if is_passthrough {
                 Some(target)
             } else {
-                self.tunnels_to(workload, port, target)
-                    .then(|| dialled_port(workload, target))
+                self.tunnels_to(workload, port, target).then(|| dialled_port(workload, target))
             }
         })
     }
@@ -399,17 +376,10 @@ fn pods<'a>(old: &'a Mesh, new: &'a Mesh) -> (Vec<Pods<'a>>, bool) {
     let mut all: Vec<Pods<'a>> = Vec::new();
     let mut of = |workload: &'a mesh::Workload, see: &mut dyn FnMut(&mut Pods<'a>)| {
         let place = *places
-            .entry((
-                Arc::as_ptr(&workload.template),
-                Arc::as_ptr(&workload.services.0),
-            ))
+            .entry((Arc::as_ptr(&workload.template), Arc::as_ptr(&workload.services.0)))
             .or_insert(all.len());
         if place == all.len() {
-            all.push(Pods {
-                like: workload,
-                gone: Vec::new(),
-                come: Vec::new(),
-            });
+            all.push(Pods { like: workload, gone: Vec::new(), come: Vec::new() });
         }
         all.get_mut(place).map(see);
     };

@@ -56,15 +56,11 @@ impl Member {
 
     /// Returns the workload.
     pub(super) fn workload(&self) -> Option<&Arc<mesh::Workload>> {
-        self.endpoints()
-            .first()
-            .map(|endpoint| &endpoint.definition)
+        self.endpoints().first().map(|endpoint| &endpoint.definition)
     }
 
     pub(super) fn uid(&self) -> &str {
-        self.endpoints()
-            .first()
-            .map_or("", |endpoint| endpoint.uid())
+        self.endpoints().first().map_or("", |endpoint| endpoint.uid())
     }
 
     /// Returns the endpoint that is dialled for a port of a service, and whether it is ready.

@@ -43,11 +43,7 @@ impl Mesh {
         });
         let workloads = workloads.into_iter();
         let workloads = workloads.map(|one| (Arc::clone(&one.uid), Arc::new(one)));
-        Self {
-            services: services.collect(),
-            workloads: workloads.collect(),
-            ..Self::default()
-        }
+        Self { services: services.collect(), workloads: workloads.collect(), ..Self::default() }
     }
 }
 
@@ -379,11 +375,7 @@ impl Workload {
             return None;
         }
         // A split-horizon record is named by its uid.
-        Some(if **uid == *name {
-            Arc::clone(uid)
-        } else {
-            name.into()
-        })
+        Some(if **uid == *name { Arc::clone(uid) } else { name.into() })
     }
 }
 
@@ -435,13 +427,6 @@ impl Template {
     /// Returns the parts of its identity, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
     pub fn principal(&self) -> [&str; 6] {
         let (domain, namespace) = (&self.trust_domain, &self.namespace);
-        [
-            "spiffe://",
-            domain,
-            "/ns/",
-            namespace,
-            "/sa/",
-            &self.service_account,
-        ]
+        ["spiffe://", domain, "/ns/", namespace, "/sa/", &self.service_account]
     }
 }

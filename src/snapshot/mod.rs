@@ -141,9 +141,7 @@ impl Snapshot {
     pub fn is_linked(&self, caller: Caller<'_>) -> bool {
         let cluster = self.trust.cluster(caller);
         let linked = self.scope.linked.as_ref();
-        cluster
-            .zip(linked)
-            .is_none_or(|(own, linked)| linked.contains(own))
+        cluster.zip(linked).is_none_or(|(own, linked)| linked.contains(own))
     }
 }
 

@@ -76,11 +76,7 @@ impl Alias {
     /// Restricts the endpoints to a subset.
     #[must_use]
     pub fn with_subset(self, subset: Subset) -> Self {
-        Self {
-            label: format!("{}#{subset}", self.label).into(),
-            subset: Some(subset),
-            ..self
-        }
+        Self { label: format!("{}#{subset}", self.label).into(), subset: Some(subset), ..self }
     }
 
     /// Returns the target if the alias is only another name for one service: it has a single
@@ -96,10 +92,7 @@ impl Alias {
     pub(super) fn has(&self, workload: &Workload) -> bool {
         let region = self.region.as_deref();
         region.is_none_or(|region| *workload.locality.region == *region)
-            && self
-                .subset
-                .as_ref()
-                .is_none_or(|subset| subset.part_of(workload).is_some())
+            && self.subset.as_ref().is_none_or(|subset| subset.part_of(workload).is_some())
     }
 
     /// Returns whether the alias still leads to every target of `earlier`. Additional targets are
@@ -123,10 +116,8 @@ impl NameTable {
         suffixes: impl IntoIterator<Item = &'a str>,
         aliases: impl IntoIterator<Item = (&'a str, Alias)>,
     ) -> Self {
-        let mut table = Self {
-            suffixes: suffixes.into_iter().map(Into::into).collect(),
-            ..Self::default()
-        };
+        let mut table =
+            Self { suffixes: suffixes.into_iter().map(Into::into).collect(), ..Self::default() };
         for (host, alias) in aliases {
             let alias = Arc::new(alias);
             if alias.single_target().is_none() {
@@ -149,11 +140,8 @@ impl NameTable {
             return None;
         };
         let aliases = self.aliases.get(&*self.alias_key(name))?;
-        let fits = |alias: &&Arc<Alias>| {
-            alias
-                .requested_port
-                .is_none_or(|port| port == requested.port)
-        };
+        let fits =
+            |alias: &&Arc<Alias>| alias.requested_port.is_none_or(|port| port == requested.port);
         let mut fitting = aliases.iter().filter(fits);
         let own = fitting.clone().find(|alias| alias.has_consumer(cluster));
         own.or_else(|| fitting.find(|alias| alias.consumers.is_none()))

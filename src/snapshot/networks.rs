@@ -33,19 +33,14 @@ impl NetworkTable {
     pub fn with_domains<'a>(self, domains: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let domains = domains.into_iter();
         Self {
-            domains: domains
-                .map(|(domain, cluster)| (domain.into(), cluster.into()))
-                .collect(),
+            domains: domains.map(|(domain, cluster)| (domain.into(), cluster.into())).collect(),
             ..self
         }
     }
 
     /// Returns the table of a gateway that has bindings or none.
     pub fn with_bindings(self, has_bindings: bool) -> Self {
-        Self {
-            has_bindings,
-            ..self
-        }
+        Self { has_bindings, ..self }
     }
 
     /// Returns the identities of the gateway of a record. istiod derives the trust domain of a
@@ -84,10 +79,7 @@ impl NetworkTable {
 
 impl FromIterator<(Arc<str>, NetworkRule)> for NetworkTable {
     fn from_iter<I: IntoIterator<Item = (Arc<str>, NetworkRule)>>(networks: I) -> Self {
-        Self {
-            rules: networks.into_iter().collect(),
-            ..Self::default()
-        }
+        Self { rules: networks.into_iter().collect(), ..Self::default() }
     }
 }
 

@@ -37,11 +37,7 @@ impl Load {
         } else {
             tunnels
         };
-        Some(Self {
-            amount,
-            weight,
-            link_percent: part.link_percent(place),
-        })
+        Some(Self { amount, weight, link_percent: part.link_percent(place) })
     }
 
     /// Returns whether the second of two draws is taken, because it has less load.

@@ -56,10 +56,7 @@ pub enum PolicyRejection {
 
 impl FromIterator<Arc<Policy>> for Policies {
     fn from_iter<T: IntoIterator<Item = Arc<Policy>>>(policies: T) -> Self {
-        let mut all = Self {
-            received: true,
-            ..Self::default()
-        };
+        let mut all = Self { received: true, ..Self::default() };
         for policy in policies {
             match policy.scope {
                 PolicyScope::Global => all.global.push(Arc::clone(&policy)),
@@ -103,10 +100,7 @@ impl Policies {
     /// ones, those of its namespace, and those that it names.
     pub fn evaluate(&self, workload: &Workload, attributes: &Attributes<'_>) -> Verdict {
         if !self.received {
-            return Verdict {
-                refusal: Some(PolicyRejection::NotReceived),
-                dry_run: None,
-            };
+            return Verdict { refusal: Some(PolicyRejection::NotReceived), dry_run: None };
         }
         let in_force = self.of(workload).filter(|policy| !policy.dry_run);
         let refusal = rejection(in_force, attributes);
@@ -157,10 +151,7 @@ impl std::fmt::Display for PolicyRejection {
             Self::NotReceived => f.write_str("authorization policies not received yet"),
             Self::Denied(policy) if policy.unreadable => {
                 let name = policy.full_name();
-                write!(
-                    f,
-                    "policy {name:?} is unreadable and denies everything in its scope"
-                )
+                write!(f, "policy {name:?} is unreadable and denies everything in its scope")
             }
             Self::Denied(policy) => write!(f, "denied by policy {:?}", policy.full_name()),
             Self::NotAllowed(policy) => {
@@ -191,9 +182,7 @@ mod tests {
             namespace: "app".to_owned(),
             scope,
             action,
-            rules: vec![Rule {
-                clauses: vec![clause],
-            }],
+            rules: vec![Rule { clauses: vec![clause] }],
             dry_run: false,
             unreadable: false,
         }
@@ -240,19 +229,8 @@ mod tests {
         use Action::{Allow, Deny};
         use PolicyScope::{Global, Namespace, Selected};
         let one = |scope, action, of| policy("p", scope, action, of);
-        let two = |a: Policy, b: Policy| {
-            vec![
-                a,
-                Policy {
-                    name: "q".into(),
-                    ..b
-                },
-            ]
-        };
-        let elsewhere = |from: Policy| Policy {
-            namespace: "other".to_owned(),
-            ..from
-        };
+        let two = |a: Policy, b: Policy| vec![a, Policy { name: "q".into(), ..b }];
+        let elsewhere = |from: Policy| Policy { namespace: "other".to_owned(), ..from };
         let table = [
             (vec![], None),
             (vec![one(Global, Allow, "shop")], None),
@@ -261,20 +239,11 @@ mod tests {
             (vec![one(Global, Deny, "bank")], None),
             (vec![one(Namespace, Deny, "shop")], Some(("p", true))),
             (vec![elsewhere(one(Namespace, Deny, "shop"))], None),
-            (
-                vec![elsewhere(one(Global, Deny, "shop"))],
-                Some(("p", true)),
-            ),
+            (vec![elsewhere(one(Global, Deny, "shop"))], Some(("p", true))),
             (vec![elsewhere(one(Selected, Deny, "shop"))], None),
             (vec![one(Selected, Deny, "shop")], Some(("p", true))),
-            (
-                two(one(Global, Allow, "bank"), one(Selected, Allow, "shop")),
-                None,
-            ),
-            (
-                two(one(Global, Allow, "shop"), one(Namespace, Deny, "shop")),
-                Some(("q", true)),
-            ),
+            (two(one(Global, Allow, "bank"), one(Selected, Allow, "shop")), None),
+            (two(one(Global, Allow, "shop"), one(Namespace, Deny, "shop")), Some(("q", true))),
         ];
         for (all, want) in table {
             let verdict = judge(&policies(&all), &["app/p", "app/q", "app/missing"]);
@@ -289,13 +258,7 @@ mod tests {
     fn a_dry_run_refuses_nothing_and_tells_what_it_would() {
         let would = |action, of| {
             let one = policy("p", PolicyScope::Global, action, of);
-            judge(
-                &policies(&[Policy {
-                    dry_run: true,
-                    ..one
-                }]),
-                &[],
-            )
+            judge(&policies(&[Policy { dry_run: true, ..one }]), &[])
         };
         for (verdict, want) in [
             (would(Action::Deny, "shop"), true),
@@ -310,10 +273,7 @@ mod tests {
 
     #[test]
     fn before_a_source_has_sent_its_policies_everything_is_refused() {
-        assert_eq!(
-            judge(&Policies::default(), &[]).refusal,
-            Some(PolicyRejection::NotReceived)
-        );
+        assert_eq!(judge(&Policies::default(), &[]).refusal, Some(PolicyRejection::NotReceived));
         assert_eq!(judge(&policies(&[]), &[]).refusal, None);
     }
 

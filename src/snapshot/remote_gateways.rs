@@ -70,10 +70,7 @@ impl Gateway {
         let is_named = !["", UNNAMED_CLUSTER].contains(&&*record.cluster);
         let gateway = |(first, other): (IpAddr, Option<IpAddr>)| {
             let address = SocketAddr::new(first, port);
-            let others: Box<[_]> = other
-                .map(|ip| SocketAddr::new(ip, port))
-                .into_iter()
-                .collect();
+            let others: Box<[_]> = other.map(|ip| SocketAddr::new(ip, port)).into_iter().collect();
             let cluster = if is_named {
                 Arc::clone(&record.cluster)
             } else {
@@ -119,10 +116,8 @@ impl Gateway {
                 apart.push(other);
                 continue;
             };
-            let remote = RemoteGateway {
-                other_addresses: [other.address].into(),
-                ..(**known).clone()
-            };
+            let remote =
+                RemoteGateway { other_addresses: [other.address].into(), ..(**known).clone() };
             v6.remote = Arc::new(remote);
             v6.second_record = other.record;
         }

@@ -171,10 +171,7 @@ impl RemoteInstances {
             let count = count.saturating_add_signed(change);
             self.counts.set(key, (count > 0).then_some(count));
         }
-        Applied {
-            services: touched,
-            has_new_gateway,
-        }
+        Applied { services: touched, has_new_gateway }
     }
 
     /// Applies changes to the records of a network. Returns true if a gateway is new, or accepts
@@ -199,8 +196,7 @@ impl RemoteInstances {
             })
         };
         let has_new = !list.iter().all(is_known);
-        self.gateways
-            .set(network, (!list.is_empty()).then_some(list));
+        self.gateways.set(network, (!list.is_empty()).then_some(list));
         has_new
     }
 
@@ -382,9 +378,7 @@ impl RemoteInstances {
         let mut known = BTreeMap::new();
         for gateway in self.gateways.values().flat_map(|list| list.iter()) {
             let key = (gateway.address, Arc::clone(&gateway.remote.network));
-            known
-                .entry(key)
-                .or_insert_with(|| Arc::clone(&gateway.remote));
+            known.entry(key).or_insert_with(|| Arc::clone(&gateway.remote));
         }
         for (address, gateway) in self.counts.keys() {
             let key = (*address, Arc::clone(&gateway.network));
@@ -398,15 +392,10 @@ impl RemoteInstances {
     pub(super) fn assert_counts(&self) {
         let mut counts = HashMap::new();
         for ((_, address), of) in self.services.values().flat_map(|of| &of.behind) {
-            *counts
-                .entry((*address, Arc::clone(&of.remote)))
-                .or_insert(0) += 1;
+            *counts.entry((*address, Arc::clone(&of.remote))).or_insert(0) += 1;
         }
-        let kept: HashMap<_, _> = self
-            .counts
-            .iter()
-            .map(|(key, count)| (key.clone(), *count))
-            .collect();
+        let kept: HashMap<_, _> =
+            self.counts.iter().map(|(key, count)| (key.clone(), *count)).collect();
         assert_eq!(kept, counts);
         self.assert_clusters();
     }
@@ -535,10 +524,9 @@ fn merge<'a>(
 
 pub(super) fn address_of(gateway: Option<&GatewayAddress>) -> Option<(IpAddr, u16)> {
     match gateway {
-        Some(GatewayAddress {
-            place: Place::Address(_, ip),
-            port,
-        }) => Some((ip.to_canonical(), *port)),
+        Some(GatewayAddress { place: Place::Address(_, ip), port }) => {
+            Some((ip.to_canonical(), *port))
+        }
         _ => None,
     }
 }
@@ -546,11 +534,7 @@ pub(super) fn address_of(gateway: Option<&GatewayAddress>) -> Option<(IpAddr, u1
 /// Returns the cluster that all have; empty if it is unknown or not the same.
 pub(super) fn common<'a>(mut clusters: impl Iterator<Item = &'a Arc<str>>) -> Arc<str> {
     let first = clusters.next().cloned().unwrap_or_default();
-    if clusters.all(|other| *other == first) {
-        first
-    } else {
-        Arc::default()
-    }
+    if clusters.all(|other| *other == first) { first } else { Arc::default() }
 }
 
 /// Returns whether an instance that serves a port is ready; `None` if it does not serve the port.
@@ -577,10 +561,7 @@ fn serves(
 fn capacity(instances: &[(&Arc<Workload>, bool)]) -> (u32, u32) {
     let add = |sum: &mut (u32, u32), (one, is_ready): &(&Arc<Workload>, bool)| {
         let ready = if *is_ready { one.capacity } else { 0 };
-        *sum = (
-            sum.0.saturating_add(ready),
-            sum.1.saturating_add(one.capacity),
-        );
+        *sum = (sum.0.saturating_add(ready), sum.1.saturating_add(one.capacity));
     };
     let (records, single): (Vec<_>, Vec<_>) =
         instances.iter().partition(|(one, _)| is_split_horizon(one));
@@ -591,9 +572,5 @@ fn capacity(instances: &[(&Arc<Workload>, bool)]) -> (u32, u32) {
         let gateway = record.0.network_gateway.as_deref();
         add(by_gateway.entry(gateway).or_default(), record);
     }
-    if single.is_empty() {
-        by_gateway.into_values().max().unwrap_or_default()
-    } else {
-        sum
-    }
+    if single.is_empty() { by_gateway.into_values().max().unwrap_or_default() } else { sum }
 }

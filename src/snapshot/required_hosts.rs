@@ -21,9 +21,7 @@ impl Snapshot {
             let mut workloads = self.hosts.workloads(host);
             workloads.any(|workload| pass.would_dial(workload))
         });
-        wanted
-            .map(|(name, host)| (Arc::clone(name), Arc::clone(host)))
-            .collect()
+        wanted.map(|(name, host)| (Arc::clone(name), Arc::clone(host))).collect()
     }
 }
 
@@ -45,11 +43,8 @@ enum Family<'a> {
 
 impl<'a> WantedHosts<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
-        let mut pass = Self {
-            snapshot,
-            passthrough_names: HashSet::new(),
-            waypoints: OnceCell::new(),
-        };
+        let mut pass =
+            Self { snapshot, passthrough_names: HashSet::new(), waypoints: OnceCell::new() };
         for name in snapshot.exposure.passthrough_hosts() {
             let aliases = snapshot.names.aliases_of(name).iter();
             let targets = aliases.flat_map(|alias| &alias.targets);
@@ -126,9 +121,7 @@ impl<'a> WantedHosts<'a> {
             let waypoints = behind.filter(is_reached).flat_map(|of| &of.waypoints);
             let waypoints =
                 waypoints.filter_map(|waypoint| self.snapshot.waypoint(&waypoint.gateway));
-            waypoints
-                .map(|of| format!("{}/{}", of.namespace, of.hostname))
-                .collect()
+            waypoints.map(|of| format!("{}/{}", of.namespace, of.hostname)).collect()
         })
     }
 }
@@ -143,10 +136,7 @@ mod tests {
 
     fn service(name: &str, behind: Option<&str>) -> Service {
         let waypoint = |name: &str| Waypoint {
-            gateway: GatewayAddress {
-                place: Place::Name(format!("app/{name}.app")),
-                port: 15008,
-            },
+            gateway: GatewayAddress { place: Place::Name(format!("app/{name}.app")), port: 15008 },
             weight: 1,
         };
         Service {
@@ -217,19 +207,13 @@ mod tests {
 
     fn exposure(to: Vec<Audience>) -> ExposureTable {
         let mut table = ExposureTable::new(false);
-        let exposure = Exposure {
-            audiences: to,
-            ..Exposure::default()
-        };
+        let exposure = Exposure { audiences: to, ..Exposure::default() };
         table.add_entry("echo.app", &exposure, []);
         table
     }
 
     fn wanted(change: Change) -> Vec<String> {
-        let change = Change {
-            mesh: Some((mesh(), "east".into())),
-            ..change
-        };
+        let change = Change { mesh: Some((mesh(), "east".into())), ..change };
         let snapshot = build(&Snapshot::default(), change);
         let wanted = snapshot.wanted_hosts();
         wanted.keys().map(ToString::to_string).collect()
@@ -237,10 +221,7 @@ mod tests {
 
     #[test]
     fn only_hostnames_that_a_service_within_reach_would_dial_are_wanted() {
-        let anyone = Audience {
-            anyone: true,
-            ..Audience::default()
-        };
+        let anyone = Audience { anyone: true, ..Audience::default() };
         let of = |exposure, exported: Option<u16>| Change {
             exposure: Some(exposure),
             exports: exported.map(|port| [("exported.app", port)].into_iter().collect()),
@@ -255,10 +236,7 @@ mod tests {
         assert_eq!(wanted(exposed), ["echo", "waypoint"]);
         let mut routed = exposure(vec![anyone]);
         routed.add_passthrough_hosts(["routed.app"]);
-        let change = Change {
-            has_passthrough: Some(true),
-            ..of(routed, None)
-        };
+        let change = Change { has_passthrough: Some(true), ..of(routed, None) };
         assert_eq!(wanted(change), ["echo", "plain", "routed", "waypoint"]);
         let all = wanted(of(ExposureTable::new(true), None));
         let want = ["echo", "exported", "hidden", "routed", "unused", "waypoint"];
@@ -302,10 +280,7 @@ mod tests {
             let workloads = Mesh::new([], [plain("waypoint")]).workloads;
             let mesh = |services: &[&Service]| {
                 let services = services.iter().copied().cloned();
-                Mesh {
-                    workloads: workloads.clone(),
-                    ..Mesh::new(services, [])
-                }
+                Mesh { workloads: workloads.clone(), ..Mesh::new(services, []) }
             };
             // Meshes in sequence, each with whether hostnames are reviewed and whether the
             // waypoint's is wanted.

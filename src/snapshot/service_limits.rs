@@ -160,10 +160,7 @@ mod tests {
         };
         let both = one.stricter(other);
         assert_eq!(both, other.stricter(one));
-        assert_eq!(
-            both.to_string(),
-            "tunnels 3, idle_timeout 30s, max_duration 1h"
-        );
+        assert_eq!(both.to_string(), "tunnels 3, idle_timeout 30s, max_duration 1h");
         assert!(!ServiceLimits::default().is_some());
     }
 }

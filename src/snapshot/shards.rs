@@ -79,11 +79,7 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
             }
             Err(place) => {
                 // Doubling the capacity would leave a third of the memory unused.
-                shard.reserve_exact(if shard.len() == shard.capacity() {
-                    SPARE
-                } else {
-                    0
-                });
+                shard.reserve_exact(if shard.len() == shard.capacity() { SPARE } else { 0 });
                 shard.insert(place, Entry { hash, key, value });
                 self.len += 1;
                 None
@@ -264,21 +260,13 @@ impl<K, V> Default for Shards<K, V> {
     fn default() -> Self {
         let empty: Shard<K, V> = Arc::default();
         let group: Group<K, V> = [Arc::clone(&empty), empty].into();
-        Self {
-            groups: [Arc::clone(&group), group].into(),
-            bits: BITS_MIN,
-            len: 0,
-        }
+        Self { groups: [Arc::clone(&group), group].into(), bits: BITS_MIN, len: 0 }
     }
 }
 
 impl<K, V> Clone for Shards<K, V> {
     fn clone(&self) -> Self {
-        Self {
-            groups: Arc::clone(&self.groups),
-            bits: self.bits,
-            len: self.len,
-        }
+        Self { groups: Arc::clone(&self.groups), bits: self.bits, len: self.len }
     }
 }
 
@@ -324,23 +312,13 @@ mod tests {
         let mut map: Shards<u32, u32> = (0..1000).map(|at| (at, at)).collect();
         let old = map.clone();
         assert_eq!((map.insert(1, 2), map.insert(1000, 1)), (Some(1), None));
-        assert_eq!(
-            (map.remove(&3), map.remove(&3), map.len()),
-            (Some(3), None, 1000)
-        );
-        assert_eq!(
-            (old.get(&1), old.get(&3), old.len()),
-            (Some(&1), Some(&3), 1000)
-        );
+        assert_eq!((map.remove(&3), map.remove(&3), map.len()), (Some(3), None, 1000));
+        assert_eq!((old.get(&1), old.get(&3), old.len()), (Some(&1), Some(&3), 1000));
         let (shared, all) = shared(&map, &old);
         assert!((all - 3..all).contains(&shared), "{shared} of {all}");
         let mut changes = map.changes(&old, u32::eq);
         changes.sort_unstable();
-        let want = [
-            (&1, Some(&1), Some(&2)),
-            (&3, Some(&3), None),
-            (&1000, None, Some(&1)),
-        ];
+        let want = [(&1, Some(&1), Some(&2)), (&3, Some(&3), None), (&1000, None, Some(&1))];
         assert_eq!(changes, want);
     }
 

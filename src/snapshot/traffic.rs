@@ -109,10 +109,7 @@ pub(super) struct Count {
 impl Count {
     /// Returns the count of one endpoint.
     pub(super) fn one(is_ready: bool) -> Self {
-        Self {
-            ready: u32::from(is_ready),
-            all: 1,
-        }
+        Self { ready: u32::from(is_ready), all: 1 }
     }
 
     pub(super) fn add(&mut self, other: Self) {
@@ -124,10 +121,7 @@ impl Count {
 impl Spill {
     /// Returns the threshold at this percentage of ready endpoints.
     pub const fn below(percent: u8) -> Self {
-        Self {
-            factor: 100,
-            divisor: percent as u32,
-        }
+        Self { factor: 100, divisor: percent as u32 }
     }
 
     /// Returns the threshold in percent of ready endpoints.
@@ -137,10 +131,7 @@ impl Spill {
 
     /// Returns the threshold of Envoy's overprovisioning factor in percent.
     pub const fn by_factor(percent: u32) -> Self {
-        Self {
-            factor: percent,
-            divisor: 100,
-        }
+        Self { factor: percent, divisor: 100 }
     }
 
     /// Returns the part of `whole` that these endpoints can take, rounded down.
@@ -173,17 +164,10 @@ impl Regions {
     pub fn new(weights: impl IntoIterator<Item = (RegionPattern, u32)>) -> Self {
         let mut list: Vec<_> = weights
             .into_iter()
-            .map(|(pattern, weight)| Region {
-                name: pattern.to_string().into(),
-                pattern,
-                weight,
-            })
+            .map(|(pattern, weight)| Region { name: pattern.to_string().into(), pattern, weight })
             .collect();
         list.sort_by_key(|region| std::cmp::Reverse(region.pattern.part_count()));
-        Self {
-            has_weights: list.iter().any(|region| region.weight > 0),
-            list: list.into(),
-        }
+        Self { has_weights: list.iter().any(|region| region.weight > 0), list: list.into() }
     }
 
     /// Returns whether there are no weights.
@@ -218,10 +202,7 @@ impl Traffic {
         for (host, rule) in services {
             by_host.entry(host).or_default().push(rule);
         }
-        Self {
-            services: by_host,
-            default_rule: every,
-        }
+        Self { services: by_host, default_rule: every }
     }
 
     /// Returns the rule of the service of a namespace by its hostname, or of an alias. A service of
@@ -342,11 +323,8 @@ mod tests {
         let weights = [("*", 1), ("us-west-2", 2), ("us-west-2/us-west-2a", 3)];
         let regions = region_weights(&weights).regions;
         let weight = |region: &str, zone: &str| {
-            let locality = Locality {
-                region: region.into(),
-                zone: zone.into(),
-                ..Locality::default()
-            };
+            let locality =
+                Locality { region: region.into(), zone: zone.into(), ..Locality::default() };
             regions.find(&locality).expect("a region").1.weight
         };
         assert_eq!(weight("us-west-2", "us-west-2a"), 3);
@@ -357,46 +335,26 @@ mod tests {
 
     #[test]
     fn istiod_6_the_locality_of_the_own_workload_replaces_that_of_the_pod_and_outlives_it() {
-        let at = |zone: &str| Locality {
-            region: "us".into(),
-            zone: zone.into(),
-            ..Locality::default()
-        };
+        let at =
+            |zone: &str| Locality { region: "us".into(), zone: zone.into(), ..Locality::default() };
         let mesh = |locality: Locality| {
             let own = Workload {
                 uid: "own".into(),
-                template: Template {
-                    locality: Arc::new(locality),
-                    ..Template::default()
-                }
-                .into(),
+                template: Template { locality: Arc::new(locality), ..Template::default() }.into(),
                 ..Workload::default()
             };
             Mesh::new([], [own])
         };
         let mut balancing = Balancing::default();
         balancing.position.locality = at("a");
-        assert_eq!(
-            balancing.with_own_locality(&mesh(at("b"))),
-            None,
-            "nobody asks"
-        );
+        assert_eq!(balancing.with_own_locality(&mesh(at("b"))), None, "nobody asks");
         balancing.position.own_uid = Some("own".into());
-        assert_eq!(
-            balancing.with_own_locality(&mesh(Locality::default())),
-            None
-        );
+        assert_eq!(balancing.with_own_locality(&mesh(Locality::default())), None);
         assert_eq!(balancing.with_own_locality(&Mesh::default()), None);
-        let located = balancing
-            .with_own_locality(&mesh(at("b")))
-            .expect("a locality");
+        let located = balancing.with_own_locality(&mesh(at("b"))).expect("a locality");
         assert_eq!(located.position.locality, at("b"));
         assert_eq!(*located.position.origin, *ORIGIN_MESH);
-        assert_eq!(
-            located.with_own_locality(&mesh(at("b"))),
-            None,
-            "nothing changes"
-        );
+        assert_eq!(located.with_own_locality(&mesh(at("b"))), None, "nothing changes");
         assert_eq!(located.with_own_locality(&Mesh::default()), None);
         // The same place, but from a better source.
         assert!(balancing.with_own_locality(&mesh(at("a"))).is_some());

@@ -58,12 +58,8 @@ pub struct Caller<'a> {
 
 impl Caller<'_> {
     /// Client without a verified identity, as on a TLS listener.
-    pub const UNKNOWN: Self = Caller {
-        trust_domain: "",
-        issuer: None,
-        namespace: "",
-        service_account: "",
-    };
+    pub const UNKNOWN: Self =
+        Caller { trust_domain: "", issuer: None, namespace: "", service_account: "" };
 
     /// Returns whether there is no identity. A verified one always has a trust domain.
     pub fn is_unknown(self) -> bool {
@@ -85,10 +81,7 @@ impl TrustSet {
     /// Returns the set of these (trust domain, cluster) pairs.
     pub fn new<'a>(domains: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let entry = |(domain, cluster): (&str, &str)| (domain.into(), cluster.into());
-        Self {
-            clusters: domains.into_iter().map(entry).collect(),
-            ..Self::default()
-        }
+        Self { clusters: domains.into_iter().map(entry).collect(), ..Self::default() }
     }
 
     /// Returns the set in which the issuer of a peer's certificate determines its cluster. Peers of
@@ -115,10 +108,7 @@ impl TrustSet {
             listed_clusters: self.clusters.values().map(Arc::clone).collect(),
             counted: UNLISTED.into(),
         });
-        Self {
-            unlisted: others,
-            ..self
-        }
+        Self { unlisted: others, ..self }
     }
 
     /// Returns the set with the issuers that may sign for each of these domains.
@@ -127,19 +117,13 @@ impl TrustSet {
         issuers: impl IntoIterator<Item = (&'a str, Arc<HashSet<SpkiHash>>)>,
     ) -> Self {
         let entry = |(domain, issuers): (&str, _)| (domain.into(), issuers);
-        Self {
-            domain_issuers: issuers.into_iter().map(entry).collect(),
-            ..self
-        }
+        Self { domain_issuers: issuers.into_iter().map(entry).collect(), ..self }
     }
 
     /// Returns the set with these identities (`spiffe://…`) of waypoints and gateways.
     pub fn with_waypoints<'a>(self, waypoints: impl IntoIterator<Item = &'a str>) -> Self {
         let waypoints = waypoints.into_iter().map(Into::into).collect();
-        Self {
-            trusted_waypoints: waypoints,
-            ..self
-        }
+        Self { trusted_waypoints: waypoints, ..self }
     }
 
     /// Returns the set with these identities (`spiffe://…`) of gateways of other networks.
@@ -178,10 +162,7 @@ impl TrustSet {
             Origin::Named(name) => (name, name),
             Origin::Domain(others) => (domain, &others.counted),
         };
-        Some(PeerCluster {
-            name: Arc::clone(name),
-            metric_name: Arc::clone(counted),
-        })
+        Some(PeerCluster { name: Arc::clone(name), metric_name: Arc::clone(counted) })
     }
 
     /// Returns whether a name is that of a cluster to which other trust domains lead, or that of
@@ -271,11 +252,7 @@ mod tests {
     const OTHER: SpkiHash = SpkiHash::new([3; 32]);
 
     fn of<'a>(trust_domain: &'a str, issuer: Option<&'a SpkiHash>) -> Caller<'a> {
-        Caller {
-            trust_domain,
-            issuer,
-            ..Caller::UNKNOWN
-        }
+        Caller { trust_domain, issuer, ..Caller::UNKNOWN }
     }
 
     #[test]
@@ -295,11 +272,7 @@ mod tests {
                 let caller = of("cluster.local", issuer);
                 assert_eq!(set.cluster(caller), want, "{issuer:?}");
                 let counted = set.peer_cluster(&"cluster.local".into(), issuer);
-                assert_eq!(
-                    counted.map(|it| it.metric_name).as_deref(),
-                    want,
-                    "{issuer:?}"
-                );
+                assert_eq!(counted.map(|it| it.metric_name).as_deref(), want, "{issuer:?}");
             }
             // The trust domain must be in the set as well.
             assert_eq!(set.cluster(of("north.local", Some(&WEST))), None);
@@ -321,10 +294,7 @@ mod tests {
         // A peer of another cluster may use the one domain that is listed.
         assert!(!one.clone().with_any_domain(true).distinguishes_clusters());
         assert!(set(&[("east.local", "east"), ("west.local", "west")]).distinguishes_clusters());
-        assert!(
-            one.with_issuers([(EAST, "east")], false)
-                .distinguishes_clusters()
-        );
+        assert!(one.with_issuers([(EAST, "east")], false).distinguishes_clusters());
     }
 
     #[test]
@@ -337,11 +307,7 @@ mod tests {
         let cluster = |domain| set.cluster(of(domain, None)).map(ToOwned::to_owned);
         assert_eq!(cluster("west.local").as_deref(), Some("west"));
         assert_eq!(cluster(&north).as_deref(), Some("north.local"));
-        assert_eq!(
-            cluster(""),
-            None,
-            "a caller without identity has no cluster"
-        );
+        assert_eq!(cluster(""), None, "a caller without identity has no cluster");
         assert_eq!(cluster("west"), None, "that is the cluster of west.local");
     }
 

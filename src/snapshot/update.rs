@@ -25,12 +25,7 @@ pub(super) fn apply(
     network: Arc<str>,
 ) -> bool {
     let index = &snapshot.index;
-    let old_rules = (
-        &index.network,
-        index.hbone_only,
-        index.has_passthrough,
-        index.transit,
-    );
+    let old_rules = (&index.network, index.hbone_only, index.has_passthrough, index.transit);
     let (hbone_only, has_passthrough) = (mesh.hbone_only, snapshot.has_passthrough);
     let networks = Arc::clone(&snapshot.networks);
     let transit = snapshot.exposure.has_transit();
@@ -41,31 +36,20 @@ pub(super) fn apply(
         let services = mem::take(&mut snapshot.services);
         snapshot.derived_services = Shards::default();
         claims_before = Some((mem::take(&mut snapshot.vips), services));
-        let index = Index {
-            network,
-            hbone_only,
-            has_passthrough,
-            networks,
-            transit,
-            ..Index::default()
-        };
+        let index =
+            Index { network, hbone_only, has_passthrough, networks, transit, ..Index::default() };
         previous = mem::replace(&mut snapshot.index, index);
     }
     let old = mem::replace(&mut snapshot.mesh, mesh);
     // The snapshot is written while the mesh is read, so this is a copy. It shares everything.
     let new = snapshot.mesh.clone();
     let joined = snapshot.index.join(&old, &new, &previous);
-    let claimed = snapshot
-        .index
-        .claim(&old, &new, &previous, snapshot.version);
+    let claimed = snapshot.index.claim(&old, &new, &previous, snapshot.version);
     let mut hosts = claimed.hosts.iter();
     let overrides = hosts.any(|host| snapshot.exposure.namespace_of_alias(host).is_some());
     // The owner of a family takes the family's other names away from other services, or releases
     // them.
-    let families = claimed
-        .hosts
-        .iter()
-        .flat_map(|host| snapshot.family_of(host));
+    let families = claimed.hosts.iter().flat_map(|host| snapshot.family_of(host));
     let families = families.filter(|name| !snapshot.index.claims(name).is_empty());
     let mut reclaimed: BTreeSet<Cow<'_, str>> = families.map(Cow::Owned).collect();
     reclaimed.extend(claimed.hosts.into_iter().map(Cow::Borrowed));
@@ -160,9 +144,7 @@ impl Snapshot {
             Arc::new(self.index.service(from, &own, None, ranking))
         });
         let old = match &service {
-            Some(new) => self
-                .services
-                .insert(Arc::clone(&new.hostname), Arc::clone(new)),
+            Some(new) => self.services.insert(Arc::clone(&new.hostname), Arc::clone(new)),
             None => self.services.remove(host),
         };
         let definitions = [&old, &service].map(|one| one.as_ref().map(|one| &one.definition));

@@ -32,8 +32,7 @@ impl NamedWaypoints {
         }
         for place in before {
             let count = self.0.get(&place).copied().unwrap_or(0);
-            self.0
-                .set(place, count.checked_sub(1).filter(|rest| *rest > 0));
+            self.0.set(place, count.checked_sub(1).filter(|rest| *rest > 0));
         }
     }
 

@@ -31,15 +31,11 @@ impl Certificate {
         let failing = failing.and_then(|since| now.duration_since(since).ok());
         if left < lifetime / 4 {
             let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
-            Some(format!(
-                "expires in {left}, less than a quarter of its lifetime"
-            ))
+            Some(format!("expires in {left}, less than a quarter of its lifetime"))
         } else if failing.is_some_and(|failing| failing >= lifetime / 10) {
             let failing = failing.map_or(0, |failing| failing.as_secs());
             let failing = humantime::format_duration(Duration::from_secs(failing));
-            Some(format!(
-                "was not renewed for {failing}, a tenth of its lifetime"
-            ))
+            Some(format!("was not renewed for {failing}, a tenth of its lifetime"))
         } else {
             None
         }
@@ -79,19 +75,13 @@ mod tests {
         let minute = HOUR / 60;
         assert_eq!(problem(18 * HOUR, None), None);
         let last = problem(18 * HOUR + minute, None).unwrap_or_default();
-        assert_eq!(
-            last,
-            "expires in 5h 59m, less than a quarter of its lifetime"
-        );
+        assert_eq!(last, "expires in 5h 59m, less than a quarter of its lifetime");
         // Renewed from half of the lifetime on.
         let since = Some(12 * HOUR);
         assert_eq!(problem(12 * HOUR, since), None);
         assert_eq!(problem(14 * HOUR + 23 * minute, since), None);
         let failed = problem(14 * HOUR + 24 * minute, since).unwrap_or_default();
-        assert_eq!(
-            failed,
-            "was not renewed for 2h 24m, a tenth of its lifetime"
-        );
+        assert_eq!(failed, "was not renewed for 2h 24m, a tenth of its lifetime");
         assert_eq!(Certificate::default().renewal_problem(start), None);
     }
 }

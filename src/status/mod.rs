@@ -320,9 +320,7 @@ impl Status {
 
     /// Replaces the state of one identity.
     pub fn set_certificate(&self, certificate: Certificate) {
-        self.certificates
-            .lock()
-            .insert(certificate.identity.clone(), certificate);
+        self.certificates.lock().insert(certificate.identity.clone(), certificate);
     }
 
     /// Removes an identity that is no longer used.
@@ -360,11 +358,7 @@ impl Status {
     /// Records the result of a reload of `what` that ended now.
     pub fn set_reload(&self, source: ReloadSource, result: Result<(), String>) {
         let error = result.err();
-        let reload = Reload {
-            at: SystemTime::now(),
-            ok: error.is_none(),
-            error,
-        };
+        let reload = Reload { at: SystemTime::now(), ok: error.is_none(), error };
         self.reloads.lock().insert(source, reload);
     }
 
@@ -380,21 +374,14 @@ impl Status {
 
     /// Records that `what` was reloaded now and is in use, except for the parts in `left`.
     pub fn set_partial_reload(&self, what: ReloadSource, left: String) {
-        let reload = Reload {
-            at: SystemTime::now(),
-            ok: true,
-            error: Some(left),
-        };
+        let reload = Reload { at: SystemTime::now(), ok: true, error: Some(left) };
         self.reloads.lock().insert(what, reload);
     }
 
     /// Changes the state of a hostname and returns the result of the change.
     pub fn set_host<T>(&self, name: &str, change: impl FnOnce(&mut HostnameStatus) -> T) -> T {
         let mut hosts = self.hosts.lock();
-        let new = || HostnameStatus {
-            name: name.to_owned(),
-            ..HostnameStatus::default()
-        };
+        let new = || HostnameStatus { name: name.to_owned(), ..HostnameStatus::default() };
         change(hosts.0.entry(name.to_owned()).or_insert_with(new))
     }
 
@@ -411,19 +398,12 @@ impl Status {
     /// Returns the state of the hostnames.
     pub fn hosts(&self) -> HostnameStatuses {
         let hosts = self.hosts.lock();
-        HostnameStatuses {
-            list: hosts.0.values().cloned().collect(),
-            left_out: hosts.1,
-        }
+        HostnameStatuses { list: hosts.0.values().cloned().collect(), left_out: hosts.1 }
     }
 
     /// Returns the last reload of each source that was read at least once.
     pub fn reloads(&self) -> Vec<(ReloadSource, Reload)> {
-        self.reloads
-            .lock()
-            .iter()
-            .map(|(what, reload)| (*what, reload.clone()))
-            .collect()
+        self.reloads.lock().iter().map(|(what, reload)| (*what, reload.clone())).collect()
     }
 }
 
@@ -542,12 +522,6 @@ mod tests {
             .iter()
             .map(|(what, reload)| (what.label(), reload.ok, reload.error.as_deref()))
             .collect();
-        assert_eq!(
-            shown,
-            [
-                ("config", true, None),
-                ("mesh", false, Some("line 3: unknown key"))
-            ]
-        );
+        assert_eq!(shown, [("config", true, None), ("mesh", false, Some("line 3: unknown key"))]);
     }
 }

@@ -148,10 +148,6 @@ mod tests {
         assert_eq!(suppressed.get(), 500 - lines as u64);
         log.set(Access::Off);
         assert_eq!(log.admit_handshake(), None);
-        assert_eq!(
-            suppressed.get(),
-            500 - lines as u64,
-            "off suppresses nothing"
-        );
+        assert_eq!(suppressed.get(), 500 - lines as u64, "off suppresses nothing");
     }
 }

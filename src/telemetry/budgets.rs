@@ -79,12 +79,8 @@ impl Budgets {
                 start: known.map_or(now, |known| known.start),
                 is_logged: known.is_some_and(|known| known.is_logged && known.budget == budget),
             };
-            self.budget
-                .get_or_create(&usage.labels())
-                .set(signed(usage.limit()));
-            self.used
-                .get_or_create(&usage.labels())
-                .set(signed(usage.bytes));
+            self.budget.get_or_create(&usage.labels()).set(signed(usage.limit()));
+            self.used.get_or_create(&usage.labels()).set(signed(usage.bytes));
             usages.push(usage);
         }
         self.publish(&usages);
@@ -164,10 +160,7 @@ impl Budgets {
 
 impl Usage {
     fn labels(&self) -> Labels {
-        [
-            ("source_cluster", self.from.to_string()),
-            ("destination_cluster", self.to.to_string()),
-        ]
+        [("source_cluster", self.from.to_string()), ("destination_cluster", self.to.to_string())]
     }
 
     fn limit(&self) -> u64 {
@@ -202,11 +195,7 @@ mod tests {
             from: "west".to_owned(),
             to: to.to_owned(),
             exposes: Vec::new(),
-            budget: (bytes > 0).then_some(LinkBudget {
-                bytes,
-                period,
-                excess_weight: Some(10),
-            }),
+            budget: (bytes > 0).then_some(LinkBudget { bytes, period, excess_weight: Some(10) }),
         }
     }
 
@@ -238,10 +227,7 @@ mod tests {
         assert_eq!(add(100, start + PERIOD / 2), (201, true));
         // Periods follow each other without a gap, also if none of their bytes were counted.
         assert_eq!(add(5, start + 3 * PERIOD), (5, false));
-        assert_eq!(
-            add(5, start + 4 * PERIOD - Duration::from_nanos(1)),
-            (10, false)
-        );
+        assert_eq!(add(5, start + 4 * PERIOD - Duration::from_nanos(1)), (10, false));
         assert_eq!(add(5, start + 4 * PERIOD), (5, false));
         // Clients without identity use that of this gateway.
         budgets.add(("", "north"), 7);

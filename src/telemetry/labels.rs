@@ -106,10 +106,7 @@ impl Labels for NetworkLabels {
         if self.destination_service.is_empty() {
             return Self::default();
         }
-        Self {
-            destination_service: Arc::default(),
-            ..self.clone()
-        }
+        Self { destination_service: Arc::default(), ..self.clone() }
     }
 }
 
@@ -153,11 +150,7 @@ impl<'a> TunnelFacts<'a> {
         service: &'a DestinationService,
         workload: Option<&'a Arc<WorkloadLabels>>,
     ) -> Self {
-        Self {
-            source,
-            service,
-            workload,
-        }
+        Self { source, service, workload }
     }
 
     /// Returns true if the peer's identity was verified.
@@ -184,11 +177,7 @@ impl<'a> TunnelFacts<'a> {
             workload: self.workload.cloned().unwrap_or_default(),
             response_flags,
             // The security of TLS that is passed through is unknown.
-            security: if self.has_identity() {
-                "mutual_tls"
-            } else {
-                "unknown"
-            },
+            security: if self.has_identity() { "mutual_tls" } else { "unknown" },
         }
     }
 }
@@ -204,9 +193,7 @@ impl TcpLabels {
     /// The source's workload labels stay unknown: a certificate names a service account, not a
     /// workload (docs/wire-contract.md 6.1). As in ztunnel, app and version are the canonical ones.
     fn pairs(&self) -> [(&'static str, &str); 27] {
-        let Self {
-            service, workload, ..
-        } = self;
+        let Self { service, workload, .. } = self;
         [
             ("reporter", REPORTER),
             ("source_workload", ""),
@@ -222,10 +209,7 @@ impl TcpLabels {
             ("destination_service_name", &service.name),
             ("destination_workload", &workload.workload),
             ("destination_canonical_service", &workload.canonical_name),
-            (
-                "destination_canonical_revision",
-                &workload.canonical_revision,
-            ),
+            ("destination_canonical_revision", &workload.canonical_revision),
             ("destination_workload_namespace", &workload.namespace),
             ("destination_principal", &workload.principal),
             ("destination_app", &workload.canonical_name),
@@ -244,11 +228,7 @@ impl TcpLabels {
 
 impl Labels for TcpLabels {
     fn overflow(&self) -> Self {
-        Self {
-            response_flags: self.response_flags,
-            security: self.security,
-            ..Self::default()
-        }
+        Self { response_flags: self.response_flags, security: self.security, ..Self::default() }
     }
 }
 

@@ -29,8 +29,7 @@ struct Window {
 
 impl Window {
     fn is_over(&self, now: Instant) -> bool {
-        self.start
-            .is_none_or(|start| now.saturating_duration_since(start) >= WINDOW)
+        self.start.is_none_or(|start| now.saturating_duration_since(start) >= WINDOW)
     }
 
     fn admit(&mut self, a_second: u32, now: Instant) -> Option<u64> {
@@ -50,10 +49,7 @@ impl Window {
 impl Limiter {
     /// Creates a limiter of `a_second` lines per second.
     pub(super) fn new(a_second: u32) -> Self {
-        Self {
-            lines_per_second: a_second,
-            window: Mutex::default(),
-        }
+        Self { lines_per_second: a_second, window: Mutex::default() }
     }
 
     /// Returns the number of lines suppressed since the last if a line may be written at `now`.
@@ -64,11 +60,7 @@ impl Limiter {
     /// Returns and resets the count of suppressed lines, if their second is over.
     pub(super) fn take_suppressed(&self, now: Instant) -> u64 {
         let mut window = self.window.lock();
-        if window.is_over(now) {
-            std::mem::take(&mut window.suppressed)
-        } else {
-            0
-        }
+        if window.is_over(now) { std::mem::take(&mut window.suppressed) } else { 0 }
     }
 }
 
@@ -83,11 +75,7 @@ pub(super) struct IdentityLimiter {
 impl IdentityLimiter {
     /// Creates limiters of `a_second` lines per second for each identity.
     pub(super) fn new(a_second: u32) -> Self {
-        Self {
-            a_second,
-            windows: Mutex::default(),
-            others: Limiter::new(a_second),
-        }
+        Self { a_second, windows: Mutex::default(), others: Limiter::new(a_second) }
     }
 
     /// Decides like [`Limiter::admit`], for a line about an identity.
@@ -161,8 +149,7 @@ mod tests {
         let minted = |i: usize| Arc::from(format!("minted-{i}"));
         let passed = |now| {
             let all = 0..IDENTITIES_MAX + 50;
-            all.filter(|&i| limiter.admit(&minted(i), now).is_some())
-                .count()
+            all.filter(|&i| limiter.admit(&minted(i), now).is_some()).count()
         };
         assert_eq!(passed(start), IDENTITIES_MAX + 1);
         assert_eq!(limiter.windows.lock().len(), IDENTITIES_MAX);

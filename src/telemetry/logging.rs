@@ -78,12 +78,9 @@ where
     let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match log.format {
         LogFormat::Text => lines.with_ansi(colour).boxed(),
-        LogFormat::Json => lines
-            .json()
-            .flatten_event(true)
-            .with_current_span(false)
-            .with_span_list(false)
-            .boxed(),
+        LogFormat::Json => {
+            lines.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed()
+        }
     };
     let subscriber = Registry::default().with(filter).with(lines);
     let (drops, guard) = appender.unzip();
@@ -151,10 +148,7 @@ impl LogHandle {
     fn apply(&self, directives: String) -> Result<(), String> {
         let filter = EnvFilter::try_new(&directives).map_err(|error| error.to_string())?;
         let mut current = self.0.current.lock();
-        self.0
-            .reload
-            .reload(filter)
-            .map_err(|error| error.to_string())?;
+        self.0.reload.reload(filter).map_err(|error| error.to_string())?;
         *current = directives;
         Ok(())
     }
@@ -172,11 +166,7 @@ mod tests {
     use super::*;
 
     fn log(level: &str, format: LogFormat) -> Log {
-        Log {
-            level: level.into(),
-            format,
-            ..Log::default()
-        }
+        Log { level: level.into(), format, ..Log::default() }
     }
 
     #[test]
@@ -209,10 +199,7 @@ mod tests {
         });
         assert_eq!(handle.current(), "warn,noisy=debug");
         let text = lines.text();
-        assert!(
-            text.contains("still there") && text.contains("and this"),
-            "{text}"
-        );
+        assert!(text.contains("still there") && text.contains("and this"), "{text}");
         assert!(!text.contains("but not that"), "{text}");
     }
 
@@ -236,15 +223,7 @@ mod tests {
     fn a_misspelt_level_is_an_error_that_names_the_levels() {
         let (_subscriber, handle) =
             build(&log("info", LogFormat::Json), std::io::sink, false, None).expect("a log");
-        for wrong in [
-            "",
-            "inof",
-            "info,",
-            "a=b",
-            "=info",
-            "[span]=info",
-            "a b=info",
-        ] {
+        for wrong in ["", "inof", "info,", "a=b", "=info", "[span]=info", "a b=info"] {
             assert!(handle.set(wrong).is_err(), "{wrong:?}");
         }
         let error = handle.set("inof").expect_err("a misspelt level");

@@ -56,14 +56,10 @@ impl Collector for RemoteGateways {
             return Ok(());
         }
         for row in rows.iter().take(GATEWAYS_MAX) {
-            let labels = [
-                ("network", row.network.to_string()),
-                ("gateway", row.address.to_string()),
-            ];
+            let labels =
+                [("network", row.network.to_string()), ("gateway", row.address.to_string())];
             let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-            connections
-                .get_or_create(&labels)
-                .set(count(row.connections));
+            connections.get_or_create(&labels).set(count(row.connections));
             tunnels.get_or_create(&labels).set(count(row.streams));
             let is_ejected = i64::from(row.state == "ejected");
             ejected.get_or_create(&labels).set(is_ejected);
@@ -79,12 +75,7 @@ impl Collector for RemoteGateways {
             ("connections", "HBONE connections", gauge, &connections),
             ("tunnels", "Tunnels", gauge, &tunnels),
             ("ejected", "Whether the gateway is ejected", gauge, &ejected),
-            (
-                "rtt_seconds",
-                "Least round trip time of five minutes",
-                gauge,
-                &rtt,
-            ),
+            ("rtt_seconds", "Least round trip time of five minutes", gauge, &rtt),
             ("share", "Factor of its weights by its RTT", gauge, &share),
             ("ejections", "Ejections", MetricType::Counter, &ejections),
         ];

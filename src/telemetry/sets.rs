@@ -205,9 +205,7 @@ impl<L: Labels> EncodeMetric for LabelSets<L> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         // Copied first: formatting megabytes under the lock would block the data path.
         let sets = self.0.sets.read();
-        let sets = sets
-            .iter()
-            .map(|(labels, set)| (labels.clone(), set.count.get()));
+        let sets = sets.iter().map(|(labels, set)| (labels.clone(), set.count.get()));
         let sets: Vec<_> = sets.collect();
         for (labels, count) in &sets {
             let mut encoder = encoder.encode_family(labels)?;
@@ -245,11 +243,7 @@ mod tests {
     fn counted() -> Counted {
         let (mut registry, overflow) = (Registry::default(), Counter::default());
         let sets = LabelSets::register(&mut registry, "x", "Things", overflow.clone());
-        Counted {
-            sets,
-            overflow,
-            registry,
-        }
+        Counted { sets, overflow, registry }
     }
 
     impl Counted {
@@ -274,9 +268,7 @@ mod tests {
         counted.sets.sweep(start + UNUSED_LIFETIME / 2, |_, _| ());
         counted.sets.sweep(start + UNUSED_LIFETIME, |_, _| ());
         assert_eq!(counted.samples().len(), 2);
-        counted
-            .sets
-            .sweep(start + UNUSED_LIFETIME * 3 / 2, |_, _| ());
+        counted.sets.sweep(start + UNUSED_LIFETIME * 3 / 2, |_, _| ());
         assert_eq!(counted.samples().len(), 1);
         held.inc_by(7);
         counted.sets.sweep(start + UNUSED_LIFETIME * 9, |_, _| ());
@@ -284,10 +276,7 @@ mod tests {
         assert!(counted.samples()[0].ends_with(" 7"));
         drop(held);
         // The hour of a held counter starts when its last handle is dropped.
-        counted.sets.sweep(
-            start + UNUSED_LIFETIME * 10 - Duration::from_secs(1),
-            |_, _| (),
-        );
+        counted.sets.sweep(start + UNUSED_LIFETIME * 10 - Duration::from_secs(1), |_, _| ());
         assert_eq!(counted.samples().len(), 1);
         counted.sets.sweep(start + UNUSED_LIFETIME * 10, |_, _| ());
         assert_eq!(counted.samples().len(), 0);
@@ -314,8 +303,7 @@ mod tests {
         };
         assert_eq!(of_cluster("east"), Some(3));
         for source in 0..MAX_SHARED_SETS + 3 {
-            sets.counter(&labels(&source.to_string(), MAX_LABEL_SETS))
-                .inc();
+            sets.counter(&labels(&source.to_string(), MAX_LABEL_SETS)).inc();
         }
         assert_eq!(of_cluster("0"), Some(1));
         assert_eq!(of_cluster(&(MAX_SHARED_SETS + 2).to_string()), None);

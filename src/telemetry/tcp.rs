@@ -79,18 +79,9 @@ impl Tcp {
             from_networks,
             opened: tcp("istio_tcp_connections_opened", "Tunnels opened"),
             closed: tcp("istio_tcp_connections_closed", "Tunnels closed"),
-            failed: tcp(
-                "istio_tcp_connections_failed",
-                "Tunnels that failed before they opened",
-            ),
-            received: tcp(
-                "istio_tcp_received_bytes",
-                "Bytes from the peer to the endpoint",
-            ),
-            sent: tcp(
-                "istio_tcp_sent_bytes",
-                "Bytes from the endpoint to the peer",
-            ),
+            failed: tcp("istio_tcp_connections_failed", "Tunnels that failed before they opened"),
+            received: tcp("istio_tcp_received_bytes", "Bytes from the peer to the endpoint"),
+            sent: tcp("istio_tcp_sent_bytes", "Bytes from the endpoint to the peer"),
             cache: (0..CACHE_SLOTS).map(|_| Mutex::default()).collect(),
         }
     }
@@ -139,13 +130,7 @@ impl Tcp {
                 *lately = None;
             }
         }
-        for sets in [
-            &self.opened,
-            &self.closed,
-            &self.failed,
-            &self.received,
-            &self.sent,
-        ] {
+        for sets in [&self.opened, &self.closed, &self.failed, &self.received, &self.sent] {
             sets.sweep(now, |_, _| ());
         }
         self.to_networks.sweep(now, &mut network_bytes);
@@ -279,10 +264,7 @@ mod tests {
         let (tcp, registry) = registered();
         let (service, source) = (DestinationService::default(), Arc::new(source()));
         let workloads = ["quiet", "gone"].map(|name| {
-            Arc::new(WorkloadLabels {
-                workload: name.to_owned(),
-                ..WorkloadLabels::default()
-            })
+            Arc::new(WorkloadLabels { workload: name.to_owned(), ..WorkloadLabels::default() })
         });
         let [quiet, _] = workloads.each_ref().map(|workload| {
             let facts = TunnelFacts::new(&source, &service, Some(workload));
@@ -311,18 +293,10 @@ mod tests {
         let opened = |port| {
             let mut source = source();
             source.address.set_port(port);
-            for text in [
-                &mut source.principal,
-                &mut source.namespace,
-                &mut source.cluster,
-            ] {
+            for text in [&mut source.principal, &mut source.namespace, &mut source.cluster] {
                 *text = Arc::default();
             }
-            tcp.opened(
-                TunnelFacts::new(&Arc::new(source), &service, None),
-                &workload,
-                None,
-            )
+            tcp.opened(TunnelFacts::new(&Arc::new(source), &service, None), &workload, None)
         };
         assert!(Arc::ptr_eq(&opened(1), &opened(2)));
     }
@@ -332,13 +306,8 @@ mod tests {
         let (tcp, registry) = registered();
         let service = DestinationService::default();
         let name = |i: usize| format!("workload-{i}");
-        let workload = |i| WorkloadLabels {
-            workload: name(i),
-            ..WorkloadLabels::default()
-        };
-        let workloads: Vec<_> = (0..4 * CACHE_SLOTS)
-            .map(|i| Arc::new(workload(i)))
-            .collect();
+        let workload = |i| WorkloadLabels { workload: name(i), ..WorkloadLabels::default() };
+        let workloads: Vec<_> = (0..4 * CACHE_SLOTS).map(|i| Arc::new(workload(i))).collect();
         let source = Arc::new(source());
         for round in 0..3 {
             for (i, workload) in workloads.iter().enumerate() {

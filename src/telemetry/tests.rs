@@ -45,12 +45,6 @@ pub(super) fn value(text: &str, name: &str, labels: &[&str]) -> u64 {
         line.starts_with(&format!("{name}{{")) && labels.iter().all(|label| line.contains(label))
     });
     let line = found.next().expect("a sample with these labels");
-    assert!(
-        found.next().is_none(),
-        "more than one sample of {name} with {labels:?}"
-    );
-    line.rsplit(' ')
-        .next()
-        .and_then(|value| value.parse().ok())
-        .expect("an integer")
+    assert!(found.next().is_none(), "more than one sample of {name} with {labels:?}");
+    line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("an integer")
 }

@@ -68,9 +68,7 @@ impl XdsMetrics {
 
     /// Records that a message was accepted as a whole.
     pub fn accepted(&self, url: &'static str) {
-        self.accepted
-            .get_or_create(&label(url))
-            .set(seconds(SystemTime::now()));
+        self.accepted.get_or_create(&label(url)).set(seconds(SystemTime::now()));
     }
 
     /// Counts a message that was rejected in part. If it may be logged, returns the number of
@@ -84,9 +82,7 @@ impl XdsMetrics {
     pub fn set_resources(&self, url: &'static str, held: usize, rejected: usize) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.resources.get_or_create(&label(url)).set(count(held));
-        self.rejected
-            .get_or_create(&label(url))
-            .set(count(rejected));
+        self.rejected.get_or_create(&label(url)).set(count(rejected));
     }
 
     /// Sets the time at which the state on disk was saved.

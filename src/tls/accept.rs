@@ -112,10 +112,7 @@ where
 
 /// Returns the error that tokio-rustls returns in this case.
 fn end_of_file() -> AcceptError {
-    AcceptError::Io(io::Error::new(
-        io::ErrorKind::UnexpectedEof,
-        "tls handshake eof",
-    ))
+    AcceptError::Io(io::Error::new(io::ErrorKind::UnexpectedEof, "tls handshake eof"))
 }
 
 /// Reads through the stack, so that nothing is allocated before the bytes have arrived.

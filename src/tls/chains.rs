@@ -109,10 +109,8 @@ mod tests {
     use super::*;
 
     fn key(texts: &[&str]) -> ChainFingerprint {
-        let certificates: Vec<_> = texts
-            .iter()
-            .map(|text| CertificateDer::from(text.as_bytes()))
-            .collect();
+        let certificates: Vec<_> =
+            texts.iter().map(|text| CertificateDer::from(text.as_bytes())).collect();
         ChainFingerprint::new(&certificates[0], &certificates[1..])
     }
 
@@ -172,11 +170,7 @@ mod tests {
         }
         chains.add(long, verified(1300, 9000, 9000));
         let end = chains.get(&long, time(1300));
-        assert_eq!(
-            end.map(|path| path.not_after),
-            Some(time(9000)),
-            "verified again"
-        );
+        assert_eq!(end.map(|path| path.not_after), Some(time(9000)), "verified again");
     }
 
     #[test]
@@ -193,10 +187,7 @@ mod tests {
         }
         let held = |index: &usize| chains.get(&key(*index), time(1000)).is_some();
         let count = (0..10 * GENERATION_CAPACITY).filter(held).count();
-        assert!(
-            (GENERATION_CAPACITY + 1..=2 * GENERATION_CAPACITY).contains(&count),
-            "{count}"
-        );
+        assert!((GENERATION_CAPACITY + 1..=2 * GENERATION_CAPACITY).contains(&count), "{count}");
         assert!(held(&(10 * GENERATION_CAPACITY - 1)) && !held(&0));
     }
 }

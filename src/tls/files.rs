@@ -115,10 +115,7 @@ impl IdentityMaterial {
     /// As [`IdentityMaterial::load`], with `(memory)` as the file's name.
     pub fn from_pem(chain: &str, key: &str, roots: &str) -> Result<Self, TlsError> {
         let file = Path::new("(memory)");
-        let bad_pem = |source| TlsError::Pem {
-            file: file.to_owned(),
-            source,
-        };
+        let bad_pem = |source| TlsError::Pem { file: file.to_owned(), source };
         let parse = |text: &str| {
             CertificateDer::pem_slice_iter(text.as_bytes()).collect::<Result<Vec<_>, _>>()
         };
@@ -144,9 +141,7 @@ impl IdentityMaterial {
         Ok(Self {
             valid_until: identity.not_after,
             identity,
-            not_before: chain
-                .first()
-                .map_or(SystemTime::UNIX_EPOCH, |leaf| not_before(leaf)),
+            not_before: chain.first().map_or(SystemTime::UNIX_EPOCH, |leaf| not_before(leaf)),
             roots: root_store(roots_file, &root_certificates)?,
             chain,
             key,
@@ -173,10 +168,7 @@ impl IdentityMaterial {
 fn identity(file: &Path, chain: &[CertificateDer<'static>]) -> Result<Identity, TlsError> {
     let leaf = chain.first();
     let leaf = leaf.ok_or_else(|| TlsError::NoCertificate(file.to_owned()))?;
-    leaf_identity(leaf).map_err(|refusal| TlsError::BadLeaf {
-        file: file.to_owned(),
-        refusal,
-    })
+    leaf_identity(leaf).map_err(|refusal| TlsError::BadLeaf { file: file.to_owned(), refusal })
 }
 
 impl IdentityMaterial {
@@ -261,10 +253,7 @@ impl TrustedDomain {
             let own = |file: &PathBuf| {
                 let certificates = certificates(file)?;
                 let store = root_store(file, &certificates)?;
-                Ok(DomainRoots {
-                    store,
-                    certificates,
-                })
+                Ok(DomainRoots { store, certificates })
             };
             let issuers = domain.issuers.as_ref();
             let issuers = issuers.map(|list| hashes(list)).transpose()?;
@@ -323,11 +312,7 @@ fn clusters(clusters: &[IssuerCluster]) -> Result<HashMap<SpkiHash, String>, Tls
         for issuer in hashes(&cluster.issuers)? {
             let known = all.insert(issuer, cluster.name.clone());
             if let Some(one) = known.filter(|known| *known != cluster.name) {
-                return Err(TlsError::SharedIssuer {
-                    issuer,
-                    one,
-                    other: cluster.name.clone(),
-                });
+                return Err(TlsError::SharedIssuer { issuer, one, other: cluster.name.clone() });
             }
         }
     }
@@ -359,17 +344,10 @@ fn is_ca(der: &CertificateDer<'_>) -> bool {
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let bad_pem = |source| TlsError::Pem {
-        file: file.to_owned(),
-        source,
-    };
+    let bad_pem = |source| TlsError::Pem { file: file.to_owned(), source };
     let found = CertificateDer::pem_file_iter(file).map_err(bad_pem)?;
     let found = found.collect::<Result<Vec<_>, _>>().map_err(bad_pem)?;
-    if found.is_empty() {
-        Err(TlsError::NoCertificate(file.to_owned()))
-    } else {
-        Ok(found)
-    }
+    if found.is_empty() { Err(TlsError::NoCertificate(file.to_owned())) } else { Ok(found) }
 }
 
 fn root_store(
@@ -379,10 +357,7 @@ fn root_store(
     let mut store = RootCertStore::empty();
     for certificate in certificates {
         check_root(file, certificate)?;
-        let bad = |source| TlsError::BadRoot {
-            file: file.to_owned(),
-            source,
-        };
+        let bad = |source| TlsError::BadRoot { file: file.to_owned(), source };
         store.add(certificate.clone()).map_err(bad)?;
     }
     Ok(Arc::new(store))
@@ -401,10 +376,7 @@ fn load_key(file: &PathBuf) -> Result<PrivateKeyDer<'static>, TlsError> {
         if ENCRYPTED.iter().any(|mark| text.contains(mark)) {
             return TlsError::EncryptedKey(file.clone());
         }
-        TlsError::Pem {
-            file: file.clone(),
-            source,
-        }
+        TlsError::Pem { file: file.clone(), source }
     })
 }
 
@@ -416,10 +388,7 @@ fn load_key(file: &PathBuf) -> Result<PrivateKeyDer<'static>, TlsError> {
 fn check_root(file: &Path, root: &CertificateDer<'_>) -> Result<(), TlsError> {
     match X509Certificate::from_der(root) {
         Ok((_, root)) if !root.is_ca() && root.version() == X509Version::V3 => {
-            Err(TlsError::NotARoot {
-                file: file.to_owned(),
-                subject: root.subject().to_string(),
-            })
+            Err(TlsError::NotARoot { file: file.to_owned(), subject: root.subject().to_string() })
         }
         // webpki reports what it cannot parse.
         _ => Ok(()),

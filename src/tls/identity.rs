@@ -35,16 +35,13 @@ pub struct Identity {
 /// The refusal for a peer with such a certificate.
 pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRefusal> {
     let certificate = parse(leaf)?;
-    let constraints = certificate
-        .basic_constraints()
-        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    let constraints = certificate.basic_constraints().map_err(|_| HandshakeRefusal::BadEncoding)?;
     if constraints.is_some_and(|extension| extension.value.ca) {
         return Err(HandshakeRefusal::CaAsLeaf);
     }
     let uri = single_uri_san(&certificate)?;
-    let [trust_domain, namespace, service_account] = parse_identity(uri)
-        .ok_or(HandshakeRefusal::BadSpiffeId)?
-        .map(Arc::from);
+    let [trust_domain, namespace, service_account] =
+        parse_identity(uri).ok_or(HandshakeRefusal::BadSpiffeId)?.map(Arc::from);
     Ok(Identity {
         uri: uri.into(),
         trust_domain,
@@ -66,25 +63,17 @@ pub(super) fn check_usage(path: &[CertificateDer<'_>]) -> Result<(), HandshakeRe
     for issuer in intermediates {
         check_issuer(&parse(issuer)?)?;
     }
-    let usage = leaf
-        .key_usage()
-        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    let usage = leaf.key_usage().map_err(|_| HandshakeRefusal::BadEncoding)?;
     let signs = usage.is_some_and(|extension| {
         let usage = extension.value;
         usage.digital_signature() && !usage.key_cert_sign() && !usage.crl_sign()
     });
-    let purposes = leaf
-        .extended_key_usage()
-        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    let purposes = leaf.extended_key_usage().map_err(|_| HandshakeRefusal::BadEncoding)?;
     let serves = purposes.is_none_or(|extension| {
         let purposes = extension.value;
         purposes.server_auth && purposes.client_auth
     });
-    if signs && serves {
-        Ok(())
-    } else {
-        Err(HandshakeRefusal::BadKeyUsage)
-    }
+    if signs && serves { Ok(()) } else { Err(HandshakeRefusal::BadKeyUsage) }
 }
 
 /// Returns the expiry of a certificate in seconds since 1970, or 0 for an earlier time.
@@ -110,9 +99,7 @@ fn time_of(der: &CertificateDer<'_>, seconds: impl Fn(&X509Certificate<'_>) -> u
 }
 
 fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), HandshakeRefusal> {
-    let usage = issuer
-        .key_usage()
-        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    let usage = issuer.key_usage().map_err(|_| HandshakeRefusal::BadEncoding)?;
     if usage.is_some_and(|extension| !extension.value.key_cert_sign()) {
         return Err(HandshakeRefusal::BadKeyUsage);
     }
@@ -123,19 +110,14 @@ fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), HandshakeRefusal> {
 fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, HandshakeRefusal> {
     let bad = HandshakeRefusal::BadEncoding;
     let (rest, certificate) = X509Certificate::from_der(der).map_err(|_| bad)?;
-    if rest.is_empty() && certificate.extensions_map().is_ok() {
-        Ok(certificate)
-    } else {
-        Err(bad)
-    }
+    if rest.is_empty() && certificate.extensions_map().is_ok() { Ok(certificate) } else { Err(bad) }
 }
 
 fn single_uri_san<'a>(certificate: &'a X509Certificate<'_>) -> Result<&'a str, HandshakeRefusal> {
     /// Tag of uniformResourceIdentifier (RFC 5280 section 4.2.1.6).
     const URI_TAG: u32 = 6;
-    let names = certificate
-        .subject_alternative_name()
-        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    let names =
+        certificate.subject_alternative_name().map_err(|_| HandshakeRefusal::BadEncoding)?;
     let names = names.map_or(&[][..], |extension| &extension.value.general_names);
     let mut uris = names.iter().filter_map(|name| match name {
         GeneralName::URI(uri) => Some(Some(*uri)),

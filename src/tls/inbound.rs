@@ -169,9 +169,8 @@ impl InboundTls {
         &self,
         certificates: &[CertificateDer<'_>],
     ) -> Result<Arc<Chain>, HandshakeRefusal> {
-        let (leaf, intermediates) = certificates
-            .split_first()
-            .ok_or(HandshakeRefusal::NoCertificate)?;
+        let (leaf, intermediates) =
+            certificates.split_first().ok_or(HandshakeRefusal::NoCertificate)?;
         let key = ChainFingerprint::new(leaf, intermediates);
         loop {
             let served = self.served.load_full();
@@ -291,11 +290,7 @@ mod tests {
     const WEST: &str = "spiffe://west.local/ns/shop/sa/checkout";
 
     fn domain(name: &str) -> TrustedDomain {
-        TrustedDomain {
-            name: name.into(),
-            issuers: None,
-            roots: None,
-        }
+        TrustedDomain { name: name.into(), issuers: None, roots: None }
     }
 
     /// Returns the configuration of a gateway that trusts these domains.
@@ -321,11 +316,7 @@ mod tests {
     fn rechecked(inbound: &InboundTls) -> Vec<(Arc<str>, HandshakeRefusal)> {
         let mut all = Vec::new();
         inbound.recheck(|batch| {
-            all.extend(
-                batch
-                    .iter()
-                    .map(|one| (Arc::clone(&one.identity), one.refusal)),
-            );
+            all.extend(batch.iter().map(|one| (Arc::clone(&one.identity), one.refusal)));
         });
         all
     }
@@ -384,10 +375,7 @@ mod tests {
         let key = ChainFingerprint::new(&west[0], &west[1..]);
         let same = inbound.open.lock().get_or_insert(key, other, &west);
         assert!(Arc::ptr_eq(&first, &same));
-        assert_eq!(
-            same.not_after(),
-            SystemTime::UNIX_EPOCH + Duration::from_secs(1)
-        );
+        assert_eq!(same.not_after(), SystemTime::UNIX_EPOCH + Duration::from_secs(1));
         let again = inbound.register_chain(&west).expect("a chain");
         assert!(Arc::ptr_eq(&first, &again));
         assert_eq!(first.not_after(), end);

@@ -32,10 +32,7 @@ impl Issuer {
     /// Reads an intermediate. Returns `None` if it is malformed.
     pub(super) fn from_certificate(der: &CertificateDer<'_>) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
-        Some(Self::new(
-            certificate.public_key().raw,
-            &certificate.subject().to_string(),
-        ))
+        Some(Self::new(certificate.public_key().raw, &certificate.subject().to_string()))
     }
 
     /// Reads a root. webpki keeps only the contents of its subject and its public key, two
@@ -43,19 +40,13 @@ impl Issuer {
     pub(super) fn from_anchor(anchor: &TrustAnchor<'_>) -> Self {
         let subject = sequence(&anchor.subject);
         let subject = X509Name::from_der(&subject).map(|(_, name)| name.to_string());
-        Self::new(
-            &sequence(&anchor.subject_public_key_info),
-            &subject.unwrap_or_default(),
-        )
+        Self::new(&sequence(&anchor.subject_public_key_info), &subject.unwrap_or_default())
     }
 
     fn new(spki: &[u8], subject: &str) -> Self {
         let mut hash = [0; 32];
         hash.copy_from_slice(digest(&SHA256, spki).as_ref());
-        Self {
-            spki: SpkiHash::new(hash),
-            subject: escape_for_display(subject).into(),
-        }
+        Self { spki: SpkiHash::new(hash), subject: escape_for_display(subject).into() }
     }
 }
 
@@ -148,11 +139,7 @@ mod tests {
         let of_certificate = Issuer::from_certificate(&root).expect("an issuer");
         let anchor = anchor_from_trusted_cert(&root).expect("an anchor");
         assert_eq!(Issuer::from_anchor(&anchor), of_certificate);
-        assert!(
-            of_certificate
-                .subject
-                .starts_with("CN=Strait development root")
-        );
+        assert!(of_certificate.subject.starts_with("CN=Strait development root"));
     }
 
     #[test]

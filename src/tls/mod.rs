@@ -85,11 +85,7 @@ pub fn listener_server_config(
         config: client_config_with(material, provider, Arc::clone(&verifier) as _)?,
         identity: Arc::clone(&material.identity.uri),
     };
-    Ok(ServerTls {
-        config: Arc::new(config),
-        verifier,
-        outbound: Some(Arc::new(outbound)),
-    })
+    Ok(ServerTls { config: Arc::new(config), verifier, outbound: Some(Arc::new(outbound)) })
 }
 
 /// Builds a configuration like [`listener_server_config`], for an endpoint with a fixed set of
@@ -98,10 +94,7 @@ pub fn endpoint_server_config(
     material: &IdentityMaterial,
     domains: Vec<TrustedDomain>,
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    let trust = PeerTrust {
-        domains,
-        ..PeerTrust::default()
-    };
+    let trust = PeerTrust { domains, ..PeerTrust::default() };
     let provider = provider();
     let verifier = verifier::ClientVerifier::new(&trust, material, &provider)?;
     server_config_with(material, provider, Arc::new(verifier)).map(Arc::new)
@@ -213,11 +206,7 @@ pub fn server_verifier(
     expected: &[&str],
 ) -> Arc<dyn ServerCertVerifier> {
     let roots = &material.roots;
-    Arc::new(verifier::ServerVerifier::new(
-        Some(expected),
-        roots,
-        &provider(),
-    ))
+    Arc::new(verifier::ServerVerifier::new(Some(expected), roots, &provider()))
 }
 
 #[cfg(test)]

@@ -31,10 +31,8 @@ impl IdentityMaterial {
             refusal: refusal_for_error(&error),
             detail: explain_error(&error),
         };
-        let (leaf, above) = self
-            .chain
-            .split_first()
-            .ok_or_else(|| TlsError::NoCertificate(file.to_owned()))?;
+        let (leaf, above) =
+            self.chain.split_first().ok_or_else(|| TlsError::NoCertificate(file.to_owned()))?;
         let roots = self.roots_for_domain(&self.identity.trust_domain);
         let roots = roots.unwrap_or(&self.roots);
         let mut end = self.valid_until;
@@ -131,18 +129,9 @@ mod tests {
         let material = loaded(&good).expect("an identity");
         assert_eq!(material.valid_until, material.identity.not_after);
         for (leaf, want) in [
-            (
-                signed(|params| params.not_before += HOUR),
-                HandshakeRefusal::NotYetValid,
-            ),
-            (
-                signed(|params| params.not_after = params.not_before),
-                HandshakeRefusal::Expired,
-            ),
-            (
-                below(|params| params.not_after = params.not_before),
-                HandshakeRefusal::Expired,
-            ),
+            (signed(|params| params.not_before += HOUR), HandshakeRefusal::NotYetValid),
+            (signed(|params| params.not_after = params.not_before), HandshakeRefusal::Expired),
+            (below(|params| params.not_after = params.not_before), HandshakeRefusal::Expired),
             (
                 signed(|params| {
                     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -168,10 +157,7 @@ mod tests {
                 }),
                 HandshakeRefusal::BadKeyUsage,
             ),
-            (
-                below(|params| params.is_ca = IsCa::ExplicitNoCa),
-                HandshakeRefusal::UnknownIssuer,
-            ),
+            (below(|params| params.is_ca = IsCa::ExplicitNoCa), HandshakeRefusal::UnknownIssuer),
         ] {
             assert_eq!(refusal(loaded(&leaf)), Some(want));
         }
@@ -223,16 +209,10 @@ mod tests {
                    DEK-Info: AES-256-CBC,00\n\nAAAA\n-----END RSA PRIVATE KEY-----\n";
         for key in [&*encrypted, old] {
             let reported = reported(&own.chain_pem, key);
-            assert!(
-                reported.contains("the private key is encrypted; decrypt it"),
-                "{reported}"
-            );
+            assert!(reported.contains("the private key is encrypted; decrypt it"), "{reported}");
         }
         let foreign = reported(&own.chain_pem, &other.key_pem);
-        assert!(
-            foreign.contains("does not match the certificate"),
-            "{foreign}"
-        );
+        assert!(foreign.contains("does not match the certificate"), "{foreign}");
 
         let modulus = [&[0x02, 0x81, 0x81, 0][..], &[0xff; 128], &[2, 3, 1, 0, 1]].concat();
         let length = u8::try_from(modulus.len()).expect("a byte");
@@ -241,9 +221,7 @@ mod tests {
         let issuer = CertifiedIssuer::self_signed(issuer, KeyPair::generate().expect("a key"));
         let mut params = CertificateParams::default();
         leaf(&mut params);
-        let chain = params
-            .signed_by(&weak, &issuer.expect("an issuer"))
-            .expect("a leaf");
+        let chain = params.signed_by(&weak, &issuer.expect("an issuer")).expect("a leaf");
         let key = ::pem::encode(&::pem::Pem::new("RSA PRIVATE KEY", weak.0));
         let weak = reported(&chain.pem(), &key);
         assert!(weak.contains("an RSA key of 1024 bits"), "{weak}");

@@ -30,17 +30,11 @@ pub(super) struct BrokenPath {
 
 impl BrokenPath {
     fn new(detail: String) -> Self {
-        Self {
-            refusal: HandshakeRefusal::UnknownIssuer,
-            detail: Some(detail),
-        }
+        Self { refusal: HandshakeRefusal::UnknownIssuer, detail: Some(detail) }
     }
 
     fn malformed(_: webpki::Error) -> Self {
-        Self {
-            refusal: HandshakeRefusal::BadEncoding,
-            detail: None,
-        }
+        Self { refusal: HandshakeRefusal::BadEncoding, detail: None }
     }
 }
 
@@ -74,10 +68,7 @@ impl<'a> Path<'a> {
             if roots.iter().any(|root| is_root(root, &next)) {
                 break;
             }
-            if path
-                .last()
-                .is_none_or(|last| last.issuer() != next.subject())
-            {
+            if path.last().is_none_or(|last| last.issuer() != next.subject()) {
                 return Err(BrokenPath::new(format!(
                     "certificate {} of the chain is not the issuer of the one before; send the \
                      leaf, then each issuer",

@@ -60,12 +60,7 @@ fn write_certificates(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
 /// Prints the files and the next steps.
 fn print_summary(args: &Args, files: &[File], out: &mut impl Write) -> io::Result<()> {
     for file in files {
-        writeln!(
-            out,
-            "{:<24}  {}",
-            args.dir.join(&file.name).display(),
-            file.about
-        )?;
+        writeln!(out, "{:<24}  {}", args.dir.join(&file.name).display(), file.about)?;
     }
     // The gateway resolves relative paths from the folder of its strait.yaml, which is unknown
     // here.
@@ -188,9 +183,8 @@ fn refuse_to_overwrite(dir: &Path, files: &[File]) -> anyhow::Result<()> {
 /// Writes a temporary file beside the target and renames it. A gateway that watches the folder
 /// never reads a partial file, and others can never read a key.
 fn write_file(dir: &Path, file: &File) -> io::Result<()> {
-    let mut temporary = tempfile::Builder::new()
-        .permissions(Permissions::from_mode(file.mode))
-        .tempfile_in(dir)?;
+    let mut temporary =
+        tempfile::Builder::new().permissions(Permissions::from_mode(file.mode)).tempfile_in(dir)?;
     temporary.write_all(file.content.as_bytes())?;
     temporary.persist(dir.join(&file.name))?;
     Ok(())
@@ -217,18 +211,13 @@ mod tests {
 
     fn args(dir: &Path, clusters: &[&str], force: bool) -> Args {
         let clusters = clusters.iter().map(|&cluster| cluster.to_owned()).collect();
-        Args {
-            dir: dir.to_owned(),
-            clusters,
-            force,
-        }
+        Args { dir: dir.to_owned(), clusters, force }
     }
 
     fn names(dir: &Path) -> Vec<String> {
         let entries = fs::read_dir(dir).unwrap();
-        let mut names: Vec<String> = entries
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
@@ -256,15 +245,9 @@ mod tests {
         assert_eq!(names(&dir), expected);
         let out = String::from_utf8(out).unwrap();
         for name in expected {
-            assert!(
-                out.contains(dir.join(name).to_str().unwrap()),
-                "{name} is not in\n{out}"
-            );
+            assert!(out.contains(dir.join(name).to_str().unwrap()), "{name} is not in\n{out}");
         }
-        assert!(
-            out.contains("spiffe://west.local/ns/shop/sa/checkout"),
-            "{out}"
-        );
+        assert!(out.contains("spiffe://west.local/ns/shop/sa/checkout"), "{out}");
         assert!(out.contains("strait check -c"), "{out}");
     }
 
@@ -272,14 +255,8 @@ mod tests {
     fn keys_are_for_their_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
         write_certificates(&args(dir.path(), &["east", "west"], false), &mut Vec::new()).unwrap();
-        for name in names(dir.path())
-            .iter()
-            .filter(|name| name.ends_with(".key"))
-        {
-            let mode = fs::metadata(dir.path().join(name))
-                .unwrap()
-                .permissions()
-                .mode();
+        for name in names(dir.path()).iter().filter(|name| name.ends_with(".key")) {
+            let mode = fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");
         }
     }
@@ -292,13 +269,8 @@ mod tests {
         let root = || fs::read_to_string(dir.path().join("root.crt")).unwrap();
         let before = root();
 
-        let refusal = write_certificates(&set, &mut Vec::new())
-            .unwrap_err()
-            .to_string();
-        assert!(
-            refusal.contains("root.crt") && refusal.contains("--force"),
-            "{refusal}"
-        );
+        let refusal = write_certificates(&set, &mut Vec::new()).unwrap_err().to_string();
+        assert!(refusal.contains("root.crt") && refusal.contains("--force"), "{refusal}");
         assert_eq!(root(), before);
 
         write_certificates(&Args { force: true, ..set }, &mut Vec::new()).unwrap();
@@ -310,37 +282,20 @@ mod tests {
         let stems = |clusters: &[&str]| -> Vec<String> {
             let clusters: Vec<String> = clusters.iter().map(|&name| name.to_owned()).collect();
             let set = leaves(&clusters).unwrap();
-            set.into_iter()
-                .flat_map(|(_, leaves)| leaves)
-                .map(|(name, _)| name)
-                .collect()
+            set.into_iter().flat_map(|(_, leaves)| leaves).map(|(name, _)| name).collect()
         };
         assert_eq!(stems(&["a"]), ["gateway", "endpoint", "client", "stranger"]);
-        let three = [
-            "gateway",
-            "endpoint",
-            "gateway-b",
-            "client",
-            "gateway-c",
-            "client-c",
-            "stranger",
-        ];
+        let three =
+            ["gateway", "endpoint", "gateway-b", "client", "gateway-c", "client-c", "stranger"];
         assert_eq!(stems(&["a", "b", "c"]), three);
     }
 
     #[test]
     fn a_name_that_cannot_be_a_cluster_leaves_no_file() {
         let dir = tempfile::tempdir().unwrap();
-        for (cluster, word) in [
-            ("a/b", "a/b"),
-            ("", "``"),
-            ("West", "West"),
-            ("east", "twice"),
-        ] {
+        for (cluster, word) in [("a/b", "a/b"), ("", "``"), ("West", "West"), ("east", "twice")] {
             let set = args(dir.path(), &["east", cluster], false);
-            let refusal = write_certificates(&set, &mut Vec::new())
-                .unwrap_err()
-                .to_string();
+            let refusal = write_certificates(&set, &mut Vec::new()).unwrap_err().to_string();
             assert!(refusal.contains(word), "{refusal}");
         }
         assert_eq!(names(dir.path()), [""; 0]);
@@ -354,9 +309,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write_certificates(&args(dir.path(), &["east", "west"], false), &mut Vec::new()).unwrap();
         let mut roots = rustls::RootCertStore::empty();
-        roots
-            .add(CertificateDer::from_pem_file(dir.path().join("root.crt")).unwrap())
-            .unwrap();
+        roots.add(CertificateDer::from_pem_file(dir.path().join("root.crt")).unwrap()).unwrap();
         for name in ["gateway", "endpoint", "client", "stranger"] {
             let path = dir.path().join(name);
             let chain: Vec<_> = CertificateDer::pem_file_iter(path.with_extension("crt"))

@@ -35,11 +35,7 @@ impl Authority {
     pub fn new() -> anyhow::Result<Self> {
         let key = new_key()?;
         let id = authority_params(INTERMEDIATES_BELOW_ROOT).key_identifier(&key);
-        let id: String = id
-            .iter()
-            .take(4)
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let id: String = id.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
         Self::named(format!("Strait development root {id}"), key)
     }
 
@@ -50,9 +46,7 @@ impl Authority {
 
     fn named(name: String, key: KeyPair) -> anyhow::Result<Self> {
         let mut params = authority_params(INTERMEDIATES_BELOW_ROOT);
-        params
-            .distinguished_name
-            .push(DnType::CommonName, name.as_str());
+        params.distinguished_name.push(DnType::CommonName, name.as_str());
         let root = CertifiedIssuer::self_signed(params, key).context(NOT_SIGNED)?;
         let root = Issuer { signer: root };
         Ok(Self { name, root })
@@ -118,10 +112,7 @@ impl Issuer {
         let mut params = leaf_params();
         change(&mut params);
         let leaf = params.signed_by(&key, &self.signer).context(NOT_SIGNED)?;
-        Ok(Leaf {
-            chain_pem: leaf.pem() + &self.signer.pem(),
-            key_pem: key.serialize_pem(),
-        })
+        Ok(Leaf { chain_pem: leaf.pem() + &self.signer.pem(), key_pem: key.serialize_pem() })
     }
 
     /// Creates a revocation list (PEM) of the first certificate in each PEM text. A list with a
@@ -191,9 +182,7 @@ pub struct Leaf {
 impl fmt::Debug for Leaf {
     // Written by hand, so that no log line or failed assertion shows the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leaf")
-            .field("chain_pem", &self.chain_pem)
-            .finish_non_exhaustive()
+        f.debug_struct("Leaf").field("chain_pem", &self.chain_pem).finish_non_exhaustive()
     }
 }
 
@@ -220,10 +209,8 @@ fn leaf_params() -> CertificateParams {
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     // Both usages: with mutual TLS a workload is server and client.
-    params.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     params
 }
 
@@ -263,9 +250,7 @@ mod tests {
     const ECHO: &str = "spiffe://east.local/ns/app/sa/echo";
 
     fn chain(leaf: &Leaf) -> Vec<CertificateDer<'static>> {
-        CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes())
-            .collect::<Result<_, _>>()
-            .unwrap()
+        CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes()).collect::<Result<_, _>>().unwrap()
     }
 
     fn verifier(authority: &Authority) -> Arc<dyn ClientCertVerifier> {
@@ -273,9 +258,7 @@ mod tests {
         let mut roots = RootCertStore::empty();
         roots.add(root).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-            .build()
-            .unwrap()
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap()
     }
 
     fn verify(authority: &Authority, leaf: &Leaf) -> Result<(), rustls::Error> {
@@ -376,12 +359,7 @@ mod tests {
     #[test]
     fn what_is_no_identity_of_a_workload_is_not_signed() {
         let issuer = Authority::new().unwrap().intermediate("east").unwrap();
-        for id in [
-            "",
-            "https://east.local/ns/app/sa/echo",
-            "spiffe:///ns/app",
-            "spiffe://a b/c",
-        ] {
+        for id in ["", "https://east.local/ns/app/sa/echo", "spiffe:///ns/app", "spiffe://a b/c"] {
             let refusal = issuer.leaf(id).unwrap_err().to_string();
             assert!(refusal.contains("is not a SPIFFE identity"), "{refusal}");
         }

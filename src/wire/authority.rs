@@ -71,10 +71,7 @@ impl Authority {
                 (Host::parse_unbracketed(host)?, port)
             }
         };
-        Ok(Self {
-            host,
-            port: parse_port(port)?,
-        })
+        Ok(Self { host, port: parse_port(port)? })
     }
 }
 
@@ -131,10 +128,7 @@ mod tests {
         use AuthorityError::*;
         let long = format!("{}:80", "a".repeat(253));
         let cases: &[(&str, Result<&str, AuthorityError>)] = &[
-            (
-                "echo.app.svc.cluster.local:80",
-                Ok("echo.app.svc.cluster.local:80"),
-            ),
+            ("echo.app.svc.cluster.local:80", Ok("echo.app.svc.cluster.local:80")),
             ("ECHO.App:8080", Ok("echo.app:8080")),
             ("echo.app.:80", Ok("echo.app:80")),
             ("under_score.app:80", Ok("under_score.app:80")),

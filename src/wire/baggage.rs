@@ -6,9 +6,7 @@ const CLUSTER: &[u8] = b"k8s.cluster.name";
 /// Returns the first cluster in the values of the header that is not empty. The result is only a
 /// hint, because the client sets the header.
 pub fn source_cluster<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
-    let mut members = values
-        .into_iter()
-        .flat_map(|value| value.split(is_byte(b',')));
+    let mut members = values.into_iter().flat_map(|value| value.split(is_byte(b',')));
     members.find_map(|member| {
         let mut parts = member.splitn(2, is_byte(b'='));
         let (key, value) = (parts.next()?, parts.next()?);
@@ -30,18 +28,9 @@ mod tests {
     fn the_cluster_is_the_first_one_that_is_named() {
         for (values, want) in [
             (&[][..], None),
-            (
-                &["k8s.cluster.name=west,k8s.namespace.name=shop"],
-                Some("west"),
-            ),
-            (
-                &["service.name=a, k8s.cluster.name = west ;p=1 , x=y"],
-                Some("west"),
-            ),
-            (
-                &["k8s.cluster.name=", "k8s.cluster.name=west"],
-                Some("west"),
-            ),
+            (&["k8s.cluster.name=west,k8s.namespace.name=shop"], Some("west")),
+            (&["service.name=a, k8s.cluster.name = west ;p=1 , x=y"], Some("west")),
+            (&["k8s.cluster.name=", "k8s.cluster.name=west"], Some("west")),
             (&["k8s.cluster.name=a=b,k8s.cluster.name=west"], Some("a=b")),
             (&["k8s.cluster.name", "xk8s.cluster.name=west"], None),
             (&["K8s.Cluster.Name=west,,;=,"], None),

@@ -25,8 +25,7 @@ pub fn client_random(mut bytes: &[u8]) -> Option<ClientRandom> {
         let (payload, next) = rest.split_at(length.min(rest.len()));
         let room = head.get_mut(filled..)?;
         let taken = payload.len().min(room.len());
-        room.get_mut(..taken)?
-            .copy_from_slice(payload.get(..taken)?);
+        room.get_mut(..taken)?.copy_from_slice(payload.get(..taken)?);
         (filled, bytes) = (filled + taken, next);
     }
     let (&kind, random) = (head.first()?, head.last_chunk()?);
@@ -73,10 +72,7 @@ mod tests {
             let bytes = records(&message(1), size);
             assert_eq!(client_random(&bytes), Some(RANDOM), "{size}");
         }
-        assert_eq!(
-            client_random(&records(&message(1), 200)[..43]),
-            Some(RANDOM)
-        );
+        assert_eq!(client_random(&records(&message(1), 200)[..43]), Some(RANDOM));
     }
 
     #[test]
@@ -102,19 +98,8 @@ mod tests {
         for length in 0..43 {
             assert_eq!(client_random(&hello[..length]), None, "{length}");
         }
-        assert_eq!(
-            client_random(&records(&message(2), 200)),
-            None,
-            "a ServerHello"
-        );
-        assert_eq!(
-            client_random(b"GET / HTTP/1.1\r\nhost: a.example.com\r\n\r\n....."),
-            None
-        );
-        assert_eq!(
-            client_random(&[22, 3, 1, 0, 0].repeat(20)),
-            None,
-            "empty records"
-        );
+        assert_eq!(client_random(&records(&message(2), 200)), None, "a ServerHello");
+        assert_eq!(client_random(b"GET / HTTP/1.1\r\nhost: a.example.com\r\n\r\n....."), None);
+        assert_eq!(client_random(&[22, 3, 1, 0, 0].repeat(20)), None, "empty records");
     }
 }

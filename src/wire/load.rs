@@ -30,10 +30,7 @@ impl ServiceLoad {
                 _ => {}
             }
         }
-        Some(Self {
-            ready: ready?,
-            free_percent: free?,
-        })
+        Some(Self { ready: ready?, free_percent: free? })
     }
 }
 
@@ -67,16 +64,10 @@ mod tests {
     #[test]
     fn a_load_survives_its_text_and_members_of_later_versions_are_ignored() {
         for (ready, free_percent) in [(0, 0), (4, 80), (4, 7), (u32::MAX, 100)] {
-            let load = ServiceLoad {
-                ready,
-                free_percent,
-            };
+            let load = ServiceLoad { ready, free_percent };
             assert_eq!(ServiceLoad::parse(load.to_string().as_bytes()), Some(load));
         }
-        let load = ServiceLoad {
-            ready: 4,
-            free_percent: 50,
-        };
+        let load = ServiceLoad { ready: 4, free_percent: 50 };
         assert_eq!(load.to_string(), "ready=4, free=0.50");
         for text in ["free=0.5,ready=4", "ready=4 ,\tfree=0.509, later=(1 2)"] {
             assert_eq!(ServiceLoad::parse(text.as_bytes()), Some(load), "{text}");

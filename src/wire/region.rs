@@ -30,9 +30,8 @@ impl RegionPattern {
             !part.is_empty() && !part.contains(|c: char| c == '*' || c.is_control() || c == ' ')
         };
         let fits = parts.len() <= PARTS_MAX && text.chars().count() <= CHARS_MAX;
-        (fits && parts.iter().all(is_name)).then(|| Self {
-            parts: parts.into_iter().map(Box::from).collect(),
-        })
+        (fits && parts.iter().all(is_name))
+            .then(|| Self { parts: parts.into_iter().map(Box::from).collect() })
     }
 
     /// Returns whether the pattern matches a locality.
@@ -70,11 +69,7 @@ mod tests {
             ("us-west-2/*", "us-west-2", true),
             ("us-west-2/us-west-2a", "us-west-2/us-west-2a", true),
             ("us-west-2/us-west-2a/*", "us-west-2/us-west-2a", true),
-            (
-                "us-west-2/us-west-2a/rack-1",
-                "us-west-2/us-west-2a/rack-1",
-                true,
-            ),
+            ("us-west-2/us-west-2a/rack-1", "us-west-2/us-west-2a/rack-1", true),
             ("us-west-2/us-west-2b", "us-west-2/us-west-2b", false),
             ("us-west", "us-west", false),
             ("us-east-1/us-west-2a", "us-east-1/us-west-2a", false),

@@ -27,10 +27,7 @@ labelled! {
 pub fn authority_of(name: &str, port: u16) -> Authority {
     match IstioName::parse(name) {
         Some(istio) => istio.target(),
-        None => Authority {
-            host: Host::Name(name.into()),
-            port,
-        },
+        None => Authority { host: Host::Name(name.into()), port },
     }
 }
 
@@ -167,10 +164,7 @@ mod tests {
                 "outbound_.80_._.echo.app.svc.cluster.local",
                 Some(("echo.app.svc.cluster.local:80", "")),
             ),
-            (
-                "outbound_.8080_.v1_.echo.app",
-                Some(("echo.app:8080", "v1")),
-            ),
+            ("outbound_.8080_.v1_.echo.app", Some(("echo.app:8080", "v1"))),
             ("outbound_.80_._.a_.b", Some(("a_.b:80", ""))),
             ("outbound_.80_.v1_.a_.b", Some(("a_.b:80", "v1"))),
             ("outbound_.80_._.10.0.0.1", None),
@@ -261,17 +255,7 @@ mod tests {
         ] {
             assert_eq!(parse(text).as_deref(), Ok(want));
         }
-        for text in [
-            "",
-            "*.",
-            "*.*",
-            "a.*.b",
-            "*a.b",
-            "a*",
-            "10.0.0.1",
-            "*.10.0.0.1",
-            "a:80",
-        ] {
+        for text in ["", "*.", "*.*", "a.*.b", "*a.b", "a*", "10.0.0.1", "*.10.0.0.1", "a:80"] {
             assert!(parse(text).is_err(), "{text:?}");
         }
     }

@@ -45,9 +45,7 @@ fn is_traceparent(value: &[u8]) -> bool {
 
 /// Returns whether a value has octets of one line alone.
 fn is_one(value: &[u8]) -> bool {
-    value
-        .iter()
-        .all(|octet| matches!(octet, b'!'..=b'~') && *octet != b',')
+    value.iter().all(|octet| matches!(octet, b'!'..=b'~') && *octet != b',')
 }
 
 #[cfg(test)]
@@ -66,25 +64,15 @@ mod tests {
             (TRACE.replacen("00", "ff", 1), false),
             (TRACE.to_uppercase(), false),
             (format!("{TRACE},{TRACE}"), false),
-            (
-                format!("cc{},{TRACE}", &format!("{TRACE}-later")[2..]),
-                false,
-            ),
+            (format!("cc{},{TRACE}", &format!("{TRACE}-later")[2..]), false),
             (format!("cc{}-\u{e9}", &TRACE[2..]), false),
             (format!("cc{}-{}", &TRACE[2..], "x".repeat(100)), false),
             (TRACE.replace("b7ad6b7169203331", "0000000000000000"), false),
-            (
-                TRACE.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32)),
-                false,
-            ),
+            (TRACE.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32)), false),
             (TRACE[..54].to_owned(), false),
             (String::new(), false),
         ] {
-            assert_eq!(
-                is_forwarded(TRACEPARENT, value.as_bytes()),
-                is_sent,
-                "{value}"
-            );
+            assert_eq!(is_forwarded(TRACEPARENT, value.as_bytes()), is_sent, "{value}");
         }
     }
 
@@ -99,11 +87,7 @@ mod tests {
             ("a=\u{e9}", false),
             ("a=\u{7f}", false),
         ] {
-            assert_eq!(
-                is_forwarded(BAGGAGE, value.as_bytes()),
-                is_sent,
-                "{value:.40}"
-            );
+            assert_eq!(is_forwarded(BAGGAGE, value.as_bytes()), is_sent, "{value:.40}");
         }
     }
 }

@@ -25,9 +25,7 @@ impl GatewayHash {
     fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?.trim_matches([' ', '\t']);
         let is_hash = text.len() == 16 && text.bytes().all(|octet| octet.is_ascii_hexdigit());
-        let number = is_hash
-            .then(|| u64::from_str_radix(text, 16).ok())
-            .flatten()?;
+        let number = is_hash.then(|| u64::from_str_radix(text, 16).ok()).flatten()?;
         Some(Self(number.to_be_bytes()))
     }
 }
@@ -109,14 +107,7 @@ mod tests {
 
     #[test]
     fn a_malformed_list_is_none() {
-        for text in [
-            "",
-            ",",
-            "00",
-            "0101010101010101,",
-            "+101010101010101",
-            "g101010101010101",
-        ] {
+        for text in ["", ",", "00", "0101010101010101,", "+101010101010101", "g101010101010101"] {
             assert_eq!(Via::parse(text.as_bytes()), None, "{text}");
         }
         assert_eq!(Via::parse(&[0xff; 16]), None);

@@ -153,12 +153,7 @@ fn network(from: proto::Address) -> Result<IpNet, String> {
     u8::try_from(length)
         .ok()
         .and_then(|length| IpNet::new(ip, length).ok())
-        .ok_or_else(|| {
-            format!(
-                ".length: {}, want at most the bits of the address",
-                from.length
-            )
-        })
+        .ok_or_else(|| format!(".length: {}, want at most the bits of the address", from.length))
 }
 
 /// Restores the IPv6 form of an address whose range is wider than all of IPv4.
@@ -194,16 +189,11 @@ mod tests {
     use super::*;
 
     fn text(kind: MatchType) -> Vec<proto::StringMatch> {
-        vec![proto::StringMatch {
-            match_type: Some(kind),
-        }]
+        vec![proto::StringMatch { match_type: Some(kind) }]
     }
 
     fn range(bytes: &'static [u8], length: u32) -> Vec<proto::Address> {
-        vec![proto::Address {
-            address: Bytes::from_static(bytes),
-            length,
-        }]
+        vec![proto::Address { address: Bytes::from_static(bytes), length }]
     }
 
     fn account(namespace: &str, name: &str) -> Vec<proto::ServiceAccountMatch> {
@@ -218,12 +208,7 @@ mod tests {
         proto::Authorization {
             name: "p".into(),
             namespace: "app".into(),
-            rules: vec![
-                proto::Rule::default(),
-                proto::Rule {
-                    clauses: vec![clause],
-                },
-            ],
+            rules: vec![proto::Rule::default(), proto::Rule { clauses: vec![clause] }],
             ..proto::Authorization::default()
         }
     }
@@ -253,10 +238,7 @@ mod tests {
         };
         let got = policy(from).expect("a policy");
         assert_eq!((got.name.as_str(), got.namespace.as_str()), ("p", "app"));
-        assert_eq!(
-            (got.scope, got.action),
-            (PolicyScope::Selected, Action::Deny)
-        );
+        assert_eq!((got.scope, got.action), (PolicyScope::Selected, Action::Deny));
         assert!(got.dry_run && !got.unreadable && got.rules[0].clauses.is_empty());
         let one = &got.rules[1].clauses[0].matches[0];
         assert_eq!(one.namespaces.any, [StringMatch::Exact("a".into())]);
@@ -270,23 +252,11 @@ mod tests {
             &one.destination_ips.none,
         ];
         let nets = nets.map(|list| list[0].to_string());
-        assert_eq!(
-            (nets[0].as_str(), nets[2].as_str()),
-            ("10.0.0.0/8", "10.1.0.0/16")
-        );
-        assert!(
-            nets[1].starts_with("fdfd:") && nets[3].ends_with("/95"),
-            "{nets:?}"
-        );
-        assert_eq!(
-            (one.destination_ports.any[0], one.destination_ports.none[0]),
-            (80, 81)
-        );
+        assert_eq!((nets[0].as_str(), nets[2].as_str()), ("10.0.0.0/8", "10.1.0.0/16"));
+        assert!(nets[1].starts_with("fdfd:") && nets[3].ends_with("/95"), "{nets:?}");
+        assert_eq!((one.destination_ports.any[0], one.destination_ports.none[0]), (80, 81));
         assert_eq!(one.service_accounts.any, [("a".to_owned(), "b".to_owned())]);
-        assert_eq!(
-            one.service_accounts.none,
-            [("c".to_owned(), "d".to_owned())]
-        );
+        assert_eq!(one.service_accounts.none, [("c".to_owned(), "d".to_owned())]);
     }
 
     /// Positions for an unknown field: the path, and the field numbers that lead there from the
@@ -296,22 +266,10 @@ mod tests {
         (".rules[0]", &[5]),
         (".rules[0].clauses[0]", &[5, 1]),
         (".rules[0].clauses[0].matches[0]", &[5, 1, 2]),
-        (
-            ".rules[0].clauses[0].matches[0].not_principals[0]",
-            &[5, 1, 2, 4],
-        ),
-        (
-            ".rules[0].clauses[0].matches[0].principals[0].presence",
-            &[5, 1, 2, 3, 4],
-        ),
-        (
-            ".rules[0].clauses[0].matches[0].source_ips[0]",
-            &[5, 1, 2, 5],
-        ),
-        (
-            ".rules[0].clauses[0].matches[0].not_service_accounts[0]",
-            &[5, 1, 2, 12],
-        ),
+        (".rules[0].clauses[0].matches[0].not_principals[0]", &[5, 1, 2, 4]),
+        (".rules[0].clauses[0].matches[0].principals[0].presence", &[5, 1, 2, 3, 4]),
+        (".rules[0].clauses[0].matches[0].source_ips[0]", &[5, 1, 2, 5]),
+        (".rules[0].clauses[0].matches[0].not_service_accounts[0]", &[5, 1, 2, 12]),
     ];
 
     #[test]
@@ -351,42 +309,24 @@ mod tests {
     type Wrong<T> = (fn(&mut T), &'static str);
 
     fn extension() -> Vec<proto::Extension> {
-        vec![proto::Extension {
-            name: "x".into(),
-            config: None,
-        }]
+        vec![proto::Extension { name: "x".into(), config: None }]
     }
 
     const WRONG_POLICIES: [Wrong<proto::Authorization>; 4] = [
-        (
-            |p| p.namespace = "a/b".into(),
-            "authorization.namespace: `a/b` has a slash",
-        ),
+        (|p| p.namespace = "a/b".into(), "authorization.namespace: `a/b` has a slash"),
         (|p| p.scope = 9, "authorization.scope: 9 is unknown"),
         (|p| p.action = -1, "authorization.action: -1 is unknown"),
-        (
-            |p| p.extensions = extension(),
-            "authorization.extensions[0]: `x` is not supported",
-        ),
+        (|p| p.extensions = extension(), "authorization.extensions[0]: `x` is not supported"),
     ];
 
     const WRONG_MATCHES: [Wrong<proto::Match>; 6] = [
-        (
-            |m| m.extensions = extension(),
-            ".extensions[0]: `x` is not supported",
-        ),
+        (|m| m.extensions = extension(), ".extensions[0]: `x` is not supported"),
         (
             |m| m.principals = vec![proto::StringMatch::default()],
             ".principals[0]: of an unknown kind",
         ),
-        (
-            |m| m.source_ips = range(&[1; 5], 8),
-            ".source_ips[0].address: 5 bytes, want 4 or 16",
-        ),
-        (
-            |m| m.not_source_ips = range(&[], 0),
-            ".not_source_ips[0].address: 0 bytes, want 4 or 16",
-        ),
+        (|m| m.source_ips = range(&[1; 5], 8), ".source_ips[0].address: 5 bytes, want 4 or 16"),
+        (|m| m.not_source_ips = range(&[], 0), ".not_source_ips[0].address: 0 bytes, want 4 or 16"),
         (
             |m| m.destination_ips = range(&[1; 4], 33),
             ".destination_ips[0].length: 33, want at most the bits of the address",
@@ -428,10 +368,7 @@ mod tests {
             let mut one = proto::Match::default();
             change(&mut one);
             let why = policy(with(one)).expect_err(want);
-            assert_eq!(
-                why,
-                format!("authorization.rules[1].clauses[0].matches[0]{want}")
-            );
+            assert_eq!(why, format!("authorization.rules[1].clauses[0].matches[0]{want}"));
         }
     }
 }

@@ -92,12 +92,7 @@ pub(super) fn metric_label(type_url: &str) -> &'static str {
 /// Returns the node for istiod. To istiod an `istio-east-west` gateway is a waypoint with the label
 /// of the controller that manages it (docs/wire-contract.md 2.1).
 fn istio_node(pod: &Pod) -> Node {
-    let Pod {
-        name,
-        namespace,
-        ip,
-        ..
-    } = pod;
+    let Pod { name, namespace, ip, .. } = pod;
     let labels = [
         ("gateway.istio.io/managed", "istio.io-eastwest-controller"),
         ("topology.istio.io/network", &*pod.network),

@@ -56,12 +56,7 @@ fn named_gateway(workload: &Workload) -> Option<Workload> {
     };
     let (_, host) = name.split_once('/')?;
     let network = Some(&workload.network).filter(|network| !network.is_empty())?;
-    Some(gateway_record(
-        network,
-        &workload.cluster,
-        host,
-        gateway.port,
-    ))
+    Some(gateway_record(network, &workload.cluster, host, gateway.port))
 }
 
 /// Converts all entries of a list.
@@ -103,8 +98,7 @@ pub(super) fn check_length(field: &str, count: usize, most: usize) -> Result<(),
 pub(super) fn ip(bytes: &[u8]) -> Result<IpAddr, String> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     let v6 = || <[u8; 16]>::try_from(bytes).map(|bytes| IpAddr::from(bytes).to_canonical());
-    v4.or_else(|_| v6())
-        .map_err(|_| format!("{} bytes, want 4 or 16", bytes.len()))
+    v4.or_else(|_| v6()).map_err(|_| format!("{} bytes, want 4 or 16", bytes.len()))
 }
 
 /// Parses a unicast address. An IPv4-mapped IPv6 address becomes IPv4, as lookups use the
@@ -121,11 +115,7 @@ pub(super) fn number(value: u32) -> u16 {
 
 /// Returns the namespace. A slash would make names such as `namespace/hostname` ambiguous.
 pub(super) fn namespace(text: String) -> Result<String, String> {
-    if text.contains('/') {
-        Err(format!("{} has a slash", shown(&text)))
-    } else {
-        Ok(text)
-    }
+    if text.contains('/') { Err(format!("{} has a slash", shown(&text))) } else { Ok(text) }
 }
 
 /// Returns untrusted text in a form that is safe in messages.

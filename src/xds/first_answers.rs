@@ -50,14 +50,9 @@ mod tests {
     async fn readiness_waits_for_answers_and_not_for_ever() {
         for answered in [true, false] {
             let mut answers = InitialEndpoints::default();
-            let endpoints = Subscription {
-                type_url: ENDPOINT,
-                mode: Mode::OnDemand,
-            };
-            let (mut client, mut store) = (
-                Client::new(vec![endpoints]),
-                Recorder::new(Box::<Store>::default()),
-            );
+            let endpoints = Subscription { type_url: ENDPOINT, mode: Mode::OnDemand };
+            let (mut client, mut store) =
+                (Client::new(vec![endpoints]), Recorder::new(Box::<Store>::default()));
             client.connected();
             let names = ["gone".to_owned()].into();
             client.set_wanted(ENDPOINT, &names, &mut store);

@@ -37,8 +37,7 @@ impl Interner {
 
     /// Returns the interned copy of a string, and interns this copy if there is none.
     pub(super) fn share_arc(&mut self, word: &Arc<str>) -> Arc<str> {
-        self.strings
-            .share(self.state.hash_one(word), Arc::clone(word))
+        self.strings.share(self.state.hash_one(word), Arc::clone(word))
     }
 
     /// Returns the interned copy of a locality.
@@ -145,10 +144,7 @@ impl<T: PartialEq + ?Sized> Shared<T> {
 
 impl<T: ?Sized> Default for Shared<T> {
     fn default() -> Self {
-        Self {
-            known: HashMap::new(),
-            sweep_at: SWEEP_MIN,
-        }
+        Self { known: HashMap::new(), sweep_at: SWEEP_MIN }
     }
 }
 
@@ -186,10 +182,7 @@ mod tests {
                 ..Template::default()
             };
             let services = Sorted::from([(interner.share(name), [(80, port)].into())]);
-            let parts = (
-                interner.share_template(template),
-                interner.share_services(services),
-            );
+            let parts = (interner.share_template(template), interner.share_services(services));
             assert!(interner.templates.known.len() <= SWEEP_MIN);
             parts
         };

@@ -41,10 +41,7 @@ pub(super) struct Push {
 /// # Errors
 /// The message is malformed, or has more resources and removed names than the limit.
 pub(super) fn read(message: &Bytes) -> Result<Push, String> {
-    let mut push = Push {
-        bytes: message.len(),
-        ..Push::default()
-    };
+    let mut push = Push { bytes: message.len(), ..Push::default() };
     push.response.resources.reserve_exact(resources(message)?);
     for_each_field(message, |number, wire, value| {
         let response = &mut push.response;
@@ -77,9 +74,7 @@ fn resources(message: &[u8]) -> Result<usize, String> {
             _ => {}
         }
         if resources + removed > ENTRIES_MAX {
-            Err(format!(
-                "a response has more than {ENTRIES_MAX} resources and removed names"
-            ))
+            Err(format!("a response has more than {ENTRIES_MAX} resources and removed names"))
         } else {
             Ok(())
         }
@@ -224,12 +219,7 @@ mod tests {
         let twice = [response().encode_to_vec(), response().encode_to_vec()];
         same(&twice.concat());
         let any = |value: &[u8]| sent("a", "1", Some(value)).encode_to_vec();
-        let resource = [
-            any(b"one"),
-            any(b"two"),
-            sent("b", "", None).encode_to_vec(),
-        ]
-        .concat();
+        let resource = [any(b"one"), any(b"two"), sent("b", "", None).encode_to_vec()].concat();
         let length = u8::try_from(resource.len()).expect("one byte of length");
         same(&[vec![0x12, 0x80 | (length & 0x7f), length >> 7], resource].concat());
     }

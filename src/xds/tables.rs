@@ -59,10 +59,7 @@ pub struct Tables {
 impl Tables {
     /// Returns empty tables.
     pub(super) fn new(hbone_only: bool) -> Self {
-        Self {
-            hbone_only,
-            ..Self::default()
-        }
+        Self { hbone_only, ..Self::default() }
     }
 
     /// Returns the mesh.
@@ -160,10 +157,7 @@ mod tests {
     #[test]
     fn what_two_clusters_export_stays_until_both_are_gone() {
         let mut exports = Tables::default();
-        let [one, other] = [
-            "inbound-vip|80|tcp|Echo.app",
-            "inbound-vip|080|tcp|echo.app.",
-        ];
+        let [one, other] = ["inbound-vip|80|tcp|Echo.app", "inbound-vip|080|tcp|echo.app."];
         for name in [one, other, one] {
             exports.add_export(&name.into());
         }
@@ -181,20 +175,13 @@ mod tests {
         let response = |names: &[&str]| Response {
             resources: names
                 .iter()
-                .map(|name| Resource {
-                    name: (*name).into(),
-                    ..Resource::default()
-                })
+                .map(|name| Resource { name: (*name).into(), ..Resource::default() })
                 .collect(),
             ..Response::default()
         };
         let service = "inbound-vip|80|tcp|echo.app";
         assert!(has_all_clusters(&response(&["main_internal", "encap"])));
-        assert!(has_all_clusters(&response(&[
-            "encap",
-            service,
-            "main_internal"
-        ])));
+        assert!(has_all_clusters(&response(&["encap", service, "main_internal"])));
         for partial in [
             &[][..],
             &[service],

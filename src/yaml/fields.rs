@@ -94,13 +94,7 @@ impl<'a> Fields<'a> {
     pub fn get(&mut self, key: &'static str) -> Option<Value<'a>> {
         self.known.push(key);
         let entry = self.entries.iter().find(|entry| *entry.key == *key)?;
-        let value = Value::new(
-            self.map.document,
-            self.map.report,
-            &entry.value,
-            self.place,
-            key,
-        );
+        let value = Value::new(self.map.document, self.map.report, &entry.value, self.place, key);
         if matches!(entry.value.kind, Kind::Null) {
             if self.is_foreign {
                 return None;
@@ -124,9 +118,7 @@ impl<'a> Fields<'a> {
                 place => format!("`{place}`"),
             };
             let what = format!("{owner} has no `{key}`");
-            self.map
-                .report
-                .error(self.map.position, what, format!("`{key}: {example}`"));
+            self.map.report.error(self.map.position, what, format!("`{key}: {example}`"));
         }
         self.get(key)
     }
@@ -175,9 +167,7 @@ impl<'a> Fields<'a> {
             |entry: &Entry| !did_you_mean(&entry.key, self.known.iter().copied()).is_empty();
         let others = self.entries.iter().take(KEYS_COMPARED_MAX);
         let others = others.filter(|entry| !is_known(entry));
-        others
-            .filter(|entry| is_similar(entry))
-            .for_each(|entry| self.unknown(entry));
+        others.filter(|entry| is_similar(entry)).for_each(|entry| self.unknown(entry));
     }
 
     /// Finishes the map. Returns `made` unless a value was wrong.
@@ -205,9 +195,7 @@ impl<'a> Fields<'a> {
                 },
                 None if self.later.contains(&&*entry.key) => {
                     let what = format!("`{key}` is not implemented yet");
-                    self.map
-                        .report
-                        .error(entry.position, what, "the file without it");
+                    self.map.report.error(entry.position, what, "the file without it");
                 }
                 None if self.is_foreign => {}
                 None => self.unknown(entry),

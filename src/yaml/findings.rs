@@ -126,17 +126,13 @@ pub struct Findings(pub Vec<Finding>);
 impl Findings {
     /// Returns whether any finding keeps the file from being used.
     pub fn has_errors(&self) -> bool {
-        self.0
-            .iter()
-            .any(|finding| matches!(finding.severity, Severity::Error | Severity::Absent))
+        self.0.iter().any(|finding| matches!(finding.severity, Severity::Error | Severity::Absent))
     }
 
     /// Returns whether a finding keeps the file from being used even where no certificates are
     /// needed.
     pub(crate) fn has_errors_beside_absent(&self) -> bool {
-        self.0
-            .iter()
-            .any(|finding| finding.severity == Severity::Error)
+        self.0.iter().any(|finding| finding.severity == Severity::Error)
     }
 
     /// Returns whether there is nothing to report.
@@ -192,11 +188,7 @@ impl Report {
 
     /// Makes an empty report about `file`, with the origins of a layer.
     pub(super) fn with_origins(file: &Path, origins: Vec<String>) -> Self {
-        Self {
-            file: file.to_owned(),
-            origins,
-            ..Self::default()
-        }
+        Self { file: file.to_owned(), origins, ..Self::default() }
     }
 
     /// Notes the line that names another file, for findings about that file's contents.
@@ -302,11 +294,7 @@ fn printable(text: String) -> String {
         return text;
     }
     let escape = |c: char| {
-        if c.is_control() {
-            c.escape_default().to_string()
-        } else {
-            c.to_string()
-        }
+        if c.is_control() { c.escape_default().to_string() } else { c.to_string() }
     };
     text.chars().map(escape).collect()
 }
@@ -356,10 +344,6 @@ mod tests {
         (0..FINDINGS_MAX + 5).for_each(|_| report.error(Position::Line(1), "x", ""));
         let findings = report.into_findings();
         assert_eq!(findings.0.len(), FINDINGS_MAX + 1);
-        assert!(
-            findings
-                .to_string()
-                .ends_with("error: 5 more findings are omitted")
-        );
+        assert!(findings.to_string().ends_with("error: 5 more findings are omitted"));
     }
 }

@@ -75,10 +75,7 @@ impl<'a> Value<'a> {
 
     /// Marks this value and those in it as secret: findings do not quote them.
     pub fn secret(self) -> Self {
-        Self {
-            is_secret: true,
-            ..self
-        }
+        Self { is_secret: true, ..self }
     }
 
     /// Returns the path of this value, if it is one of these, or the first of them.
@@ -91,14 +88,12 @@ impl<'a> Value<'a> {
 
     /// Reports an error of this value.
     pub fn error(self, what: impl fmt::Display, how: impl Into<String>) {
-        self.report
-            .error(self.position, format!("`{self}` {what}"), how);
+        self.report.error(self.position, format!("`{self}` {what}"), how);
     }
 
     /// Reports a warning about this value.
     pub fn warning(self, what: impl fmt::Display, how: impl Into<String>) {
-        self.report
-            .warning(self.position, format!("`{self}` {what}"), how);
+        self.report.warning(self.position, format!("`{self}` {what}"), how);
     }
 
     /// Reads text of at least one character. An unquoted number or boolean is its characters in
@@ -205,14 +200,7 @@ impl<'a> Value<'a> {
     /// Returns the value under a key of this map, which findings call `place.key`; reports nothing.
     pub fn child(self, place: &'static str, key: &'static str) -> Option<Self> {
         let node = self.node.get(key)?;
-        Some(Self {
-            node,
-            position: node.position,
-            place,
-            key,
-            entry: false,
-            ..self
-        })
+        Some(Self { node, position: node.position, place, key, entry: false, ..self })
     }
 
     /// As [`Value::child`], or this value if there is no such key: the place for findings.
@@ -257,9 +245,7 @@ impl<'a> Value<'a> {
 
     /// Returns the text of a scalar; reports nothing.
     pub fn word(self) -> Option<&'a str> {
-        self.node
-            .text()
-            .or_else(|| self.document.scalar_of(self.node))
+        self.node.text().or_else(|| self.document.scalar_of(self.node))
     }
 
     /// Returns whether this is a list or a map without entries.
@@ -348,9 +334,7 @@ impl<'a> Value<'a> {
         let (folder, its_name) = self.document.folder_of(self.node);
         let path = folder.join(text);
         let shown = shortened(&path.to_string_lossy());
-        let parent = path
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty());
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or_else(|| Path::new(".")).metadata();
         let wrong = match (is_wrong(&path), parent) {
             (Some(wrong), _) => format!("is `{shown}`, {wrong}"),
@@ -371,10 +355,7 @@ impl<'a> Value<'a> {
             _ if self.is_secret => "has an invalid value, which is not shown here".to_owned(),
             Kind::Text(text) => format!("is `{}`", shortened(text)),
             Kind::Int(number) => format!("is `{number}`"),
-            _ => format!(
-                "is `{}`",
-                shortened(self.document.text_of(self.node).unwrap_or("?"))
-            ),
+            _ => format!("is `{}`", shortened(self.document.text_of(self.node).unwrap_or("?"))),
         };
         self.error(found, wanted);
         None
@@ -387,11 +368,7 @@ impl fmt::Display for Value<'_> {
             write!(f, "{}.", self.place)?;
         }
         f.write_str(self.key)?;
-        if self.entry {
-            f.write_str("[]")
-        } else {
-            Ok(())
-        }
+        if self.entry { f.write_str("[]") } else { Ok(()) }
     }
 }
 

@@ -57,8 +57,5 @@ test c ... ignored, it needs a cluster",
 fn without_skipped_tests_the_durations_are_the_end() {
     let printed = print_durations("test a ... ok");
     assert!(!printed.contains("SKIPPED"), "{printed}");
-    assert!(
-        printed.trim_end().ends_with("tests/it/main.rs a"),
-        "{printed}"
-    );
+    assert!(printed.trim_end().ends_with("tests/it/main.rs a"), "{printed}");
 }

@@ -1,10 +1,7 @@
 //! Tests of the arithmetic of benches/gateways, which would otherwise only fail after hours of
 //! samples, and of the tool behind `make test`.
 
-#![expect(
-    unreachable_pub,
-    reason = "a test binary exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 #[path = "../../benches/gateways/chart.rs"]

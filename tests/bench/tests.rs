@@ -16,14 +16,8 @@ use crate::rows::{BESIDE_BEFORE, Kind, ROWS, Row, Transport};
 
 /// A round of one turn.
 fn round(strait: &[f64], peer: &[f64]) -> Round {
-    let turns = vec![Turn {
-        strait: strait.to_vec(),
-        peer: peer.to_vec(),
-    }];
-    Round {
-        turns,
-        foreign: 0.0,
-    }
+    let turns = vec![Turn { strait: strait.to_vec(), peer: peer.to_vec() }];
+    Round { turns, foreign: 0.0 }
 }
 
 fn close(one: f64, other: f64) -> bool {
@@ -57,25 +51,13 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
     let names = ["Strait", "Envoy"];
     assert!(good.clone().validate(names, &control).is_ok());
     let why = |round: Round| round.validate(names, &control).unwrap_err();
-    assert_eq!(
-        why(round(&[1.0, 1.2], &[2.0, 2.0])),
-        "control pair of Strait: 1.20"
-    );
-    assert_eq!(
-        why(round(&[1.0, 1.0], &[2.0, 1.8])),
-        "control pair of Envoy: 0.90"
-    );
-    let busy = Round {
-        foreign: 0.06,
-        ..good.clone()
-    };
+    assert_eq!(why(round(&[1.0, 1.2], &[2.0, 2.0])), "control pair of Strait: 1.20");
+    assert_eq!(why(round(&[1.0, 1.0], &[2.0, 1.8])), "control pair of Envoy: 0.90");
+    let busy = Round { foreign: 0.06, ..good.clone() };
     assert_eq!(why(busy), "foreign CPU: 6 %");
     // One turn in a slow phase of the machine has no effect.
     let turns = [&good, &round(&[1.0, 1.9], &[2.0, 2.0]), &good].map(|one| one.turns[0].clone());
-    let three = Round {
-        turns: turns.to_vec(),
-        foreign: 0.0,
-    };
+    let three = Round { turns: turns.to_vec(), foreign: 0.0 };
     assert!(close(three.ratio(), good.ratio()) && three.validate(names, &control).is_ok());
     // Memory has one sample of each, and no pair.
     assert!(round(&[1.0], &[9.0]).validate(names, &control).is_ok());
@@ -84,10 +66,7 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
 #[test]
 fn a_baseline_is_subtracted_before_the_ratio() {
     let added = round(&[0.3, 0.5], &[0.9, 1.1]).above(&[vec![0.1, 0.3]]);
-    assert!(close(
-        added.expect("more than the baseline").ratio(),
-        0.2 / 0.8
-    ));
+    assert!(close(added.expect("more than the baseline").ratio(), 0.2 / 0.8));
     for (strait, peer) in [(0.2, 0.9), (0.9, 0.1)] {
         let nothing = round(&[strait], &[peer]).above(&[vec![0.2]]);
         assert_eq!(nothing.unwrap_err(), "nothing was added");
@@ -140,10 +119,7 @@ fn a_report_counts_if_the_load_went_well_and_used_the_right_key_exchange() {
     for (what, expected) in [
         (Measurement::Cpu(Unit::GbSent), Some("0.280 s/GB")),
         (Measurement::Cpu(Unit::GbReceived), None),
-        (
-            Measurement::Cpu(Unit::Request),
-            Some("100000.000 µs/request"),
-        ),
+        (Measurement::Cpu(Unit::Request), Some("100000.000 µs/request")),
         (Measurement::Latency(Quantile::P50), Some("0.500 ms")),
         (Measurement::Added(Quantile::P99), Some("2.500 ms")),
         (Measurement::TransferTime(Unit::GbSent), Some("0.002 s/MB")),
@@ -171,21 +147,10 @@ fn a_chart_has_a_bar_for_each_row_and_escapes_their_names() {
     assert_eq!(escaped("a<b & \"c\""), "a&lt;b &amp; &quot;c&quot;");
     let entry = |name: &str, median| Entry {
         name: name.to_owned(),
-        ratio: Interval {
-            median,
-            low: 0.4,
-            high: 9.0,
-        },
+        ratio: Interval { median, low: 0.4, high: 9.0 },
         bar: (name != "read").then_some(0.62),
     };
-    let svg = chart::svg(
-        "A & B",
-        &[
-            entry("up < down", 0.5),
-            entry("rr", 0.7),
-            entry("read", 0.8),
-        ],
-    );
+    let svg = chart::svg("A & B", &[entry("up < down", 0.5), entry("rr", 0.7), entry("read", 0.8)]);
     assert!(svg.contains("<title>A &amp; B</title>") && svg.contains("up &lt; down"));
     assert_eq!(svg.matches("<rect").count(), 3);
     assert_eq!(svg.matches("\"limit\"").count(), 2);
@@ -236,11 +201,7 @@ fn every_row_has_an_endpoint_that_its_load_needs() {
             }
         }
         if let Measurement::Memory(held) = row.what {
-            assert!(
-                held.iter().all(|held| held.tunnels() >= 100),
-                "{}",
-                row.name
-            );
+            assert!(held.iter().all(|held| held.tunnels() >= 100), "{}", row.name);
         }
     }
 }

@@ -60,10 +60,7 @@ fn review_19_explain_answers_without_certificates_with_one_warning() {
         let answer = run_command(folder.path(), &requested).await;
         assert_eq!(answer.code, Some(0), "{answer:?}");
         assert!(answer.stdout.contains("  75.0%        127.0.1.2:15008"));
-        let place = format!(
-            "deploy/local/strait.yaml:{}: warning: ",
-            line_of_chain(folder.path())
-        );
+        let place = format!("deploy/local/strait.yaml:{}: warning: ", line_of_chain(folder.path()));
         assert!(answer.stderr.starts_with(&place), "{answer:?}");
         assert_eq!(answer.stderr.lines().count(), 1, "{answer:?}");
         assert!(names_all_three(&answer.stderr), "{answer:?}");
@@ -89,19 +86,11 @@ fn review_19_check_without_certificates_warns_once_and_finds_everything_else() {
         assert_eq!(checked.code, Some(0), "{checked:?}");
         assert!(checked.stdout.contains(": ok: 1 listener, "), "{checked:?}");
         assert_eq!(checked.stderr.lines().count(), 1, "{checked:?}");
-        let place = format!(
-            "deploy/local/strait.yaml:{}: warning: ",
-            line_of_chain(path)
-        );
+        let place = format!("deploy/local/strait.yaml:{}: warning: ", line_of_chain(path));
         assert!(checked.stderr.starts_with(&place), "{checked:?}");
         assert!(names_all_three(&checked.stderr), "{checked:?}");
         // Findings that only both files together show are reported, and so are mistakes.
-        replaced(
-            path,
-            "strait.yaml",
-            "- service: echo.app",
-            "- service: echo2.app",
-        );
+        replaced(path, "strait.yaml", "- service: echo.app", "- service: echo2.app");
         let checked = command(path, "check").await;
         assert_eq!(checked.code, Some(0), "{checked:?}");
         let wanted = "echo2.app.svc.cluster.local is not a service of";

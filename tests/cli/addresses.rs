@@ -25,11 +25,7 @@ fn addresses_that_a_gateway_cannot_use_are_reported() {
         let binding = |listen: &str| {
             format!("bindings: [{{cluster: west, service: \"a.b:1\", listen: \"{listen}\"}}]\n")
         };
-        for (listen, code) in [
-            ("192.0.2.1:1", 1),
-            ("127.9.0.2:18080", 0),
-            ("0.0.0.0:18080", 0),
-        ] {
+        for (listen, code) in [("192.0.2.1:1", 1), ("127.9.0.2:18080", 0), ("0.0.0.0:18080", 0)] {
             let text = format!("{GOOD}{allowed}{}", binding(listen));
             write(folder.path(), "strait.yaml", &text);
             let checked = check(folder.path()).await;

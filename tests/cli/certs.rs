@@ -64,15 +64,9 @@ fn a_gateway_with_the_example_becomes_ready_and_stops() {
             assert!(ended.is_none(), "{ended:?}: {log:?}");
             get(&ready).await
         };
-        until("readiness", ask, |answer| {
-            *answer == (200, "ready\n".into())
-        })
-        .await;
+        until("readiness", ask, |answer| *answer == (200, "ready\n".into())).await;
         let (status, metrics) = get(&format!("http://{address}:15020/metrics")).await;
-        assert!(
-            status == 200 && metrics.contains("strait_tunnels_open 0\n"),
-            "{metrics}"
-        );
+        assert!(status == 200 && metrics.contains("strait_tunnels_open 0\n"), "{metrics}");
         let (status, dump) = get(&format!("http://{address}:15000/config_dump")).await;
         assert!(status == 200 && dump.contains("echo.global:80"), "{dump}");
         // The second one ends the lag of 5 s, which only load balancers need.

@@ -98,16 +98,10 @@ fn ten_planted_mistakes_in_two_files_are_all_named() {
         assert_eq!(checked.code, Some(1), "{checked:?}");
         let place = |file: &'static str| move |(line, _, _): &Plant| format!("{file}:{line}");
         let wanted = mesh.iter().map(place("mesh.yaml"));
-        let mut wanted: Vec<_> = wanted
-            .chain(settings.iter().map(place("strait.yaml")))
-            .collect();
+        let mut wanted: Vec<_> = wanted.chain(settings.iter().map(place("strait.yaml"))).collect();
         wanted.sort();
         assert_eq!(places(&checked), wanted, "{}", checked.stderr);
-        for line in checked
-            .stderr
-            .lines()
-            .filter(|line| line.contains(": error: "))
-        {
+        for line in checked.stderr.lines().filter(|line| line.contains(": error: ")) {
             assert!(line.contains("; write "), "{line}");
         }
         assert!(checked.stderr.ends_with("strait.yaml: 10 mistakes\n"));
@@ -144,31 +138,18 @@ fn tls_listeners_that_lead_nowhere_are_warned_of() {
       - {sni: [a], to: \"no.app:80\"}
       - {sni: [b], to: \"echo.app.svc.cluster.local:81\"}
       - {sni: [c], to: \"echo.app.svc.cluster.local:80\"}";
-        write(
-            folder.path(),
-            "strait.yaml",
-            &GOOD.replacen("listeners:", more, 1),
-        );
+        write(folder.path(), "strait.yaml", &GOOD.replacen("listeners:", more, 1));
         let checked = check(folder.path()).await;
         assert_eq!(checked.code, Some(0), "{checked:?}");
         let found: Vec<_> = checked.stderr.lines().collect();
-        let line = 1 + GOOD
-            .lines()
-            .position(|line| line == "listeners:")
-            .expect("it");
+        let line = 1 + GOOD.lines().position(|line| line == "listeners:").expect("it");
         let wanted = [
-            format!(
-                "strait.yaml:{}: warning: no.app is not a service of the mesh",
-                line + 6
-            ),
+            format!("strait.yaml:{}: warning: no.app is not a service of the mesh", line + 6),
             format!(
                 "strait.yaml:{}: warning: echo.app.svc.cluster.local:81 is not a port",
                 line + 7
             ),
-            format!(
-                "strait.yaml:{}: warning: listener `istio` reaches no service",
-                line + 1
-            ),
+            format!("strait.yaml:{}: warning: listener `istio` reaches no service", line + 1),
         ];
         assert_eq!(found.len(), wanted.len(), "{found:?}");
         for (found, wanted) in found.iter().zip(wanted) {
@@ -297,34 +278,13 @@ fn a_certificate_that_cannot_be_used_is_named_where_it_is_configured() {
         write(folder.path(), "mesh.yaml", GOOD_MESH);
         write(folder.path(), "not-pem", "not PEM\n");
         let cases = [
-            (
-                (5, "gateway.key", "client.key"),
-                "certs/client.key: the private key does not match",
-            ),
-            (
-                (5, "certs/gateway.key", "not-pem"),
-                "not-pem: cannot be read as PEM",
-            ),
-            (
-                (4, "certs/gateway.crt", "not-pem"),
-                "not-pem: contains no certificate",
-            ),
-            (
-                (4, "gateway.crt", "root.crt"),
-                "certs/root.crt: not a workload certificate",
-            ),
-            (
-                (6, "certs/root.crt", "not-pem"),
-                "not-pem: contains no certificate",
-            ),
-            (
-                (10, "west}", "west, roots: not-pem}"),
-                "not-pem: contains no certificate",
-            ),
-            (
-                (6, "root.crt", "lost.crt"),
-                "`identity.roots` is `certs/lost.crt`: No such file",
-            ),
+            ((5, "gateway.key", "client.key"), "certs/client.key: the private key does not match"),
+            ((5, "certs/gateway.key", "not-pem"), "not-pem: cannot be read as PEM"),
+            ((4, "certs/gateway.crt", "not-pem"), "not-pem: contains no certificate"),
+            ((4, "gateway.crt", "root.crt"), "certs/root.crt: not a workload certificate"),
+            ((6, "certs/root.crt", "not-pem"), "not-pem: contains no certificate"),
+            ((10, "west}", "west, roots: not-pem}"), "not-pem: contains no certificate"),
+            ((6, "root.crt", "lost.crt"), "`identity.roots` is `certs/lost.crt`: No such file"),
         ];
         for (plant, what) in cases {
             write(folder.path(), "strait.yaml", &planted(GOOD, &[plant]));
@@ -352,12 +312,7 @@ fn a_mistake_in_one_file_hides_none_in_the_others() {
         let mesh = planted(GOOD_MESH, &[(13, "HBONE", "QUIC")]);
         write(folder.path(), "mesh.yaml", &mesh);
         let places = places(&check(folder.path()).await);
-        let wanted = [
-            "mesh.yaml:13",
-            "strait.yaml:10",
-            "strait.yaml:19",
-            "strait.yaml:5",
-        ];
+        let wanted = ["mesh.yaml:13", "strait.yaml:10", "strait.yaml:19", "strait.yaml:5"];
         assert_eq!(places, wanted);
     });
 }
@@ -387,11 +342,7 @@ fn an_exposure_that_leads_nowhere_is_a_warning_at_its_line() {
     run(async {
         let folder = folder_with_certificates().await;
         let cases = [
-            (
-                planted(GOOD, &[(16, ":80", ":81")]),
-                GOOD_MESH.to_owned(),
-                "has no port 81",
-            ),
+            (planted(GOOD, &[(16, ":80", ":81")]), GOOD_MESH.to_owned(), "has no port 81"),
             (
                 GOOD.to_owned(),
                 planted(GOOD_MESH, &[(11, "east", "west")]),
@@ -440,31 +391,16 @@ fn objects_are_checked_with_the_other_files() {
         let folder = folder_with_certificates().await;
         let config = GOOD.replace("exposure:\n", "exposure:\n  files: [objects]\n");
         write(folder.path(), "strait.yaml", &config);
-        write(
-            folder.path(),
-            "mesh.yaml",
-            &planted(GOOD_MESH, &[(6, "ports", "prots")]),
-        );
+        write(folder.path(), "mesh.yaml", &planted(GOOD_MESH, &[(6, "ports", "prots")]));
         std::fs::create_dir(folder.path().join("objects")).expect("a folder");
         let objects = "apiVersion: multicluster.x-k8s.io/v1alpha1\nkind: ServiceExport\n\
                        metadata: {name: nobody, namespace: app}\n";
         write(folder.path(), "objects/a.yaml", objects);
-        write(
-            folder.path(),
-            "objects/b.json",
-            "{\"apiVersion\": \"v1\",\n\"kind\": [1]}",
-        );
+        write(folder.path(), "objects/b.json", "{\"apiVersion\": \"v1\",\n\"kind\": [1]}");
         let checked = check(folder.path()).await;
         let places = places(&checked);
-        assert_eq!(
-            places.last().map(String::as_str),
-            Some("objects/b.json:2"),
-            "{checked:?}"
-        );
-        assert!(
-            places.iter().any(|place| place.starts_with("mesh.yaml:")),
-            "{checked:?}"
-        );
+        assert_eq!(places.last().map(String::as_str), Some("objects/b.json:2"), "{checked:?}");
+        assert!(places.iter().any(|place| place.starts_with("mesh.yaml:")), "{checked:?}");
         std::fs::remove_file(folder.path().join("objects/b.json")).expect("no bad file");
         write(folder.path(), "mesh.yaml", GOOD_MESH);
         let checked = check(folder.path()).await;
@@ -496,10 +432,7 @@ fn a_file_without_its_option_gets_a_hint() {
         let folder = tempfile::tempdir().expect("a folder");
         let checked = run_command(folder.path(), &["check", "deploy.yaml"]).await;
         assert_eq!(checked.code, Some(2), "{checked:?}");
-        assert!(
-            checked.stderr.contains("write `-c deploy.yaml`"),
-            "{checked:?}"
-        );
+        assert!(checked.stderr.contains("write `-c deploy.yaml`"), "{checked:?}");
     });
 }
 
@@ -513,10 +446,7 @@ fn weights_for_regions_where_nothing_is_are_reported() {
         let regions = [("us-east/*", 1), ("*", 1), ("us-esat", 1), ("us-west", 0)];
         let regions =
             regions.map(|(name, weight)| format!("{{region: {name:?}, weight: {weight}}}"));
-        let more = format!(
-            "traffic: [{{service: \"*\", regions: [{}]}}]\n",
-            regions.join(", ")
-        );
+        let more = format!("traffic: [{{service: \"*\", regions: [{}]}}]\n", regions.join(", "));
         write(folder.path(), "strait.yaml", &format!("{GOOD}{more}"));
         let checked = check(folder.path()).await;
         assert_eq!(checked.code, Some(0), "{checked:?}");

@@ -20,10 +20,7 @@ struct Kept {
 impl Kept {
     async fn start() -> Self {
         let mut command = strait();
-        let mut process = command
-            .args(["demo", "--json", "--keep"])
-            .spawn()
-            .expect("the demo");
+        let mut process = command.args(["demo", "--json", "--keep"]).spawn().expect("the demo");
         let stdout = process.stdout.take().expect("its output");
         let line = BufReader::new(stdout).lines().next_line().await;
         let line = line.expect("its output").expect("a line");
@@ -190,10 +187,7 @@ fn a_demo_that_holds_exits_0_and_shows_every_step() {
         assert_eq!(report["ok"], true);
         assert!(report["error"].is_null() && report["failed_step"].is_null());
         let steps = report["steps"].as_array().expect("steps");
-        let names: Vec<_> = steps
-            .iter()
-            .filter_map(|step| step["name"].as_str())
-            .collect();
+        let names: Vec<_> = steps.iter().filter_map(|step| step["name"].as_str()).collect();
         assert_eq!(names, STEPS);
     });
 }
@@ -222,11 +216,7 @@ fn a_demo_that_is_interrupted_ends_with_all_that_it_started() {
         let stdout = process.stdout.take().expect("its output");
         let mut lines = BufReader::new(stdout).lines();
         let gateway = loop {
-            let line = lines
-                .next_line()
-                .await
-                .expect("its output")
-                .expect("a line");
+            let line = lines.next_line().await.expect("its output").expect("a line");
             if let Some((_, rest)) = line.split_once("gateway ") {
                 break rest.split(':').next().expect("an address").to_owned();
             }

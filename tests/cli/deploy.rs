@@ -21,9 +21,7 @@ fn container(pod: &Value) -> &Value {
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {
-    value[key]
-        .as_str()
-        .unwrap_or_else(|| panic!("{key} of {value} is text"))
+    value[key].as_str().unwrap_or_else(|| panic!("{key} of {value} is text"))
 }
 
 /// Returns the variables of a container. Values that Kubernetes takes from the pod are named after
@@ -34,9 +32,7 @@ fn variables(container: &Value) -> Vec<(String, String)> {
         Some(value) => value.to_owned(),
         None => text(&of["valueFrom"]["fieldRef"], "fieldPath").replace('.', "-"),
     };
-    list.iter()
-        .map(|of| (text(of, "name").to_owned(), value(of)))
-        .collect()
+    list.iter().map(|of| (text(of, "name").to_owned(), value(of))).collect()
 }
 
 /// Creates a folder as the pod's root: something at each mounted path, and the files that
@@ -50,11 +46,7 @@ async fn root(container: &Value) -> tempfile::TempDir {
     // Into folders that have to be mounted: a write to another one fails.
     let roots = std::fs::read_to_string(folder.path().join("certs/root.crt")).expect("roots");
     write(folder.path(), "var/run/secrets/istio/root-cert.pem", &roots);
-    write(
-        folder.path(),
-        "var/run/secrets/tokens/istio-token",
-        "a token",
-    );
+    write(folder.path(), "var/run/secrets/tokens/istio-token", "a token");
     write(folder.path(), "etc/istio/pod/labels", "app=\"eastwest\"\n");
     folder
 }
@@ -74,9 +66,7 @@ async fn printed(
 /// Returns true if a line has the value `reported` with the origin `by`.
 fn says(done: &CommandOutput, reported: &str, by: &str) -> bool {
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-    done.stdout
-        .lines()
-        .any(|line| squeezed(line) == format!("{reported} # {by}"))
+    done.stdout.lines().any(|line| squeezed(line) == format!("{reported} # {by}"))
 }
 
 #[test]
@@ -88,10 +78,7 @@ fn the_pods_of_the_manifests_start_by_what_they_are_given() {
         let container = container(deployment);
         let folder = root(container).await;
         let arguments = container["args"].as_array().expect("a list");
-        let arguments: Vec<_> = arguments
-            .iter()
-            .map(|of| of.as_str().expect("text"))
-            .collect();
+        let arguments: Vec<_> = arguments.iter().map(|of| of.as_str().expect("text")).collect();
         let done = printed(folder.path(), &arguments, &variables(container)).await;
         assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{done:?}");
         let address = "address: \"istiod.istio-system.svc:15012\"";
@@ -106,37 +93,19 @@ fn the_pods_of_the_manifests_start_by_what_they_are_given() {
             ("name: west.local", "TRUST_DOMAINS"),
             ("deadline: \"20s\"", "TERMINATION_GRACE_PERIOD_SECONDS"),
             ("level: info", "--log_output_level"),
-            (
-                "cache: ./var/lib/istio/data/strait-mesh",
-                "the pod's default",
-            ),
+            ("cache: ./var/lib/istio/data/strait-mesh", "the pod's default"),
         ] {
-            assert!(
-                says(&done, reported, by),
-                "{reported} by {by}\n{}",
-                done.stdout
-            );
+            assert!(says(&done, reported, by), "{reported} by {by}\n{}", done.stdout);
         }
         let bound = |port: &Value| {
             let port = format!("\"[::]:{}\"", port["containerPort"]);
             done.stdout.contains(&port)
         };
-        assert!(
-            container["ports"]
-                .as_array()
-                .expect("a list")
-                .iter()
-                .all(bound)
-        );
+        assert!(container["ports"].as_array().expect("a list").iter().all(bound));
         let grace = &deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"];
         let received = variables(container);
-        let received = received
-            .iter()
-            .find(|(name, _)| name == "TERMINATION_GRACE_PERIOD_SECONDS");
-        assert_eq!(
-            received.map(|(_, seconds)| &**seconds),
-            Some(&*grace.to_string())
-        );
+        let received = received.iter().find(|(name, _)| name == "TERMINATION_GRACE_PERIOD_SECONDS");
+        assert_eq!(received.map(|(_, seconds)| &**seconds), Some(&*grace.to_string()));
     });
 }
 
@@ -157,11 +126,7 @@ fn the_overlay_adds_variables_that_mean_something() {
             ("name: west.local", "TRUST_DOMAINS"),
             ("deadline: \"20s\"", "TERMINATION_GRACE_PERIOD_SECONDS"),
         ] {
-            assert!(
-                says(&done, reported, by),
-                "{reported} by {by}\n{}",
-                done.stdout
-            );
+            assert!(says(&done, reported, by), "{reported} by {by}\n{}", done.stdout);
         }
     });
 }

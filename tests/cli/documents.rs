@@ -54,12 +54,8 @@ fn blocks(page: &'static str) -> Vec<Block> {
         match (line.trim_start().strip_prefix("```"), &mut open) {
             (Some(_), Some(_)) => blocks.extend(open.take()),
             (Some(kind), None) => {
-                open = Some(Block {
-                    page,
-                    line: number,
-                    kind: kind.to_owned(),
-                    text: String::new(),
-                });
+                open =
+                    Some(Block { page, line: number, kind: kind.to_owned(), text: String::new() });
             }
             (None, Some(block)) => block.text += &format!("{line}\n"),
             (None, None) => {}
@@ -107,20 +103,14 @@ impl Place {
         } else {
             changes
         };
-        let place = Self {
-            folder,
-            changes,
-            address,
-        };
+        let place = Self { folder, changes, address };
         if has_certs {
             let made = run_command(place.folder.path(), &["certs", "certs"]).await;
             assert_eq!(made.code, Some(0), "{made:?}");
         }
         copy_examples(place.folder.path(), |text| place.changed(text));
         if PAGES[page] == README {
-            let sample = blocks(README)
-                .into_iter()
-                .find(|block| block.kind == "yaml");
+            let sample = blocks(README).into_iter().find(|block| block.kind == "yaml");
             let sample = sample.expect("a configuration").text;
             write(place.folder.path(), "strait.yaml", &sample);
         }
@@ -188,10 +178,7 @@ fn assert_ran(block: &Block, output: &Output) {
 
 /// Runs a script whose children in the background end with it.
 async fn ran(place: &Place, block: &Block) {
-    let script = format!(
-        "pids=; trap 'kill $pids 2>/dev/null || true' EXIT\n{}",
-        block.text
-    );
+    let script = format!("pids=; trap 'kill $pids 2>/dev/null || true' EXIT\n{}", block.text);
     let output = place.shell(&script).output().await.expect("a shell");
     assert_ran(block, &output);
 }
@@ -204,17 +191,9 @@ async fn compared(block: &Block) {
     copy_examples(folder.path(), str::to_owned);
     let (command, shown) = block.text.split_once('\n').expect("an output");
     let command = command.strip_prefix("$ ").expect("a command");
-    let output = shell(folder.path(), command)
-        .output()
-        .await
-        .expect("a shell");
+    let output = shell(folder.path(), command).output().await.expect("a shell");
     assert_ran(block, &output);
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        shown,
-        "{}",
-        block.page
-    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout), shown, "{}", block.page);
 }
 
 /// Checks the make targets and test names of a block that compiles or takes minutes.
@@ -238,9 +217,7 @@ fn each_command_of_the_documentation_runs() {
         for (number, page) in PAGES.into_iter().enumerate() {
             let (mut place, mut gateway) = (None, None);
             let blocks = blocks(page);
-            let makes_certs = blocks
-                .iter()
-                .any(|block| block.text.contains("strait certs "));
+            let makes_certs = blocks.iter().any(|block| block.text.contains("strait certs "));
             for block in blocks {
                 match &*block.kind {
                     "sh build" => built(&block).await,
@@ -268,14 +245,7 @@ fn each_command_of_the_documentation_runs() {
 
 #[test]
 fn each_block_with_commands_has_a_known_kind() {
-    let kinds = [
-        "sh",
-        "sh build",
-        "sh cluster",
-        "sh gateway",
-        "sh running",
-        "console",
-    ];
+    let kinds = ["sh", "sh build", "sh cluster", "sh gateway", "sh running", "console"];
     let mut with_commands = 0;
     for page in PAGES {
         for block in blocks(page) {
@@ -284,12 +254,7 @@ fn each_block_with_commands_has_a_known_kind() {
             with_commands += usize::from(has_commands);
             let is_known = kinds.contains(&&*block.kind);
             assert!(is_known || !has_commands, "{}:{}", page, block.line);
-            assert!(
-                is_known || !block.kind.starts_with("sh"),
-                "{}:{}",
-                page,
-                block.line
-            );
+            assert!(is_known || !block.kind.starts_with("sh"), "{}:{}", page, block.line);
         }
     }
     assert!(with_commands > 15, "the blocks are found");
@@ -305,12 +270,7 @@ fn documents_with_commands() -> Vec<String> {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         text.contains("```sh") || text.contains("```console")
     });
-    let names = others.map(|path| {
-        path.strip_prefix(top())
-            .expect("below")
-            .display()
-            .to_string()
-    });
+    let names = others.map(|path| path.strip_prefix(top()).expect("below").display().to_string());
     names.filter(|name| !PAGES.contains(&&**name)).collect()
 }
 
@@ -330,11 +290,7 @@ fn tiers(ready: usize) -> String {
     for (tier, (region, zone, count, healthy)) in TIERS.into_iter().enumerate() {
         let healthy = if tier == 0 { ready } else { healthy };
         for place in 0..count {
-            let status = if place < healthy {
-                "Healthy"
-            } else {
-                "Unhealthy"
-            };
+            let status = if place < healthy { "Healthy" } else { "Unhealthy" };
             text += &format!(
                 "  - {{uid: {zone}-{place}, namespace: app, network: east, protocol: HBONE, \
                  status: {status}, workloadIps: [10.0.{tier}.{place}], \
@@ -350,11 +306,9 @@ fn tiers(ready: usize) -> String {
 fn the_shares_of_the_second_worked_example_are_those_of_the_code() {
     run(async {
         let page = std::fs::read_to_string(top().join("docs/routing.md")).expect("a page");
-        for (ready, shares) in [
-            (2, [0.71, 0.29, 0.0]),
-            (1, [0.35, 0.65, 0.0]),
-            (4, [1.0, 0.0, 0.0]),
-        ] {
+        for (ready, shares) in
+            [(2, [0.71, 0.29, 0.0]), (1, [0.35, 0.65, 0.0]), (4, [1.0, 0.0, 0.0])]
+        {
             let folder = tempfile::tempdir().expect("a folder");
             copy_examples(folder.path(), |text| {
                 format!("{text}\ntraffic: [{{service: \"*\", distribution: close}}]\n")
@@ -362,27 +316,14 @@ fn the_shares_of_the_second_worked_example_are_those_of_the_code() {
             let local = folder.path().join("deploy/local");
             write(&local, "mesh.yaml", &tiers(ready));
             let explained = strait()
-                .args([
-                    "explain",
-                    "-c",
-                    "deploy/local/strait.yaml",
-                    "--json",
-                    "--from",
-                ])
-                .args([
-                    "spiffe://west.local/ns/shop/sa/checkout",
-                    "--to",
-                    "echo.global:80",
-                ])
+                .args(["explain", "-c", "deploy/local/strait.yaml", "--json", "--from"])
+                .args(["spiffe://west.local/ns/shop/sa/checkout", "--to", "echo.global:80"])
                 .current_dir(folder.path())
                 .output();
             let output = explained.await.expect("an answer");
             let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
             let groups = answer["groups"].as_array().expect("groups");
-            let got: Vec<_> = groups
-                .iter()
-                .filter_map(|group| group["share"].as_f64())
-                .collect();
+            let got: Vec<_> = groups.iter().filter_map(|group| group["share"].as_f64()).collect();
             let is_near = |(got, want): (&f64, f64)| (got - want).abs() < 1e-6;
             let near = got.iter().zip(shares).all(is_near) && got.len() == shares.len();
             assert!(near, "{got:?}, not {shares:?}: {answer}");

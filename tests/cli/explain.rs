@@ -77,28 +77,15 @@ fn a_refusal_exits_with_1_and_says_what_to_write() {
             ),
             (
                 [CHECKOUT, "echo.app.svc.cluster.local:81"],
-                [
-                    "has no port 81; it has 80",
-                    "rejected: 503 (unknown_service)",
-                ],
+                ["has no port 81; it has 80", "rejected: 503 (unknown_service)"],
             ),
-            (
-                [CHECKOUT, "echo"],
-                ["not an authority", "rejected: 400 (bad_authority)"],
-            ),
-            (
-                [foreign, "echo.global:80"],
-                ["`trust.domains`", "(untrusted_domain)"],
-            ),
+            ([CHECKOUT, "echo"], ["not an authority", "rejected: 400 (bad_authority)"]),
+            ([foreign, "echo.global:80"], ["`trust.domains`", "(untrusted_domain)"]),
         ] {
             let requested = explained(&folder, &["--from", args[0], "--to", args[1]]).await;
             assert_eq!(requested.code, Some(1), "{requested:?}");
             for part in parts {
-                assert!(
-                    requested.stdout.contains(part),
-                    "{part}: {}",
-                    requested.stdout
-                );
+                assert!(requested.stdout.contains(part), "{part}: {}", requested.stdout);
             }
         }
     });
@@ -109,43 +96,19 @@ fn a_question_that_is_none_exits_with_2_and_says_what_to_write() {
     run(async {
         let folder = local().await;
         for (args, part) in [
-            (
-                &["--from", CHECKOUT][..],
-                "`--to echo.app.svc.cluster.local:80`",
-            ),
-            (
-                &["--to", "echo.global:80"],
-                "`--from spiffe://west.local/ns/shop/sa/checkout`",
-            ),
-            (
-                &["--to", "a:1", "--from", "checkout"],
-                "is not a workload identity",
-            ),
+            (&["--from", CHECKOUT][..], "`--to echo.app.svc.cluster.local:80`"),
+            (&["--to", "echo.global:80"], "`--from spiffe://west.local/ns/shop/sa/checkout`"),
+            (&["--to", "a:1", "--from", "checkout"], "is not a workload identity"),
             (&["--sni", "echo.global"], "there is no TLS listener"),
-            (
-                &["--to", "a:1", "--listener", "b"],
-                "write one of cross-network",
-            ),
+            (&["--to", "a:1", "--listener", "b"], "write one of cross-network"),
             (&["--to", "a:1", "--origin", "sidecar"], "waypoint, gateway"),
             (&["--to", "a:1", "--admin"], "cannot be used with"),
         ] {
             let requested = explained(&folder, args).await;
-            assert_eq!(
-                (requested.code, &*requested.stdout),
-                (Some(2), ""),
-                "{requested:?}"
-            );
-            assert!(
-                requested.stderr.contains(part),
-                "{part}: {}",
-                requested.stderr
-            );
+            assert_eq!((requested.code, &*requested.stdout), (Some(2), ""), "{requested:?}");
+            assert!(requested.stderr.contains(part), "{part}: {}", requested.stderr);
         }
-        write(
-            &folder.path().join("deploy/local"),
-            "mesh.yaml",
-            "services: 1\n",
-        );
+        write(&folder.path().join("deploy/local"), "mesh.yaml", "services: 1\n");
         let requested = explained(&folder, &["--from", CHECKOUT, "--to", "echo.global:80"]).await;
         assert_eq!(requested.code, Some(2), "{requested:?}");
         assert!(requested.stderr.contains("mesh.yaml"), "{requested:?}");
@@ -178,32 +141,13 @@ names:
     - {name: \"east.example:80\", to: \"echo.app.svc.cluster.local:80\", consumers: [east]}
 ";
 
-const PLACEHOLDERS: [&str; 6] = [
-    "HOST",
-    "PORT",
-    "NAME",
-    "CLUSTER",
-    "NAMESPACE",
-    "THIS_CLUSTER",
-];
+const PLACEHOLDERS: [&str; 6] = ["HOST", "PORT", "NAME", "CLUSTER", "NAMESPACE", "THIS_CLUSTER"];
 
 /// Peer (trust domain, namespace, account) and its request, with the remedy.
 const REMEDIES: &[(&str, &str, &str)] = &[
-    (
-        "west shop cart",
-        "echo",
-        "such as echo.app.svc.cluster.local:80",
-    ),
-    (
-        "west shop cart",
-        "echo.app.svc.cluster.local:81",
-        "request echo.app.svc.cluster.local:80",
-    ),
-    (
-        "west shop cart",
-        "east.example:81",
-        "request east.example:80",
-    ),
+    ("west shop cart", "echo", "such as echo.app.svc.cluster.local:80"),
+    ("west shop cart", "echo.app.svc.cluster.local:81", "request echo.app.svc.cluster.local:80"),
+    ("west shop cart", "east.example:81", "request east.example:80"),
     (
         "west shop cart",
         "cart.example:80",
@@ -226,16 +170,8 @@ const REMEDIES: &[(&str, &str, &str)] = &[
         "alias.example:80",
         "correct `to` of names.aliases[0] (line 21): echo.app.svc.cluster.local has port 80",
     ),
-    (
-        "west shop cart",
-        "east.example:80",
-        "add west to `consumers` of names.aliases[1] (line 22)",
-    ),
-    (
-        "west shop cart",
-        "127.0.1.1:8080",
-        "add `workloads: true` to exposure.services[0] (line 14)",
-    ),
+    ("west shop cart", "east.example:80", "add west to `consumers` of names.aliases[1] (line 22)"),
+    ("west shop cart", "127.0.1.1:8080", "add `workloads: true` to exposure.services[0] (line 14)"),
     (
         "west cart cart",
         "echo.app.svc.cluster.local:80",
@@ -251,16 +187,8 @@ const REMEDIES: &[(&str, &str, &str)] = &[
         "echo.global:80",
         "add {cluster: east, namespaces: [shop]} to `to` of exposure.services[0] (line 14)",
     ),
-    (
-        "north shop cart",
-        "echo.global:80",
-        "add {from: north, to: east} to `links`",
-    ),
-    (
-        "south shop cart",
-        "echo.global:80",
-        "add {name: south.local} to `trust.domains`",
-    ),
+    ("north shop cart", "echo.global:80", "add {from: north, to: east} to `links`"),
+    ("south shop cart", "echo.global:80", "add {name: south.local} to `trust.domains`"),
 ];
 
 /// ClientHellos to TLS listeners, as arguments, each with its remedy.
@@ -300,9 +228,7 @@ fn review_23_a_remedy_names_the_entry_its_line_and_the_values_and_no_placeholder
             let answer = run_command(folder.path(), &args).await;
             assert_eq!(answer.code, Some(1), "{answer:?}");
             assert!(answer.stdout.contains(want), "{want}: {answer:?}");
-            let mut words = answer
-                .stdout
-                .split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let mut words = answer.stdout.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             let placeholder = words.find(|word| PLACEHOLDERS.contains(word));
             assert_eq!(placeholder, None, "{answer:?}");
         }

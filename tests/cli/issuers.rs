@@ -55,10 +55,7 @@ fn istiod_5_an_own_issuer_that_is_not_of_the_own_cluster_is_a_warning() {
         let start = "the issuer of the gateway's certificate, ";
         let (_, rest) = reported.split_once(start).expect("the issuer");
         let (hash, _) = rest.split_once(' ').expect("its hash");
-        let line = line.replace(
-            "{name",
-            &format!("{{name: east, issuers: [{hash}]}}, {{name"),
-        );
+        let line = line.replace("{name", &format!("{{name: east, issuers: [{hash}]}}, {{name"));
         let done = checked(&folder, &line).await;
         assert_eq!(done.code, Some(0), "{done:?}");
         let reported = done.stdout.clone() + &done.stderr;

@@ -1,9 +1,6 @@
 //! End-to-end tests of the command line: its output, its exit codes, its files.
 
-#![expect(
-    unreachable_pub,
-    reason = "a test binary exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 mod support;

@@ -40,14 +40,7 @@ fn it_prints_what_is_in_force_and_who_says_so() {
             ("TRUST_DOMAIN", "east.local"),
             ("ISTIO_META_CLUSTER_ID", "east"),
         ];
-        let arguments = [
-            "proxy",
-            "router",
-            "--stsPort=1",
-            "-c",
-            "over.yaml",
-            "--print-config",
-        ];
+        let arguments = ["proxy", "router", "--stsPort=1", "-c", "over.yaml", "--print-config"];
         let done = proxy(folder.path(), &variables, &arguments).await;
         assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{done:?}");
         let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -63,11 +56,7 @@ fn it_prints_what_is_in_force_and_who_says_so() {
         ] {
             assert!(lines.contains(&line.to_owned()), "{line}\n{}", done.stdout);
         }
-        assert!(
-            done.stdout.contains("over.yaml: ok: 1 listener,"),
-            "{}",
-            done.stdout
-        );
+        assert!(done.stdout.contains("over.yaml: ok: 1 listener,"), "{}", done.stdout);
     });
 }
 
@@ -76,10 +65,7 @@ fn it_names_the_variables_that_are_wrong() {
     run(async {
         let folder = pod().await;
         let variables = [("LOCAL_XDS_PATH", "absent.yaml"), ("TRUST_DOMAIN", "a b")];
-        for arguments in [
-            &["proxy", "waypoint"][..],
-            &["proxy", "waypoint", "--print-config"],
-        ] {
+        for arguments in [&["proxy", "waypoint"][..], &["proxy", "waypoint", "--print-config"]] {
             let done = proxy(folder.path(), &variables, arguments).await;
             assert_eq!(done.code, Some(1), "{done:?}");
             for line in ["LOCAL_XDS_PATH: error: ", "TRUST_DOMAIN: error: "] {
@@ -134,23 +120,15 @@ fn roots_and_a_token_that_hold_nothing_are_mistakes_though_nobody_is_asked() {
         let reported =
             "the mesh comes from istiod.istio-system.svc:15012, which was not contacted\n";
         assert!(done.stdout.ends_with(reported), "{}", done.stdout);
-        let (roots, tokens) = (
-            "istio/root-cert.pem: contains no",
-            "tokens/istio-token: contains no",
-        );
-        for (root, token, wrong) in [
-            ("junk", "a token", roots),
-            ("", "a token", roots),
-            (&*root, " \n", tokens),
-        ] {
+        let (roots, tokens) =
+            ("istio/root-cert.pem: contains no", "tokens/istio-token: contains no");
+        for (root, token, wrong) in
+            [("junk", "a token", roots), ("", "a token", roots), (&*root, " \n", tokens)]
+        {
             let folder = mounted(root, token);
             let done = proxy(folder.path(), &variables, &arguments).await;
             assert_eq!(done.code, Some(1), "{done:?}");
-            let errors: Vec<_> = done
-                .stderr
-                .lines()
-                .filter(|l| l.contains("error: "))
-                .collect();
+            let errors: Vec<_> = done.stderr.lines().filter(|l| l.contains("error: ")).collect();
             assert!(errors.len() == 1 && errors[0].contains(wrong), "{done:?}");
         }
         let done = proxy(good.path(), &[], &arguments).await;
@@ -167,16 +145,8 @@ fn a_slip_in_an_option_of_ours_starts_no_gateway() {
     run(async {
         let folder = tempfile::tempdir().expect("a folder");
         for (arguments, code, wanted) in [
-            (
-                &["proxy", "waypoint", "--print-confg"][..],
-                1,
-                "did you mean --print-config?",
-            ),
-            (
-                &["proxy", "waypoint", "--cofnig=a"],
-                1,
-                "did you mean --config?",
-            ),
+            (&["proxy", "waypoint", "--print-confg"][..], 1, "did you mean --print-config?"),
+            (&["proxy", "waypoint", "--cofnig=a"], 1, "did you mean --config?"),
             (
                 &["proxy", "--print-config"],
                 2,

@@ -160,11 +160,8 @@ fn a_region_of_another_network_is_reported_only_without_transit() {
 ";
         write(folder.path(), "mesh.yaml", &mesh);
         for (transit, is_reported) in [("off", true), ("failover", false)] {
-            let config = GOOD.replacen(
-                "exposure:\n",
-                &format!("exposure:\n  transit: {transit}\n"),
-                1,
-            );
+            let config =
+                GOOD.replacen("exposure:\n", &format!("exposure:\n  transit: {transit}\n"), 1);
             let alias = "names: {aliases: [{name: echo.west, to: \
                          echo.app.svc.cluster.local, region: us-west-2}]}\n";
             write(folder.path(), "strait.yaml", &format!("{config}{alias}"));

@@ -23,10 +23,9 @@ fn world() -> (TempDir, Authority, Issuer) {
     std::fs::write(&key, &leaf.key_pem).expect("a key");
     let owner = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(&key, owner).expect("its mode");
-    for (file, text) in [
-        ("certs/gateway.crt", &leaf.chain_pem),
-        ("certs/root.crt", &authority.root_pem()),
-    ] {
+    for (file, text) in
+        [("certs/gateway.crt", &leaf.chain_pem), ("certs/root.crt", &authority.root_pem())]
+    {
         std::fs::write(folder.path().join(file), text).expect("a certificate");
     }
     (folder, authority, west)
@@ -55,19 +54,13 @@ fn review_16_check_warns_of_a_root_without_a_list_of_its_own() {
                 .contains("strait.yaml:8: warning: `trust.crl` has no list of the root CN=Strait"),
             "{reported}"
         );
-        assert!(
-            reported.contains("peers below CN=Strait development root"),
-            "{reported}"
-        );
+        assert!(reported.contains("peers below CN=Strait development root"), "{reported}");
         let reported = checked(folder.path(), &of_west, ", on_missing: accept").await;
         assert!(!reported.contains("list"), "{reported}");
         let other = Authority::new().expect("a root").crl(&[], 1, end);
         let lists = of_west.clone() + &other.expect("a list");
         let reported = checked(folder.path(), &lists, "").await;
-        assert!(
-            reported.contains("peers below"),
-            "another root's: {reported}"
-        );
+        assert!(reported.contains("peers below"), "another root's: {reported}");
         let lists = of_west + &authority.crl(&[], 1, end).expect("a list");
         let reported = checked(folder.path(), &lists, "").await;
         assert!(!reported.contains("list"), "{reported}");
@@ -83,12 +76,9 @@ fn review_16_check_warns_of_a_stale_list_that_has_peers_refused() {
         let lists = root.expect("a list") + &west.crl(&[], 7, end).expect("a list");
         let reported = checked(folder.path(), &lists, "").await;
         let end = humantime::format_rfc3339_seconds(end).to_string();
-        for part in [
-            "strait.yaml:8: warning: ",
-            "intermediate of west",
-            "crl.pem, nextUpdate ",
-            &*end,
-        ] {
+        for part in
+            ["strait.yaml:8: warning: ", "intermediate of west", "crl.pem, nextUpdate ", &*end]
+        {
             assert!(reported.contains(part), "{part}: {reported}");
         }
         let reported = checked(folder.path(), &lists, ", on_stale: accept").await;

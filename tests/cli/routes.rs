@@ -39,9 +39,8 @@ fn review_20_a_route_of_any_name_without_sources_is_a_warning_at_its_line() {
 fn review_10_a_route_to_a_gateway_is_a_warning_at_its_line() {
     run(async {
         let folder = folder_with_certificates().await;
-        let mesh = GOOD_MESH
-            .replace("80: 8080", "80: 15443")
-            .replace("protocol: HBONE", "protocol: TCP");
+        let mesh =
+            GOOD_MESH.replace("80: 8080", "80: 15443").replace("protocol: HBONE", "protocol: TCP");
         write(folder.path(), "mesh.yaml", &mesh);
         let route = "listeners:
   - name: routes

@@ -11,11 +11,7 @@ fn it_prints_the_schema_or_the_document() {
         let printed: serde_json::Value = serde_json::from_slice(&schema.stdout).expect("JSON");
         assert_eq!(printed, reference::schema());
         let arguments = ["schema", "--markdown"];
-        let document = strait()
-            .args(arguments)
-            .output()
-            .await
-            .expect("the command");
+        let document = strait().args(arguments).output().await.expect("the command");
         let document = String::from_utf8(document.stdout).expect("text");
         assert_eq!(document, reference::markdown());
     });

@@ -16,11 +16,7 @@ fn where_nobody_answers_it_says_so_and_exits_with_2() {
         drop(listener);
         for command in ["status", "dump", "explain"] {
             let requested = run_command(folder.path(), &[command, "--admin", &address]).await;
-            assert_eq!(
-                (requested.code, &*requested.stdout),
-                (Some(2), ""),
-                "{command}"
-            );
+            assert_eq!((requested.code, &*requested.stdout), (Some(2), ""), "{command}");
             let reported = format!("request to the admin port at {address} failed");
             assert!(requested.stderr.contains(&reported), "{requested:?}");
             assert!(requested.stderr.contains("refused"), "{requested:?}");
@@ -45,23 +41,11 @@ fn a_port_that_knows_nothing_of_it_is_no_admin_port() {
                 let _ = stream.write_all(answer).await;
             }
         });
-        for command in [
-            &["status"][..],
-            &["status", "echo"],
-            &["status", "peers"],
-            &["dump"],
-        ] {
+        for command in [&["status"][..], &["status", "echo"], &["status", "peers"], &["dump"]] {
             let args = [command, &["--admin", &address]].concat();
             let requested = run_command(folder.path(), &args).await;
-            assert_eq!(
-                (requested.code, &*requested.stdout),
-                (Some(2), ""),
-                "{requested:?}"
-            );
-            assert!(
-                requested.stderr.contains("not an admin port"),
-                "{requested:?}"
-            );
+            assert_eq!((requested.code, &*requested.stdout), (Some(2), ""), "{requested:?}");
+            assert!(requested.stderr.contains("not an admin port"), "{requested:?}");
         }
     });
 }

@@ -26,29 +26,16 @@ fn warnings_are_mistakes_with_strict_and_every_finding_is_in_the_json() {
         write(folder, "strait.yaml", &warned);
         let checked = check(&[]).await;
         assert_eq!(checked.code, Some(0), "{checked:?}");
-        assert!(
-            checked.stderr.contains("strait.yaml:1: warning: "),
-            "{checked:?}"
-        );
+        assert!(checked.stderr.contains("strait.yaml:1: warning: "), "{checked:?}");
         let checked = check(&["--strict"]).await;
         assert_eq!(checked.code, Some(1), "{checked:?}");
-        assert!(
-            checked.stderr.ends_with("mistake with --strict\n"),
-            "{checked:?}"
-        );
+        assert!(checked.stderr.ends_with("mistake with --strict\n"), "{checked:?}");
         for (strict, code) in [(&[][..], 0), (&["--strict"][..], 1)] {
             let (exit, page) = json(strict).await;
-            assert_eq!(
-                (exit, &page["ok"]),
-                (Some(code), &(code == 0).into()),
-                "{page}"
-            );
+            assert_eq!((exit, &page["ok"]), (Some(code), &(code == 0).into()), "{page}");
             let finding = &page["findings"][0];
             assert_eq!(finding["severity"], "warning", "{page}");
-            assert_eq!(
-                (&finding["file"], &finding["line"]),
-                (&"strait.yaml".into(), &1.into())
-            );
+            assert_eq!((&finding["file"], &finding["line"]), (&"strait.yaml".into(), &1.into()));
         }
 
         let wrong = planted(GOOD, &[(1, "cluster", "clutser")]);
@@ -61,10 +48,7 @@ fn warnings_are_mistakes_with_strict_and_every_finding_is_in_the_json() {
         write(folder, "strait.yaml", GOOD);
         std::fs::remove_dir_all(folder.join("certs")).expect("no certificates");
         let checked = check(&["--strict"]).await;
-        assert!(
-            checked.stderr.contains("certificates were not checked"),
-            "{checked:?}"
-        );
+        assert!(checked.stderr.contains("certificates were not checked"), "{checked:?}");
         assert_eq!(checked.code, Some(0), "{checked:?}");
     });
 }

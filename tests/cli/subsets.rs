@@ -11,11 +11,8 @@ fn labels_of_subsets_that_select_nothing_are_reported() {
         let mesh = GOOD_MESH.replacen("  - uid:", labels, 1);
         assert_ne!(mesh, GOOD_MESH);
         write(folder.path(), "mesh.yaml", &mesh);
-        let subsets = [
-            ("one", "{team: a, version: v1}"),
-            ("two", "{team: b}"),
-            ("three", "{tier: a}"),
-        ];
+        let subsets =
+            [("one", "{team: a, version: v1}"), ("two", "{team: b}"), ("three", "{tier: a}")];
         let subsets = subsets.map(|(name, labels)| format!("{{name: {name}, labels: {labels}}}"));
         let to = "      to: [{cluster: west, namespaces: [shop]}]\n";
         let more = format!("{to}      subsets: [{}]\n", subsets.join(", "));

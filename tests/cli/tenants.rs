@@ -150,16 +150,8 @@ fn a_distribution_that_the_mesh_contradicts_is_an_error_and_is_ignored() {
         let west = "{region: us-west, weight: 1}";
         for (namespace, regions, want) in [
             ("other", west, "is not a service of namespace other"),
-            (
-                "app",
-                west,
-                "no workload of it is in a region with a weight",
-            ),
-            (
-                "app",
-                "{region: us-west, weight: 1}, {region: us-east}",
-                "no workload of",
-            ),
+            ("app", west, "no workload of it is in a region with a weight"),
+            ("app", "{region: us-west, weight: 1}, {region: us-east}", "no workload of"),
         ] {
             write(folder.path(), "objects.yaml", &policy(namespace, regions));
             let checked = check(folder.path()).await;
@@ -168,19 +160,13 @@ fn a_distribution_that_the_mesh_contradicts_is_an_error_and_is_ignored() {
             let is_wanted = line.starts_with("objects.yaml:4: error: ") && line.contains(want);
             assert!(is_wanted, "{want}: {checked:?}");
             let explained = run_command(folder.path(), &explain).await;
-            assert!(
-                explained.stdout.contains("100.0%       10.0.0.1:15008"),
-                "{explained:?}"
-            );
+            assert!(explained.stdout.contains("100.0%       10.0.0.1:15008"), "{explained:?}");
         }
         let both = format!("{west}, {{region: us-east, weight: 1}}");
         write(folder.path(), "objects.yaml", &policy("app", &both));
         let checked = check(folder.path()).await;
         assert_eq!(checked.code, Some(0), "{checked:?}");
-        assert!(
-            checked.stderr.contains("unknown region us-west"),
-            "{checked:?}"
-        );
+        assert!(checked.stderr.contains("unknown region us-west"), "{checked:?}");
     });
 }
 
@@ -212,21 +198,10 @@ spec: {ips: [x]}
         }
         let requested = "echo.app.svc.cluster.local:80";
         let peer = "spiffe://west.local/ns/shop/sa/checkout";
-        let explain = [
-            "explain",
-            "-c",
-            "strait.yaml",
-            "--from",
-            peer,
-            "--to",
-            requested,
-        ];
+        let explain = ["explain", "-c", "strait.yaml", "--from", peer, "--to", requested];
         let explained = run_command(folder.path(), &explain).await;
         let first = explained.stderr.lines().next();
-        assert!(
-            first.is_some_and(|line| line.contains("`a.b`")),
-            "{explained:?}"
-        );
+        assert!(first.is_some_and(|line| line.contains("`a.b`")), "{explained:?}");
         assert!(!explained.stdout.is_empty(), "{explained:?}");
     });
 }

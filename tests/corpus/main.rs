@@ -4,10 +4,7 @@
 //! `make fuzz` searches for more inputs. Its findings are added to the corpus with descriptive
 //! names.
 
-#![expect(
-    unreachable_pub,
-    reason = "a test binary exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 #[path = "../fuzz/targets/mod.rs"]
@@ -167,10 +164,8 @@ mod replay {
 
     #[test]
     fn header_blocks_of_the_corpus_fail_in_every_way() {
-        let ended: Vec<_> = corpus("hpack")
-            .into_iter()
-            .map(|(_, input)| targets::hpack(&input))
-            .collect();
+        let ended: Vec<_> =
+            corpus("hpack").into_iter().map(|(_, input)| targets::hpack(&input)).collect();
         let fields: usize = ended.iter().map(|(fields, _)| fields).sum();
         assert!(fields > 50, "{fields} fields");
         for error in [
@@ -187,10 +182,8 @@ mod replay {
 
     #[test]
     fn records_of_the_corpus_have_every_content_and_every_alert() {
-        let opened: Vec<_> = corpus("record")
-            .into_iter()
-            .map(|(_, input)| targets::record(&input))
-            .collect();
+        let opened: Vec<_> =
+            corpus("record").into_iter().map(|(_, input)| targets::record(&input)).collect();
         for content in [
             Content::ApplicationData,
             Content::KeyUpdate { requested: true },
@@ -207,10 +200,7 @@ mod replay {
         // unexpected_message, bad_record_mac, record_overflow, illegal_parameter, decode_error, and
         // none for an alert of the peer (RFC 8446 section 6.2).
         for alert in [Some(10), Some(20), Some(22), Some(47), Some(50), None] {
-            assert!(
-                alerts.contains(&alert),
-                "no error of the corpus has {alert:?}"
-            );
+            assert!(alerts.contains(&alert), "no error of the corpus has {alert:?}");
         }
     }
 
@@ -249,10 +239,7 @@ mod replay {
         }
         for reason in reasons {
             let ended = reached.get(&format!("strait_tunnels_total{{reason=\"{reason}\""));
-            assert!(
-                ended.is_some_and(|&ended| ended > 0.0),
-                "no tunnel of the corpus is {reason}"
-            );
+            assert!(ended.is_some_and(|&ended| ended > 0.0), "no tunnel of the corpus is {reason}");
         }
     }
 }

@@ -8,10 +8,7 @@ use crate::support::{ECHO, GATEWAY, Net, endpoint_port, identities, run};
 
 /// Starts Envoy with the configuration of the floods.
 async fn gateway(program: &PathBuf, net: Net) -> Envoy {
-    let names = [
-        ("AUTHORITY", ECHO.to_owned()),
-        ("APPLICATION", net.ip(11).to_string()),
-    ];
+    let names = [("AUTHORITY", ECHO.to_owned()), ("APPLICATION", net.ip(11).to_string())];
     let yaml = (include_str!("../../benches/floods/envoy.yaml"), &names[..]);
     Envoy::start(program, net, 1, &identities().leaf(GATEWAY), yaml).await
 }
@@ -27,18 +24,9 @@ fn requests_churn_and_handshakes_through_envoy_are_those_that_it_counted() {
         let envoy = gateway(&program, net).await;
         let load = Load::new(net.address(1, 15008));
 
-        let requests = load
-            .run(ECHO, "rr --streams 8 --seconds 0.5")
-            .await
-            .expect_success();
-        let churn = load
-            .run(ECHO, "churn --streams 4 --seconds 0.5")
-            .await
-            .expect_success();
-        let handshakes = load
-            .run(ECHO, "handshake --seconds 0.5")
-            .await
-            .expect_success();
+        let requests = load.run(ECHO, "rr --streams 8 --seconds 0.5").await.expect_success();
+        let churn = load.run(ECHO, "churn --streams 4 --seconds 0.5").await.expect_success();
+        let handshakes = load.run(ECHO, "handshake --seconds 0.5").await.expect_success();
 
         let all = [&requests, &churn, &handshakes];
         let sum = |name| all.iter().map(|done| done.number(name)).sum::<u64>();

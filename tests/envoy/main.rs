@@ -1,10 +1,7 @@
 //! The gateway between two real Envoys: one as double-HBONE client, one as the endpoint that
 //! terminates the inner tunnel. Also Envoy as the gateway, for `strait load`.
 
-#![expect(
-    unreachable_pub,
-    reason = "a test binary exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 #[expect(dead_code, reason = "shared with tests/load, which uses more of it")]
@@ -25,11 +22,7 @@ mod same_eds;
 #[cfg(test)]
 mod sidecar;
 #[cfg(test)]
-#[expect(
-    dead_code,
-    unused_imports,
-    reason = "shared with tests/it, which uses more of it"
-)]
+#[expect(dead_code, unused_imports, reason = "shared with tests/it, which uses more of it")]
 #[path = "../it/support/mod.rs"]
 mod support;
 #[cfg(test)]

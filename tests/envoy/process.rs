@@ -86,11 +86,7 @@ impl Envoy {
             .kill_on_drop(true)
             .spawn()
             .expect("Envoy's process");
-        let mut envoy = Self {
-            folder,
-            admin: net.address(host, 19000),
-            process,
-        };
+        let mut envoy = Self { folder, admin: net.address(host, 19000), process };
         envoy.ready().await;
         envoy
     }
@@ -106,19 +102,14 @@ impl Envoy {
             }
             ask(admin, "/ready").await.unwrap_or_default()
         };
-        until("Envoy's readiness", ready, |answer| {
-            answer.contains("LIVE\n")
-        })
-        .await;
+        until("Envoy's readiness", ready, |answer| answer.contains("LIVE\n")).await;
     }
 
     /// Returns a counter or gauge of Envoy.
     pub async fn stat(&self, name: &str) -> u64 {
         let path = format!("/stats?filter=^{name}$");
         let answer = ask(self.admin, &path).await.expect("statistics");
-        let value = answer
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         let value = value.unwrap_or_else(|| panic!("no statistic {name} in\n{answer}"));
         value.parse().expect("a number")
     }
@@ -130,10 +121,7 @@ impl Envoy {
         let pid = Pid::from_raw(id.try_into().expect("a pid")).expect("a pid");
         kill_process(pid, Signal::STOP).expect("a signal");
         let unread = async || unread(address);
-        until("unread bytes at a stopped Envoy", unread, |&bytes| {
-            bytes > 0
-        })
-        .await;
+        until("unread bytes at a stopped Envoy", unread, |&bytes| bytes > 0).await;
         self.process.kill().await.expect("a stopped Envoy");
     }
 }
@@ -154,9 +142,7 @@ fn unread(address: SocketAddr) -> u64 {
         let (_, queued) = words.get(4)?.split_once(':')?;
         (words[1] == local && words[3] == "01").then_some(queued)
     });
-    established
-        .map(|bytes| u64::from_str_radix(bytes, 16).expect("a number"))
-        .sum()
+    established.map(|bytes| u64::from_str_radix(bytes, 16).expect("a number")).sum()
 }
 
 /// Sends a request to an admin port. Returns the whole answer, with its chunk headers.

@@ -146,16 +146,10 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
             process::version(&program).await
         ));
         assert_eq!((ended.tunnels(), ended.failed()), (tunnels, 0), "{ended}");
-        assert!(
-            served.iter().all(|&count| count > tunnels / 10),
-            "{served:?}"
-        );
+        assert!(served.iter().all(|&count| count > tunnels / 10), "{served:?}");
         assert_eq!(istiod.rejections(), [""; 0]);
         let names = gateway.http(15000, "GET", "/status?format=json").await.1;
-        assert!(
-            names.contains(GATEWAY),
-            "its certificate is the authority's: {names}"
-        );
+        assert!(names.contains(GATEWAY), "its certificate is the authority's: {names}");
         assert_eq!(gateway.readiness().await.0, 200);
     });
 }

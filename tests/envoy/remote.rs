@@ -21,10 +21,8 @@ const HERE: u8 = 21;
 /// Settings of a gateway of network east whose service is behind the Envoy at [`THERE`].
 fn settings<'a>(net: Net) -> Settings<'a> {
     let mut settings = Settings::new(net, identities()).endpoints(&[(99, 1, "HBONE")]);
-    settings.mesh = settings.mesh.replace(
-        "clusterId: east, network: east",
-        "clusterId: west, network: west",
-    );
+    settings.mesh =
+        settings.mesh.replace("clusterId: east, network: east", "clusterId: west, network: west");
     let transit = "to: [{cluster: west}]\n      transit: always";
     settings.exposure = settings.exposure.replace("to: [{cluster: west}]", transit);
     let address = net.address(THERE, 15008);
@@ -92,12 +90,7 @@ fn tunnels_of_an_envoy_reach_another_network_through_the_envoy_in_front_of_it() 
         }
         running.join_all().await;
         for (seed, up_bytes, down_bytes) in [(1001, BODY_BYTES, 0), (1002, 0, BODY_BYTES)] {
-            let order = TransferRequest {
-                seed,
-                up_bytes,
-                down_bytes,
-                client_ends_first: true,
-            };
+            let order = TransferRequest { seed, up_bytes, down_bytes, client_ends_first: true };
             transfer(net, order).await;
         }
         let ended = mesh::ended(&gateway, TUNNELS).await;

@@ -32,12 +32,7 @@ const CONNECTIONS: u32 = 2_000;
 const OPEN: usize = 16;
 
 /// Zone, its weight, its priority, and the weight, state and share of each of its endpoints.
-type Zone = (
-    &'static str,
-    Option<u32>,
-    u32,
-    &'static [(u32, HealthStatus, f64)],
-);
+type Zone = (&'static str, Option<u32>, u32, &'static [(u32, HealthStatus, f64)]);
 
 struct Scenario {
     name: &'static str,
@@ -54,12 +49,7 @@ const SCENARIOS: [Scenario; 6] = [
     Scenario {
         name: "weights of endpoints",
         by_locality: false,
-        zones: &[(
-            "a",
-            None,
-            0,
-            &[(1, UP, 0.1), (2, UP, 0.2), (3, UP, 0.3), (4, UP, 0.4)],
-        )],
+        zones: &[("a", None, 0, &[(1, UP, 0.1), (2, UP, 0.2), (3, UP, 0.3), (4, UP, 0.4)])],
         drop_percent: 0,
     },
     Scenario {
@@ -79,12 +69,7 @@ const SCENARIOS: [Scenario; 6] = [
                 "a",
                 Some(1),
                 0,
-                &[
-                    (1, UP, 7.0 / 34.0),
-                    (1, UP, 7.0 / 34.0),
-                    (1, DOWN, 0.0),
-                    (1, DOWN, 0.0),
-                ],
+                &[(1, UP, 7.0 / 34.0), (1, UP, 7.0 / 34.0), (1, DOWN, 0.0), (1, DOWN, 0.0)],
             ),
             ("b", Some(1), 0, &[(1, UP, 20.0 / 34.0)]),
         ],
@@ -120,12 +105,7 @@ const SCENARIOS: [Scenario; 6] = [
             "a",
             None,
             0,
-            &[
-                (1, UP, 0.35),
-                (1, UP, 0.35),
-                (1, WORSE, 0.15),
-                (1, WORSE, 0.15),
-            ],
+            &[(1, UP, 0.35), (1, UP, 0.35), (1, WORSE, 0.15), (1, WORSE, 0.15)],
         )],
         drop_percent: 0,
     },
@@ -181,13 +161,7 @@ impl Running {
                 ..Policy::default()
             });
         }
-        let running = Self {
-            scenario,
-            port,
-            cluster,
-            endpoints,
-            wanted,
-        };
+        let running = Self { scenario, port, cluster, endpoints, wanted };
         (running, assignment)
     }
 
@@ -235,17 +209,10 @@ impl Running {
         }
         let counts = self.endpoints.iter().zip(before);
         let counts = counts.map(|(one, before)| one.accepted() - before);
-        let counts: Vec<_> = counts
-            .map(|count| u32::try_from(count).expect("few"))
-            .collect();
-        assert_eq!(
-            counts.iter().sum::<u32>() + refused,
-            CONNECTIONS,
-            "{counts:?}"
-        );
+        let counts: Vec<_> = counts.map(|count| u32::try_from(count).expect("few")).collect();
+        assert_eq!(counts.iter().sum::<u32>() + refused, CONNECTIONS, "{counts:?}");
         let all = counts.into_iter().chain([refused]);
-        all.map(|count| f64::from(count) / f64::from(CONNECTIONS))
-            .collect()
+        all.map(|count| f64::from(count) / f64::from(CONNECTIONS)).collect()
     }
 }
 
@@ -263,10 +230,7 @@ async fn by_envoy(at: SocketAddr) -> Option<TcpStream> {
 async fn by_connect(at: SocketAddr) -> Option<TcpStream> {
     let mut stream = TcpStream::connect(at).await.expect("Envoy's listener");
     let request = format!("CONNECT {HOST}:80 HTTP/1.1\r\nhost: {HOST}:80\r\n\r\n");
-    stream
-        .write_all(request.as_bytes())
-        .await
-        .expect("a request");
+    stream.write_all(request.as_bytes()).await.expect("a request");
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\n") {
         answer.push(stream.read_u8().await.expect("an answer"));
@@ -306,10 +270,7 @@ fn listener(net: Net, running: &Running) -> String {
     let ip = net.ip(21);
     let (name, rest) = match running.scenario.drop_percent {
         0 => ("tcp_proxy.v3.TcpProxy", format!("cluster: \"{cluster}\"")),
-        _ => (
-            "http_connection_manager.v3.HttpConnectionManager",
-            by_http(cluster),
-        ),
+        _ => ("http_connection_manager.v3.HttpConnectionManager", by_http(cluster)),
     };
     let address = format!("{{socket_address: {{address: \"{ip}\", port_value: {port}}}}}");
     format!(
@@ -357,10 +318,7 @@ fn the_gateway_and_envoy_share_alike_what_the_same_eds_tells_them() {
         }
         let _serving = control.serve_plaintext(net.address(2, 15012)).await;
         let listeners: Vec<_> = all.iter().map(|running| listener(net, running)).collect();
-        let names = [
-            ("CONTROL", net.ip(2).to_string()),
-            ("LISTENERS", listeners.join(", ")),
-        ];
+        let names = [("CONTROL", net.ip(2).to_string()), ("LISTENERS", listeners.join(", "))];
         let leaf = identities().leaf(CLIENT);
         let yaml = (include_str!("same_eds.yaml"), &names[..]);
         let (_envoy, gateway) =
@@ -370,9 +328,7 @@ fn the_gateway_and_envoy_share_alike_what_the_same_eds_tells_them() {
             let name = running.scenario.name;
             let client = gateway.client(identities()).await;
             let authority = format!("{HOST}:{}", running.port);
-            let own = running
-                .shares(async || by_gateway(&client, &authority).await)
-                .await;
+            let own = running.shares(async || by_gateway(&client, &authority).await).await;
             let at = net.address(21, running.port);
             let other = match running.scenario.drop_percent {
                 0 => running.shares(async || by_envoy(at).await).await,
@@ -390,12 +346,7 @@ fn the_gateway_and_envoy_share_alike_what_the_same_eds_tells_them() {
                 shown(&other)
             ));
             for (at, wanted) in wanted.enumerate() {
-                compare(
-                    &format!("{name}, endpoint {at}"),
-                    wanted,
-                    own[at],
-                    other[at],
-                );
+                compare(&format!("{name}, endpoint {at}"), wanted, own[at], other[at]);
             }
         }
         assert_eq!(control.rejections(), [""; 0]);

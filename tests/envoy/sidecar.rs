@@ -67,10 +67,7 @@ fn sidecars_reach_each_other_by_istios_name_and_the_control_plane_by_any() {
         }
         let all = 2 * (REQUESTS + 2);
         let ended = ended(&gateway, all).await;
-        process::print_uncaptured(&format!(
-            "envoy {}: {ended}",
-            process::version(&program).await
-        ));
+        process::print_uncaptured(&format!("envoy {}: {ended}", process::version(&program).await));
         assert_eq!((ended.tunnels(), ended.failed()), (all, 0), "{ended}");
         gateway.logged(&format!("dst.sni=\"{SNI}\"")).await;
     });

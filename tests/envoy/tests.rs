@@ -23,10 +23,7 @@ async fn assert_clean(mesh: &Mesh, tunnels: u64, done: &str) -> Ended {
     let ended = mesh.ended(tunnels).await;
     mesh.print_uncaptured(&format!("{done}, {ended}"));
     assert_eq!((ended.tunnels(), ended.failed()), (tunnels, 0), "{ended}");
-    let dials = mesh
-        .gateway
-        .metric("strait_dials_total{result=\"ok\"}")
-        .await;
+    let dials = mesh.gateway.metric("strait_dials_total{result=\"ok\"}").await;
     assert_eq!(dials, tunnels as f64, "dials");
     let resets = mesh.client.stat("cluster.outer_connect.http2.rx_reset");
     assert_eq!(resets.await, 0, "resets that Envoy received");
@@ -91,12 +88,7 @@ fn a_body_of_200_mb_arrives_whole_in_either_direction() {
         };
         let begun = Instant::now();
         for (seed, up_bytes, down_bytes) in [(1, BODY_BYTES, 0), (2, 0, BODY_BYTES)] {
-            let order = TransferRequest {
-                seed,
-                up_bytes,
-                down_bytes,
-                client_ends_first: true,
-            };
+            let order = TransferRequest { seed, up_bytes, down_bytes, client_ends_first: true };
             let started = start(mesh.address(), order).await.expect("a tunnel");
             let moved = Moved::new(0);
             started.finish(&moved).await.expect("equal SHA-256");
@@ -172,11 +164,7 @@ fn an_endpoint_killed_in_the_middle_is_a_reset_to_envoy_and_never_an_end() {
         mesh.print_uncaptured(&format!(
             "an endpoint killed in the middle: {error}, {reset} upstream_reset"
         ));
-        let broken = [
-            ErrorKind::UnexpectedEof,
-            ErrorKind::ConnectionReset,
-            ErrorKind::BrokenPipe,
-        ];
+        let broken = [ErrorKind::UnexpectedEof, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
         assert!(broken.contains(&error.kind()), "{error}");
         assert_eq!((ended.tunnels(), reset), (1, 1), "{ended}");
         let resets = mesh.client.stat("cluster.outer_connect.http2.rx_reset");

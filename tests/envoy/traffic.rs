@@ -171,11 +171,7 @@ pub async fn start(client: SocketAddr, order: TransferRequest) -> io::Result<Sta
     stream.write_all(&order.encode()).await?;
     let mut taken = [0; ORDER_BYTES];
     stream.read_exact(&mut taken).await?;
-    assert_eq!(
-        TransferRequest::decode(taken),
-        order,
-        "another tunnel's bytes"
-    );
+    assert_eq!(TransferRequest::decode(taken), order, "another tunnel's bytes");
     Ok(Started { stream, order })
 }
 

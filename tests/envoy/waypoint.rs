@@ -27,10 +27,7 @@ fn received(net: Net) -> Istiod {
     let istiod = Istiod::default();
     let mut behind = service();
     if let Some(address::Type::Service(service)) = &mut behind.r#type {
-        let hostname = NamespacedHostname {
-            namespace: "app".into(),
-            hostname: HOSTNAME.into(),
-        };
+        let hostname = NamespacedHostname { namespace: "app".into(), hostname: HOSTNAME.into() };
         service.waypoint = Some(GatewayAddress {
             destination: Some(Destination::Hostname(hostname)),
             hbone_mtls_port: 15008,
@@ -45,9 +42,7 @@ fn received(net: Net) -> Istiod {
         ports: waypoint_ports(),
         ..Service::default()
     };
-    let waypoint = Address {
-        r#type: Some(address::Type::Service(waypoint)),
-    };
+    let waypoint = Address { r#type: Some(address::Type::Service(waypoint)) };
     istiod.put(ADDRESS, NAME, &waypoint);
     let pod = changed("way", bytes(net.ip(WAYPOINT)), |pod| {
         let ports = waypoint_ports();
@@ -91,9 +86,7 @@ fn istiod_1_an_envoy_is_the_waypoint_that_is_sent_without_hbone() {
                 down_bytes: 1000 * seed,
                 client_ends_first: seed % 2 == 0,
             };
-            let started = start(net.address(21, 19001), order)
-                .await
-                .expect("a tunnel");
+            let started = start(net.address(21, 19001), order).await.expect("a tunnel");
             started.finish(&Moved::new(0)).await.expect("an answer");
         }
         let ended = mesh::ended(&gateway, TUNNELS).await;

@@ -15,10 +15,7 @@ use crate::support::{CLIENT, GATEWAY, Identities, Net, run};
 const EXPLAINED: &[(&str, &str)] = &[
     ("a P-521 leaf", "Envoy offers no scheme for it"),
     ("an Ed25519 leaf", "Envoy offers no scheme for it"),
-    (
-        "an expired root",
-        "a root is trusted for its key: the operator's word",
-    ),
+    ("an expired root", "a root is trusted for its key: the operator's word"),
 ];
 
 /// Returns none for each peer that Envoy admits, and the alert for others.

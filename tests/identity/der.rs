@@ -51,9 +51,7 @@ pub fn elements(mut row: &[u8]) -> Vec<Vec<u8>> {
 
 /// Returns the parts of a certificate: the signed part, the algorithm, and the signature.
 pub fn parts(certificate: &CertificateDer<'_>) -> [Vec<u8>; 3] {
-    elements(content(certificate))
-        .try_into()
-        .expect("three parts")
+    elements(content(certificate)).try_into().expect("three parts")
 }
 
 /// Returns a certificate of these parts.
@@ -90,9 +88,6 @@ pub const IP: u8 = 0x87;
 
 /// Returns the content of a SAN extension.
 pub fn names(names: &[Name<'_>]) -> Vec<u8> {
-    let names: Vec<_> = names
-        .iter()
-        .map(|(tag, bytes)| element(*tag, bytes))
-        .collect();
+    let names: Vec<_> = names.iter().map(|(tag, bytes)| element(*tag, bytes)).collect();
     element(SEQUENCE, &names.concat())
 }

@@ -18,26 +18,10 @@ fn a_domain_with_its_own_roots_is_judged_by_them_and_no_other_domain_is() {
         let below = own.below("partner");
         let named = |issuer: &Authority, id: &str| issuer.named(&[(URI, id.as_bytes())]);
         let cases = [
-            (
-                "the partner by its own root",
-                ADMITTED,
-                named(&below, PARTNER),
-            ),
-            (
-                "the partner by the shared root",
-                "unknown_issuer",
-                named(&pki.west, PARTNER),
-            ),
-            (
-                "another domain by the partner's root",
-                "unknown_issuer",
-                named(&below, SHARED),
-            ),
-            (
-                "another domain by the shared root",
-                ADMITTED,
-                named(&pki.west, SHARED),
-            ),
+            ("the partner by its own root", ADMITTED, named(&below, PARTNER)),
+            ("the partner by the shared root", "unknown_issuer", named(&pki.west, PARTNER)),
+            ("another domain by the partner's root", "unknown_issuer", named(&below, SHARED)),
+            ("another domain by the shared root", ADMITTED, named(&pki.west, SHARED)),
         ];
         let [(_, _, partner), ..] = &cases;
         let seen = bench.connect_with(partner).await;
@@ -55,11 +39,7 @@ fn a_domain_with_its_own_roots_is_judged_by_them_and_no_other_domain_is() {
         let reloaded = async || bench.gateway.metric(reloads).await;
         until("the reload", reloaded, |&count| count == 1.0).await;
         for (name, expected, shown) in &cases {
-            assert_eq!(
-                bench.connect_with(shown).await.as_deref(),
-                Ok(*expected),
-                "{name}"
-            );
+            assert_eq!(bench.connect_with(shown).await.as_deref(), Ok(*expected), "{name}");
         }
     });
 }

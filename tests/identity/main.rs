@@ -3,10 +3,7 @@
 //! The cases run over the real listener of the gateway's process, and then against a real Envoy
 //! with Istio's configuration.
 
-#![expect(
-    unreachable_pub,
-    reason = "a test binary exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 mod cases;
@@ -25,11 +22,7 @@ mod pki;
 #[path = "../envoy/process.rs"]
 mod process;
 #[cfg(test)]
-#[expect(
-    dead_code,
-    unused_imports,
-    reason = "shared with tests/it, which uses more of it"
-)]
+#[expect(dead_code, unused_imports, reason = "shared with tests/it, which uses more of it")]
 #[path = "../it/support/mod.rs"]
 mod support;
 #[cfg(test)]

@@ -25,10 +25,7 @@ pub struct Shown {
 
 impl Shown {
     pub fn nothing() -> Self {
-        Self {
-            chain: Vec::new(),
-            key: None,
-        }
+        Self { chain: Vec::new(), key: None }
     }
 
     pub fn certified(&self) -> Option<Arc<CertifiedKey>> {
@@ -38,16 +35,12 @@ impl Shown {
 
     /// Returns the same key with another chain.
     pub fn chain(self, chain: impl IntoIterator<Item = CertificateDer<'static>>) -> Self {
-        Self {
-            chain: chain.into_iter().collect(),
-            ..self
-        }
+        Self { chain: chain.into_iter().collect(), ..self }
     }
 
     /// Adds certificates at the end of the chain.
     pub fn and<'a>(mut self, more: impl IntoIterator<Item = &'a Authority>) -> Self {
-        self.chain
-            .extend(more.into_iter().map(|authority| authority.der.clone()));
+        self.chain.extend(more.into_iter().map(|authority| authority.der.clone()));
         self
     }
 
@@ -58,10 +51,7 @@ impl Shown {
     }
 
     pub fn signing(self, key: impl rustls::sign::SigningKey + 'static) -> Self {
-        Self {
-            key: Some(Arc::new(key)),
-            ..self
-        }
+        Self { key: Some(Arc::new(key)), ..self }
     }
 }
 
@@ -173,10 +163,7 @@ impl Authority {
         names: &[Name<'_>],
         change: impl FnOnce(&mut CertificateParams),
     ) -> Shown {
-        Shown {
-            chain: self.chain_of(&key, names, change),
-            key: Some(signing(&key)),
-        }
+        Shown { chain: self.chain_of(&key, names, change), key: Some(signing(&key)) }
     }
 
     /// Returns the certificate of a leaf with any public key, followed by that of this authority.
@@ -221,10 +208,7 @@ pub fn san(names: &[Name<'_>]) -> CustomExtension {
 pub fn self_signed() -> Shown {
     let key = KeyPair::generate().expect("a key");
     let certificate = leaf(&[(URI, CLIENT.as_bytes())]).self_signed(&key);
-    Shown {
-        chain: vec![certificate.expect("a leaf").der().clone()],
-        key: Some(signing(&key)),
-    }
+    Shown { chain: vec![certificate.expect("a leaf").der().clone()], key: Some(signing(&key)) }
 }
 
 /// Returns the key as rustls uses it for signatures.
@@ -237,10 +221,8 @@ fn leaf(names: &[Name<'_>]) -> CertificateParams {
     let mut params = usual();
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     if !names.is_empty() {
         params.custom_extensions = vec![san(names)];
     }

@@ -120,14 +120,9 @@ fn a_chain_of_more_than_64_kib_is_dropped_unread() {
         let pki = Pki::new();
         let mut bench = Bench::start(&pki.trusted()).await;
         let good = pki.west.client();
-        let seen = bench
-            .connect_with(&good.clone().and([&pki.west; 200]))
-            .await;
+        let seen = bench.connect_with(&good.clone().and([&pki.west; 200])).await;
         let seen = seen.expect_err("no alert");
-        assert!(
-            seen.starts_with("Closed(") && seen.contains("[\"other\"]"),
-            "{seen}"
-        );
+        assert!(seen.starts_with("Closed(") && seen.contains("[\"other\"]"), "{seen}");
         assert_eq!(bench.connect_with(&good).await.as_deref(), Ok(ADMITTED));
     });
 }

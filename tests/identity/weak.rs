@@ -47,12 +47,7 @@ impl RsaKey {
         let order = &modulus - 1_u8;
         let private = exponent.modinv(&order).expect("no common factor");
         let public = [integer(&modulus), integer(&exponent)].concat();
-        Self {
-            public: element(SEQUENCE, &public),
-            modulus,
-            private,
-            bytes: bits / 8,
-        }
+        Self { public: element(SEQUENCE, &public), modulus, private, bytes: bits / 8 }
     }
 
     fn apply(&self, padded: &[u8]) -> Vec<u8> {
@@ -67,10 +62,7 @@ impl RsaKey {
     pub fn pkcs1(&self, hash: Hash, message: &[u8]) -> Vec<u8> {
         let digest = match hash {
             Hash::Sha1 => hex("3021300906052b0e03021a05000414", &sha1(message)),
-            Hash::Sha256 => hex(
-                "3031300d060960864801650304020105000420",
-                &Sha256::digest(message),
-            ),
+            Hash::Sha256 => hex("3031300d060960864801650304020105000420", &Sha256::digest(message)),
         };
         let mut padded = vec![0xff; self.bytes - digest.len()];
         (padded[0], padded[1]) = (0, 1);
@@ -207,13 +199,7 @@ fn hex(text: &str, more: &[u8]) -> Vec<u8> {
 
 /// SHA-1 (RFC 3174).
 fn sha1(message: &[u8]) -> [u8; 20] {
-    let mut state = [
-        0x6745_2301_u32,
-        0xefcd_ab89,
-        0x98ba_dcfe,
-        0x1032_5476,
-        0xc3d2_e1f0,
-    ];
+    let mut state = [0x6745_2301_u32, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476, 0xc3d2_e1f0];
     let mut padded = [message, &[0x80]].concat();
     padded.resize((padded.len() + 8).next_multiple_of(64) - 8, 0);
     padded.extend((8 * message.len() as u64).to_be_bytes());
@@ -232,13 +218,8 @@ fn sha1(message: &[u8]) -> [u8; 20] {
                 _ => (b ^ c ^ d, 0xca62_c1d6_u32),
             };
             let next = a.rotate_left(5).wrapping_add(f).wrapping_add(e);
-            (e, d, c, b, a) = (
-                d,
-                c,
-                b.rotate_left(30),
-                a,
-                next.wrapping_add(k).wrapping_add(*word),
-            );
+            (e, d, c, b, a) =
+                (d, c, b.rotate_left(30), a, next.wrapping_add(k).wrapping_add(*word));
         }
         for (sum, part) in state.iter_mut().zip([a, b, c, d, e]) {
             *sum = sum.wrapping_add(part);

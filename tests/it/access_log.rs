@@ -30,9 +30,7 @@ async fn rejected(client: &Client) {
 fn suppressed(log: &str) -> usize {
     let counts = log.split(" suppressed=").skip(1);
     let counts = counts.map(|rest| rest.split_whitespace().next().expect("a count"));
-    counts
-        .map(|count| count.parse::<usize>().expect("a number"))
-        .sum()
+    counts.map(|count| count.parse::<usize>().expect("a number")).sum()
 }
 
 fn lines(log: &str, parts: &[&str]) -> usize {
@@ -118,10 +116,7 @@ fn review_11_each_mode_of_the_access_log_applies_while_the_gateway_runs() {
             until("lines", written, |&now| now == (complete, failed)).await;
         }
         assert_eq!(gateway.tunnels("completed").await, 8.0);
-        assert_eq!(
-            lines(&gateway.log(), &["takes effect with the next start"]),
-            0
-        );
+        assert_eq!(lines(&gateway.log(), &["takes effect with the next start"]), 0);
     });
 }
 

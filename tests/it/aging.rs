@@ -20,9 +20,7 @@ const AGE: Duration = Duration::from_millis(700);
 const GRACE: Duration = Duration::from_millis(100);
 
 /// GOAWAY with ENHANCE_YOUR_CALM (11), which leaves all streams open (RFC 9113 section 6.8).
-const CALM: [u8; 17] = [
-    0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11,
-];
+const CALM: [u8; 17] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11];
 
 /// Kind of end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -98,21 +96,13 @@ fn istiod_8_goaway_with_an_error_code_is_a_failure_that_is_backed_off_from() {
         let settings = Settings::new(net, identities());
         let mut gateway = programmed(&settings, "envoy", "tls: off", |_| ());
         gateway.ready().await;
-        let count = |text: &str| {
-            gateway
-                .log()
-                .lines()
-                .filter(|line| line.contains(text))
-                .count()
-        };
+        let count = |text: &str| gateway.log().lines().filter(|line| line.contains(text)).count();
         let calmed = async || count("by GOAWAY with ENHANCE_YOUR_CALM");
         until("three such ends", calmed, |&count| count >= 3).await;
         assert_eq!(count("reconnecting to the control plane"), 0);
         // A `Reconnect` restarts the backoff, and an `Error` doubles it.
         let ends = "istio_xds_connection_terminations_total";
-        let again = gateway
-            .metric(&format!("{ends}{{reason=\"Reconnect\"}}"))
-            .await;
+        let again = gateway.metric(&format!("{ends}{{reason=\"Reconnect\"}}")).await;
         let failed = gateway.metric(&format!("{ends}{{reason=\"Error\"}}")).await;
         assert_eq!(again, 0.0);
         assert!(failed >= 3.0, "{failed}");

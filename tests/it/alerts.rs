@@ -59,9 +59,8 @@ async fn promtool(history: &History, expected: &[Expected<'_>]) {
         json!({"series": series, "values": values.join(" ")})
     });
     let queries = expected.iter().map(|(minute, query, samples)| {
-        let samples = samples
-            .iter()
-            .map(|(labels, value)| json!({"labels": labels, "value": value}));
+        let samples =
+            samples.iter().map(|(labels, value)| json!({"labels": labels, "value": value}));
         json!({
             "expr": query,
             "eval_time": format!("{minute}m"),
@@ -79,11 +78,8 @@ async fn promtool(history: &History, expected: &[Expected<'_>]) {
     });
     let file: PathBuf = folder.path().join("test.yaml");
     std::fs::write(&file, test.to_string()).expect("a file");
-    let command = Command::new(PROMTOOL)
-        .args(["test", "rules"])
-        .arg(&file)
-        .kill_on_drop(true)
-        .output();
+    let command =
+        Command::new(PROMTOOL).args(["test", "rules"]).arg(&file).kill_on_drop(true).output();
     let output = command.await.expect("its output");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
@@ -205,12 +201,7 @@ fn every_sum_of_bytes_over_ztunnels_and_gateway_counts_them_once() {
         let mut back = Vec::new();
         tunnel.read_to_end(&mut back).await.expect("the bytes");
         drop(tunnel);
-        until(
-            "the end",
-            async || gateway.tunnels("completed").await,
-            |&ended| ended >= 1.0,
-        )
-        .await;
+        until("the end", async || gateway.tunnels("completed").await, |&ended| ended >= 1.0).await;
         let mut history = History::new();
         record(&mut history, &gateway, 2).await;
         history.retain(|series, _| series.starts_with("istio_tcp_") && series.contains("_bytes_"));
@@ -227,10 +218,7 @@ fn every_sum_of_bytes_over_ztunnels_and_gateway_counts_them_once() {
         assert_eq!(history.len(), 6, "{history:?}");
         // Matchers of Istio's dashboards (86c9f01) and of Kiali (d733a09), one for each query.
         let mut queries = Vec::new();
-        for metric in [
-            "istio_tcp_sent_bytes_total",
-            "istio_tcp_received_bytes_total",
-        ] {
+        for metric in ["istio_tcp_sent_bytes_total", "istio_tcp_received_bytes_total"] {
             for matcher in [
                 "reporter=\"source\"",
                 "reporter=\"destination\"",
@@ -245,10 +233,7 @@ fn every_sum_of_bytes_over_ztunnels_and_gateway_counts_them_once() {
             }
         }
         let once = [("{}", 1000.0)];
-        let expected: Vec<_> = queries
-            .iter()
-            .map(|query| (1, &**query, &once[..]))
-            .collect();
+        let expected: Vec<_> = queries.iter().map(|query| (1, &**query, &once[..])).collect();
         promtool(&history, &expected).await;
     });
 }

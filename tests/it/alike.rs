@@ -56,17 +56,11 @@ async fn gateway(net: Net) -> Gateway {
 /// in its initial state. The answer to a PING follows all of them.
 async fn frames(gateway: &Gateway, authority: &str, inside: Option<&str>) -> Vec<Frame> {
     let mut peer = RawPeer::connect(gateway).await;
-    let fields: [(&str, &[u8]); 2] = [
-        (":method", b"CONNECT"),
-        (":authority", authority.as_bytes()),
-    ];
+    let fields: [(&str, &[u8]); 2] =
+        [(":method", b"CONNECT"), (":authority", authority.as_bytes())];
     peer.write(&headers(1, &fields)).await;
     let mut frames = Vec::new();
-    let last = if inside.is_some() {
-        RST_STREAM
-    } else {
-        HEADERS
-    };
+    let last = if inside.is_some() { RST_STREAM } else { HEADERS };
     let mut pinged = false;
     loop {
         let next = peer.next().await.expect("an open connection");
@@ -77,8 +71,7 @@ async fn frames(gateway: &Gateway, authority: &str, inside: Option<&str>) -> Vec
             }
             // Like real clients: the reset of a ClientHello sent before 200 would overtake the 200.
             if let (HEADERS, Some(name)) = (next.kind, inside) {
-                peer.write(&frame(DATA, 0, 1, &client_hello(name, &["h2"])))
-                    .await;
+                peer.write(&frame(DATA, 0, 1, &client_hello(name, &["h2"]))).await;
             }
             frames.push((next.kind, next.flags, next.payload));
         } else if next.kind == PING && next.payload == b"are done" {
@@ -116,15 +109,9 @@ fn review_23_unknown_unexposed_and_without_endpoint_are_the_same_bytes_and_other
         }
         for (form, answers) in [("authority", &by_authority), ("name", &by_name)] {
             assert!(!answers[0].is_empty(), "{form}");
-            assert!(
-                answers.iter().all(|one| *one == answers[0]),
-                "{form}: {answers:?}"
-            );
+            assert!(answers.iter().all(|one| *one == answers[0]), "{form}: {answers:?}");
         }
-        assert!(
-            by_istio.iter().all(|one| *one == by_istio[0]),
-            "{by_istio:?}"
-        );
+        assert!(by_istio.iter().all(|one| *one == by_istio[0]), "{by_istio:?}");
         // A route to a missing service is like no route.
         let none = answer(net, ROUTES, &client_hello("nowhere.example", &[])).await;
         let lost = answer(net, ROUTES, &client_hello("gone.example", &[])).await;

@@ -71,11 +71,7 @@ fn what_is_no_plain_connect_is_refused() {
         let client = gateway.client(identities()).await;
         for method in [Method::GET, Method::POST, Method::OPTIONS] {
             let uri = "https://echo.app.svc.cluster.local:80/";
-            let request = Request::builder()
-                .method(&method)
-                .uri(uri)
-                .body(())
-                .expect("a request");
+            let request = Request::builder().method(&method).uri(uri).body(()).expect("a request");
             assert_eq!(describe(client.request(request).await), "405", "{method}");
         }
         let mut many = Request::connect("echo.app.svc.cluster.local:80");
@@ -91,11 +87,7 @@ fn what_is_no_plain_connect_is_refused() {
         assert_eq!(describe(client.request(large).await), "431");
         assert_eq!(gateway.tunnels("too_many_fields").await, 2.0);
         let again = answer(&client, "echo.app.svc.cluster.local:80").await;
-        assert_eq!(
-            again,
-            StatusCode::SERVICE_UNAVAILABLE.as_str(),
-            "the connection goes on"
-        );
+        assert_eq!(again, StatusCode::SERVICE_UNAVAILABLE.as_str(), "the connection goes on");
         assert_eq!(gateway.tunnels("no_endpoint").await, 1.0);
     });
 }
@@ -122,43 +114,20 @@ fn what_http_itself_forbids_is_reset_and_the_connection_goes_on() {
         ];
         let mut stream = 1;
         for authority in authorities {
-            peer.headers(
-                stream,
-                &[(":method", b"CONNECT"), (":authority", authority)],
-            )
-            .await;
+            peer.headers(stream, &[(":method", b"CONNECT"), (":authority", authority)]).await;
             let text = String::from_utf8_lossy(authority);
-            assert_eq!(
-                peer.ending(stream).await,
-                Ending::Reset(PROTOCOL_ERROR),
-                "{text:?}"
-            );
+            assert_eq!(peer.ending(stream).await, Ending::Reset(PROTOCOL_ERROR), "{text:?}");
             stream += 2;
         }
         for extra in [(":path", b"/".as_slice()), (":scheme", b"https".as_slice())] {
-            let fields = [
-                (":method", b"CONNECT".as_slice()),
-                extra,
-                (":authority", b"echo.app:80"),
-            ];
+            let fields =
+                [(":method", b"CONNECT".as_slice()), extra, (":authority", b"echo.app:80")];
             peer.headers(stream, &fields).await;
-            assert_eq!(
-                peer.ending(stream).await,
-                Ending::Reset(PROTOCOL_ERROR),
-                "{extra:?}"
-            );
+            assert_eq!(peer.ending(stream).await, Ending::Reset(PROTOCOL_ERROR), "{extra:?}");
             stream += 2;
         }
-        peer.headers(
-            stream,
-            &[(":method", b"CONNECT"), (":authority", b"echo.app:80")],
-        )
-        .await;
-        assert_eq!(
-            peer.ending(stream).await,
-            Ending::Answered,
-            "the connection goes on"
-        );
+        peer.headers(stream, &[(":method", b"CONNECT"), (":authority", b"echo.app:80")]).await;
+        assert_eq!(peer.ending(stream).await, Ending::Answered, "the connection goes on");
     });
 }
 
@@ -175,11 +144,7 @@ fn stream_257_is_refused_and_the_256_go_on() {
             [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
         for index in 0..256 {
             peer.headers(1 + 2 * index, &connect).await;
-            assert_eq!(
-                peer.ending(1 + 2 * index).await,
-                Ending::Answered,
-                "stream {index}"
-            );
+            assert_eq!(peer.ending(1 + 2 * index).await, Ending::Answered, "stream {index}");
         }
         peer.headers(513, &connect).await;
         assert_eq!(peer.ending(513).await, Ending::Reset(REFUSED_STREAM));

@@ -22,20 +22,12 @@ fn a_dead_endpoint_costs_no_tunnel_and_is_soon_left_alone() {
         let drained = Endpoint::echo(net.listen(13, 9000).await);
         let client = gateway.client(identities()).await;
         for _ in 0..100 {
-            client
-                .tunnel(ECHO)
-                .await
-                .expect("a tunnel, whichever endpoint was picked first");
+            client.tunnel(ECHO).await.expect("a tunnel, whichever endpoint was picked first");
         }
         assert_eq!((alive.accepted(), drained.accepted()), (100, 0));
         assert!(gateway.metric("strait_endpoint_ejections_total").await >= 1.0);
-        let refused = gateway
-            .metric("strait_dials_total{result=\"refused\"}")
-            .await;
-        assert!(
-            (1.0..10.0).contains(&refused),
-            "{refused} dials of a dead endpoint"
-        );
+        let refused = gateway.metric("strait_dials_total{result=\"refused\"}").await;
+        assert!((1.0..10.0).contains(&refused), "{refused} dials of a dead endpoint");
     });
 }
 
@@ -130,15 +122,12 @@ fn idle_tunnels_of_one_peer_on_endpoints_that_reset_them_remove_none_for_others(
         let gateway = Gateway::start(&Settings::new(net, identities()).endpoints(&endpoints)).await;
         let mut listening = Vec::new();
         for (from, ..) in endpoints {
-            listening.push(Endpoint::new(
-                net.listen(from, 9000).await,
-                |mut stream| async move {
-                    match timeout(Duration::from_millis(100), stream.read_u8()).await {
-                        Ok(Ok(byte)) => drop(stream.write_u8(byte).await),
-                        _ => reset(stream),
-                    }
-                },
-            ));
+            listening.push(Endpoint::new(net.listen(from, 9000).await, |mut stream| async move {
+                match timeout(Duration::from_millis(100), stream.read_u8()).await {
+                    Ok(Ok(byte)) => drop(stream.write_u8(byte).await),
+                    _ => reset(stream),
+                }
+            }));
         }
         let neighbour = gateway.client_as(identities(), OTHER).await;
         for _ in 0..40 {
@@ -199,9 +188,7 @@ fn an_endpoint_that_never_answers_a_client_hello_is_named_and_ejected() {
         assert_eq!(failed, silent.accepted());
         assert!(answered > 0 && failed > 0, "{answered} and {failed}");
         assert_eq!(gateway.tunnels("endpoint_silent").await, failed as f64);
-        gateway
-            .logged("no byte within 5 s of the ClientHello")
-            .await;
+        gateway.logged("no byte within 5 s of the ClientHello").await;
         for _ in 0..20 {
             let answer = timeout(Duration::from_secs(4), ask().await.read_u8()).await;
             assert_eq!(answer.expect("no wait").expect("an echo"), 22);
@@ -222,9 +209,7 @@ fn what_is_on_the_deny_list_is_never_dialled() {
         assert!(client.tunnel(ECHO).await.is_err());
         assert_eq!(gateway.tunnels("dial_denied").await, 1.0);
         assert_eq!(trap.accepted(), 0);
-        gateway
-            .logged("a loopback address, which is never dialled")
-            .await;
+        gateway.logged("a loopback address, which is never dialled").await;
     });
 }
 
@@ -239,10 +224,7 @@ fn review_18_reserved_addresses_and_those_that_embed_a_denied_one_are_never_dial
             "240.0.0.2",
             "64:ff9b:1:7f00:0:100::",
         ];
-        let endpoints: Vec<_> = (11..)
-            .zip(denied)
-            .map(|(host, _)| (host, 1, "TCP"))
-            .collect();
+        let endpoints: Vec<_> = (11..).zip(denied).map(|(host, _)| (host, 1, "TCP")).collect();
         let mut settings = Settings::new(net, identities()).endpoints(&endpoints);
         settings.allow = "[]";
         for (host, address) in (11..).zip(denied) {
@@ -252,9 +234,7 @@ fn review_18_reserved_addresses_and_those_that_embed_a_denied_one_are_never_dial
         let client = gateway.client(identities()).await;
         assert!(client.tunnel(ECHO).await.is_err());
         assert_eq!(gateway.tunnels("dial_denied").await, 1.0);
-        let dials = gateway
-            .metric("strait_dials_total{result=\"denied\"}")
-            .await;
+        let dials = gateway.metric("strait_dials_total{result=\"denied\"}").await;
         assert_eq!(dials, denied.len() as f64);
     });
 }

@@ -77,10 +77,7 @@ fn revoked(number: u64, leaves: &[&str]) -> String {
 
 /// Returns open connections of clients of clusters east and north.
 async fn two_clients(address: SocketAddr) -> [TlsStream<TcpStream>; 2] {
-    let mut clients = [
-        connect(address, CHECKOUT).await,
-        connect(address, NORTH).await,
-    ];
+    let mut clients = [connect(address, CHECKOUT).await, connect(address, NORTH).await];
     for client in &mut clients {
         echoes(client).await;
     }
@@ -163,11 +160,7 @@ fn a_client_of_the_audience_reaches_the_service_with_every_byte_and_both_ends() 
         let (acceptor, _donor, address) = pair(there, TO).await;
         let directions = [(MANY, MANY), (MANY, 0), (0, MANY), (1, MANY), (MANY, 1)];
         for (id, (up, down)) in directions.into_iter().enumerate() {
-            let plan = Plan {
-                up,
-                down,
-                ..Plan::both(id as u64, 0)
-            };
+            let plan = Plan { up, down, ..Plan::both(id as u64, 0) };
             let stream = connect(address, CHECKOUT).await;
             let client = timeout(TRANSFER_MAX, oracle::drive(stream, plan)).await;
             let client = client.expect("an end in time");
@@ -176,9 +169,7 @@ fn a_client_of_the_audience_reaches_the_service_with_every_byte_and_both_ends() 
         }
         let completed = async || acceptor.tunnels("completed").await;
         until("completed", completed, |&count| count == 5.0).await;
-        acceptor
-            .logged(&format!("src.identity=\"{CHECKOUT}\""))
-            .await;
+        acceptor.logged(&format!("src.identity=\"{CHECKOUT}\"")).await;
     });
 }
 
@@ -205,14 +196,9 @@ fn other_clients_are_refused_before_a_byte_reaches_the_service() {
         is_refused(&acceptor, address, Arc::new(anonymous), "no_certificate").await;
         // Plain TCP.
         let mut plain = TcpStream::connect(address).await.expect("a connection");
-        plain
-            .write_all(b"GET / HTTP/1.1\r\n\r\n")
-            .await
-            .expect("a request");
+        plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("a request");
         let mut answer = Vec::new();
-        let _ = timeout(SOON, plain.read_to_end(&mut answer))
-            .await
-            .expect("an end");
+        let _ = timeout(SOON, plain.read_to_end(&mut answer)).await.expect("an end");
         assert!(answer.len() <= 7, "an alert at most: {answer:?}");
         assert_eq!(endpoint.accepted(), 0);
         echoes(&mut connect(address, CHECKOUT).await).await;
@@ -284,10 +270,7 @@ fn a_client_that_ends_without_close_notify_is_no_clean_end_for_the_service() {
         let (_endpoint, mut ends) = Endpoint::reporting(listener);
         let (acceptor, _donor, address) = pair(there, TO).await;
         let mut stream = connect(address, CHECKOUT).await;
-        stream
-            .write_all(b"hello")
-            .await
-            .expect("an open connection");
+        stream.write_all(b"hello").await.expect("an open connection");
         acceptor.wait_until_open(1, 1).await;
         stream.get_mut().0.shutdown().await.expect("FIN");
         let end = timeout(SOON, ends.recv()).await.expect("an end in time");
@@ -305,9 +288,7 @@ fn a_revoked_client_loses_its_connection_and_its_neighbour_no_byte() {
         let trust = "  crl: {files: [crl.pem], on_missing: accept}\n";
         let (acceptor, _donor, address) = pair_with(there, TO, trust).await;
         let bad = identities().leaf(CHECKOUT);
-        let mut lost = handshake(address, client_of(&bad))
-            .await
-            .expect("a handshake");
+        let mut lost = handshake(address, client_of(&bad)).await.expect("a handshake");
         let mut kept = connect(address, CHECKOUT).await;
         echoes(&mut lost).await;
         echoes(&mut kept).await;

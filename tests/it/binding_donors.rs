@@ -51,10 +51,8 @@ fn acceptance_11_all_addresses_of_a_bindings_gateway_are_replaced_within_5_s() {
 
 async fn all_addresses_are_replaced(loss: Loss) {
     let (here, old, new) = (Net::new(), Net::new(), Net::new());
-    let _workloads = [
-        Workload::start(old, WORKLOAD, false).await,
-        Workload::start(new, WORKLOAD, false).await,
-    ];
+    let _workloads =
+        [Workload::start(old, WORKLOAD, false).await, Workload::start(new, WORKLOAD, false).await];
     let first = start_west(&west(old, &[(11, 1, "HBONE")])).await;
     let _second = start_west(&west(new, &[(11, 1, "HBONE")])).await;
     let says = |net: Net| Answer::Addresses(vec![net.ip(1)], 300);
@@ -134,11 +132,7 @@ impl Donors {
         );
         let mut gateway = Gateway::spawn(&settings, |folder| {
             let known = identities();
-            let issuers = [
-                ("east", &known.east),
-                ("west", &known.west),
-                ("north", &known.north),
-            ];
+            let issuers = [("east", &known.east), ("west", &known.west), ("north", &known.north)];
             determine_clusters_by_issuers(folder, &issuers);
         });
         gateway.ready().await;
@@ -188,9 +182,7 @@ fn a_donor_with_a_certificate_of_the_other_cluster_is_not_used() {
         is_rejected(address).await;
         let untrusted = async || acceptor.tunnels("gateway_untrusted").await;
         until("untrusted", untrusted, |&count| count == 1.0).await;
-        acceptor
-            .logged("belongs to cluster west, not to north")
-            .await;
+        acceptor.logged("belongs to cluster west, not to north").await;
         assert_eq!(donors.accepted(), [20, 0]);
     });
 }

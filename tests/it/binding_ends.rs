@@ -13,11 +13,7 @@ use crate::transit::{WEST_GATEWAY, start_west, west};
 fn a_tunnel_that_the_gateway_cancels_after_its_own_end_is_complete() {
     run(async {
         let (net, here) = (Net::new(), Net::new());
-        let domain = TrustedDomain {
-            name: "east.local".into(),
-            issuers: None,
-            roots: None,
-        };
+        let domain = TrustedDomain { name: "east.local".into(), issuers: None, roots: None };
         let material = identities().material(&identities().leaf(WEST_GATEWAY));
         let tls = tls::endpoint_server_config(&material, vec![domain]).expect("a server");
         let listener = net.listen(1, 15008).await;

@@ -74,11 +74,7 @@ impl Workload {
         });
         let mut task = JoinSet::new();
         task.spawn(serve);
-        Self {
-            accepted,
-            sides,
-            _task: task,
-        }
+        Self { accepted, sides, _task: task }
     }
 
     pub fn accepted(&self) -> usize {
@@ -153,11 +149,7 @@ fn a_local_client_reaches_a_verified_workload_with_every_byte_and_both_ends() {
         // Long in both directions, then each direction ends long before the other.
         let directions = [(MANY, MANY), (MANY, 0), (0, MANY), (1, MANY), (MANY, 1)];
         for (id, (up, down)) in directions.into_iter().enumerate() {
-            let plan = Plan {
-                up,
-                down,
-                ..Plan::both(id as u64, 0)
-            };
+            let plan = Plan { up, down, ..Plan::both(id as u64, 0) };
             let client = timeout(TRANSFER_MAX, oracle::drive(connect(address).await, plan)).await;
             let client = client.expect("an end in time");
             assert_eq!(client, SideResult::complete(down), "{plan:?}");
@@ -175,9 +167,7 @@ fn a_local_client_reaches_a_verified_workload_with_every_byte_and_both_ends() {
         assert!(page.contains(&format!("{ECHO} of west")), "{page}");
         let service = "dst.service=\"echo.app.svc.cluster.local\"";
         acceptor.logged(service).await;
-        acceptor
-            .logged(&format!("listener=\"binding {ECHO}\""))
-            .await;
+        acceptor.logged(&format!("listener=\"binding {ECHO}\"")).await;
     });
 }
 
@@ -189,11 +179,7 @@ fn a_plain_endpoint_behind_the_gateway_is_reached_with_inner_tcp() {
         let _endpoint = oracle.endpoint(net.listen(11, endpoint_port()).await);
         let (acceptor, _donor, address) = pair(net, "TCP", ", inner: tcp").await;
         for (id, (up, down)) in [(MANY, MANY), (MANY, 1), (1, MANY)].into_iter().enumerate() {
-            let plan = Plan {
-                up,
-                down,
-                ..Plan::both(id as u64, 0)
-            };
+            let plan = Plan { up, down, ..Plan::both(id as u64, 0) };
             let client = timeout(TRANSFER_MAX, oracle::drive(connect(address).await, plan)).await;
             oracle.whole(plan, client.expect("an end in time")).await;
         }
@@ -237,11 +223,7 @@ fn a_workload_with_another_identity_gets_no_byte() {
                 ", workloads: {identities: [\"spiffe://west.local/ns/app/sa/other\"]}",
                 "is not one of the binding's `workloads`",
             ),
-            (
-                "spiffe://east.local/ns/app/sa/echo",
-                "",
-                "belongs to cluster east, not to west",
-            ),
+            ("spiffe://east.local/ns/app/sa/echo", "", "belongs to cluster east, not to west"),
         ] {
             let net = Net::new();
             let workload = Workload::start(net, identity, false).await;
@@ -296,31 +278,19 @@ fn the_running_gateway_predicts_the_ends_of_connections_to_a_binding() {
         assert_eq!(reason, "opened");
         let gateway = &answer["endpoints"][0];
         assert_eq!(gateway["odds"], 1.0);
-        assert_eq!(
-            gateway["gatewayCertificate"],
-            format!("{WEST_GATEWAY} of cluster west")
-        );
-        assert_eq!(
-            gateway["workloadCertificate"],
-            "any of namespace app of cluster west"
-        );
+        assert_eq!(gateway["gatewayCertificate"], format!("{WEST_GATEWAY} of cluster west"));
+        assert_eq!(gateway["workloadCertificate"], "any of namespace app of cluster west");
         assert_eq!(predicted(&acceptor, "192.0.2.1").await.0, "not_in_sources");
         let mut client = connect(address).await;
         echoes(&mut client).await;
         let (reason, answer) = predicted(&acceptor, "127.0.0.1").await;
-        assert_eq!(
-            (&*reason, &answer["endpoints"]),
-            ("binding_full", &json!([]))
-        );
+        assert_eq!((&*reason, &answer["endpoints"]), ("binding_full", &json!([])));
         is_rejected(address).await;
         assert_eq!(acceptor.tunnels("binding_full").await, 1.0);
         let foreign = ", workloads: {identities: [\"spiffe://gone.local/ns/app/sa/echo\"]}";
         let here = Net::new();
         let acceptor = Gateway::start(&east(here, &[net], foreign)).await;
-        assert_eq!(
-            predicted(&acceptor, "127.0.0.1").await.0,
-            "workload_untrusted"
-        );
+        assert_eq!(predicted(&acceptor, "127.0.0.1").await.0, "workload_untrusted");
         is_rejected(bound(here)).await;
         let untrusted = async || acceptor.tunnels("workload_untrusted").await;
         until("untrusted", untrusted, |&count| count == 1.0).await;
@@ -411,10 +381,8 @@ fn a_reload_changes_bindings_and_networks_and_ends_what_it_no_longer_permits() {
         let mut stream = connect(bound(here)).await;
         echoes(&mut stream).await;
         // Another limit changes nothing for an open connection; another workload ends it.
-        let limited = text.replace(
-            "cluster: west, service",
-            "connections: 7, cluster: west, service",
-        );
+        let limited =
+            text.replace("cluster: west, service", "connections: 7, cluster: west, service");
         replace(&file, &limited);
         until("the new limit", reloaded, |&count| count >= 2.0).await;
         echoes(&mut stream).await;
@@ -498,10 +466,7 @@ fn names_of_bindings_are_answered_over_udp_and_tcp_and_follow_a_reload() {
         assert_eq!(moved.0, ResponseCode::NoError);
         assert!(moved.1[0].starts_with("240.240."), "{moved:?}");
         // A message that is no query ends the connection.
-        stream
-            .write_all(&[0, 1, 7])
-            .await
-            .expect("an open connection");
+        stream.write_all(&[0, 1, 7]).await.expect("an open connection");
         let end = timeout(SOON, stream.read(&mut [0; 8])).await;
         assert!(matches!(end.expect("an end in time"), Ok(0) | Err(_)));
     });

@@ -63,19 +63,12 @@ fn past_its_share_stalled_tunnels_of_a_source_go_and_a_neighbour_notices_nothing
         until("the fattest are reset", reset, |&count| count > 10.0).await;
         until("seven eighths", held, |&held| held <= max).await;
         gateway.logged("buffer budget exceeded").await;
-        bytes::send(&mut tunnel, 1, 0, 64 * KIB)
-            .await
-            .expect("all bytes up");
-        bytes::expect(&mut tunnel, 1, 0, 64 * KIB)
-            .await
-            .expect("all bytes down");
+        bytes::send(&mut tunnel, 1, 0, 64 * KIB).await.expect("all bytes up");
+        bytes::expect(&mut tunnel, 1, 0, 64 * KIB).await.expect("all bytes down");
         let again = async || neighbour.tunnel(ECHO).await.is_ok();
         until("new tunnels", again, |&served| served).await;
         let open = gateway.metric("strait_tunnels_open").await;
-        assert!(
-            open > 2.0,
-            "those that are not needed stay: {open} are open"
-        );
+        assert!(open > 2.0, "those that are not needed stay: {open} are open");
 
         drop(peers);
         until("nothing is held", held, |&held| held == 0.0).await;
@@ -127,8 +120,6 @@ fn what_comes_before_the_answer_is_delivered_up_to_64_kib_and_reset_beyond() {
         // The system retries the dial after a second.
         let (mut dialled, _) = listener.accept().await.expect("the gateway's dial");
         assert_eq!(peer.ending(3).await, Ending::Answered);
-        bytes::expect(&mut dialled, 1, 0, 64 * KIB)
-            .await
-            .expect("all that came early");
+        bytes::expect(&mut dialled, 1, 0, 64 * KIB).await.expect("all that came early");
     });
 }

@@ -98,10 +98,7 @@ fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
         gateway.logged("cannot obtain a new certificate").await;
         let (status, pending) = gateway.readiness().await;
         assert_eq!(status, 500);
-        assert!(
-            pending.contains("certificates") && pending.contains("listeners"),
-            "{pending}"
-        );
+        assert!(pending.contains("certificates") && pending.contains("listeners"), "{pending}");
         let refused = TcpStream::connect(gateway.address).await;
         refused.expect_err("nobody listens without a certificate");
         assert!(dump(&gateway).await.contains("Unavailable: "));
@@ -112,18 +109,10 @@ fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
         asks(&gateway).await.expect("a tunnel");
         let day = Duration::from_secs(24 * 3600).as_secs();
         let requested = istiod.ca.requests();
-        assert_eq!(
-            requested,
-            [("east".to_owned(), i64::try_from(day).expect("a day"))]
-        );
+        assert_eq!(requested, [("east".to_owned(), i64::try_from(day).expect("a day"))]);
         let dump = dump(&gateway).await;
-        assert!(
-            dump.contains("\"Available\"") && dump.contains(GATEWAY),
-            "{dump}"
-        );
-        let now = std::time::SystemTime::UNIX_EPOCH
-            .elapsed()
-            .expect("after 1970");
+        assert!(dump.contains("\"Available\"") && dump.contains(GATEWAY), "{dump}");
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
         for (kind, least) in [("leaf", 0.9), ("root", 300.0)] {
             let name = format!(
                 "strait_certificate_expiry_seconds{{identity=\"{GATEWAY}\",kind=\"{kind}\"}}"
@@ -177,10 +166,7 @@ fn what_the_authority_must_not_answer_is_reported_and_asked_for_again() {
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = of_istio(net);
         for (next, line) in [
-            (
-                Mode::AnswersOneElement,
-                "the authority refused the request: ",
-            ),
+            (Mode::AnswersOneElement, "the authority refused the request: "),
             (Mode::SignsForAnother, "the answer has 1 parts"),
             (Mode::Signs, "signs for the identity of the token"),
         ] {
@@ -207,15 +193,9 @@ fn a_short_lived_certificate_is_replaced_under_open_tunnels() {
         let mut open = client.tunnel(ECHO).await.expect("a tunnel");
         let next = async || shown(&gateway).await;
         let second = until("the second one", next, |shown| *shown != first).await;
-        until("the third one", next, |shown| {
-            *shown != first && *shown != second
-        })
-        .await;
+        until("the third one", next, |shown| *shown != first && *shown != second).await;
         echoes(&mut open).await;
-        let mut more = client
-            .tunnel(ECHO)
-            .await
-            .expect("a tunnel on the old connection");
+        let mut more = client.tunnel(ECHO).await.expect("a tunnel on the old connection");
         echoes(&mut more).await;
         assert_eq!(gateway.readiness().await.0, 200);
         assert!((fetches(&gateway, "error").await).abs() < 0.5);
@@ -233,9 +213,7 @@ fn a_short_lived_certificate_is_replaced_under_open_tunnels() {
         let before = fetches(&gateway, "ok").await;
         let now = async || fetches(&gateway, "ok").await;
         until("one more", now, |now| *now > before).await;
-        asks(&gateway)
-            .await
-            .expect_err("the domain is not in the set");
+        asks(&gateway).await.expect_err("the domain is not in the set");
     });
 }
 
@@ -255,23 +233,14 @@ fn an_authority_that_is_down_at_half_life_is_asked_until_it_is_back() {
         gateway.logged("expires at").await;
         let failing = async || gateway.metric("strait_certificate_failing").await;
         until("the metric", failing, |failing| *failing > 0.5).await;
-        assert!(
-            dump(&gateway)
-                .await
-                .contains("Available: no new certificate")
-        );
+        assert!(dump(&gateway).await.contains("Available: no new certificate"));
         let second = shown(&gateway).await;
-        asks(&gateway)
-            .await
-            .expect("a tunnel with the certificate in force");
+        asks(&gateway).await.expect("a tunnel with the certificate in force");
         assert_eq!(gateway.readiness().await.0, 200);
 
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let next = async || shown(&gateway).await;
-        until("a new one", next, |shown| {
-            *shown != first && *shown != second
-        })
-        .await;
+        until("a new one", next, |shown| *shown != first && *shown != second).await;
         until("the metric", failing, |failing| *failing < 0.5).await;
     });
 }
@@ -371,9 +340,7 @@ fn a_federated_bundle_lets_its_domain_in_and_its_removal_refuses_it() {
         let asks_now = async || asks_as(&gateway, &peer).await;
         let first = until("the bundle", asks_now, Result::is_ok).await;
         first.expect("a tunnel");
-        asks(&gateway)
-            .await
-            .expect_err("the domain by another root");
+        asks(&gateway).await.expect_err("the domain by another root");
         let counted = async || gateway.refused_handshakes("unknown_issuer").await;
         until("the refusal", counted, |count| *count > 0.5).await;
 
@@ -394,10 +361,7 @@ async fn hangs(file: &Path) -> std::fs::File {
     let file = file.to_owned();
     let open = move || std::fs::OpenOptions::new().write(true).open(file);
     let opened = timeout(Duration::from_secs(20), tokio::task::spawn_blocking(open)).await;
-    opened
-        .expect("a reader")
-        .expect("no panic")
-        .expect("a pipe")
+    opened.expect("a reader").expect("no panic").expect("a pipe")
 }
 
 #[test]
@@ -412,19 +376,11 @@ fn a_file_that_hangs_holds_up_neither_renewal_nor_the_end_of_a_certificate() {
         let hanging = hangs(&gateway.file("mesh.yaml")).await;
         let first = shown(&gateway).await;
         istiod.ca.lives(ENDING.0, ENDING.1);
-        until(
-            "a new one",
-            async || shown(&gateway).await,
-            |shown| *shown != first,
-        )
-        .await;
+        until("a new one", async || shown(&gateway).await, |shown| *shown != first).await;
         serving.stop().await;
         gateway.logged("own certificate has expired").await;
         let (status, pending) = gateway.readiness().await;
-        assert!(
-            status == 500 && pending.contains("certificates"),
-            "{pending}"
-        );
+        assert!(status == 500 && pending.contains("certificates"), "{pending}");
         let failed = gateway.metric("strait_reload_total{what=\"mesh\",result=\"error\"}");
         assert!(failed.await.abs() < 0.5, "it still hangs");
 

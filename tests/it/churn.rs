@@ -62,10 +62,7 @@ fn acceptance_9_endpoint_churn_at_100_a_second_drops_no_tunnel() {
         let client = gateway.client(identities()).await;
         let mut long = JoinSet::new();
         for id in 0..LONG_TUNNELS {
-            let plan = Plan {
-                rest: LONG_REST,
-                ..Plan::both(id, LONG_BYTES)
-            };
+            let plan = Plan { rest: LONG_REST, ..Plan::both(id, LONG_BYTES) };
             let tunnel = client.tunnel(ECHO).await.expect("a long tunnel");
             long.spawn(async move { (plan, oracle::drive(tunnel, plan).await) });
         }

@@ -39,10 +39,7 @@ async fn client(
 
 async fn echoes(tunnel: &mut Tunnel, cluster: usize) {
     let reported = caller(cluster);
-    tunnel
-        .write_all(reported.as_bytes())
-        .await
-        .expect("a request");
+    tunnel.write_all(reported.as_bytes()).await.expect("a request");
     let mut answer = vec![0; reported.len()];
     tunnel.read_exact(&mut answer).await.expect("an answer");
     assert_eq!(answer, reported.as_bytes());
@@ -82,10 +79,7 @@ fn two_hundred_clusters_are_distinguished() {
         settings.exposure = format!("    - service: \"{ECHO}\"\n      to: [{to}]\n");
         let mut domains = String::new();
         for cluster in 0..CLUSTERS {
-            let _ = writeln!(
-                domains,
-                "    - {{name: c{cluster}.local, cluster: c{cluster}}}"
-            );
+            let _ = writeln!(domains, "    - {{name: c{cluster}.local, cluster: c{cluster}}}");
         }
         let west = "    - {name: west.local, cluster: west}\n";
         let mut gateway = Gateway::spawn(&settings, |folder| {
@@ -127,11 +121,6 @@ fn two_hundred_clusters_are_distinguished() {
             echoes(tunnel, if index < 7 { index } else { index + 1 }).await;
         }
         drop(tunnels);
-        until(
-            "the metrics",
-            async || closed(&gateway).await,
-            |&count| count == CLUSTERS - 1,
-        )
-        .await;
+        until("the metrics", async || closed(&gateway).await, |&count| count == CLUSTERS - 1).await;
     });
 }

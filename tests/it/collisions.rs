@@ -37,9 +37,7 @@ fn service(name: &str, change: impl FnOnce(&mut Service)) -> Address {
         ..Service::default()
     };
     change(&mut service);
-    Address {
-        r#type: Some(address::Type::Service(service)),
-    }
+    Address { r#type: Some(address::Type::Service(service)) }
 }
 
 /// Gateway, its control plane, and an endpoint of each of two tenants, which sends its own host.
@@ -56,13 +54,10 @@ impl World {
     async fn start(default: &str, exposure: &str, more: &str, received: &[(&str, u8)]) -> Self {
         let net = Net::new();
         let endpoint = async |host| {
-            Endpoint::new(
-                net.listen(host, 15008).await,
-                move |mut stream| async move {
-                    let _ = stream.write_u8(host).await;
-                    let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
-                },
-            )
+            Endpoint::new(net.listen(host, 15008).await, move |mut stream| async move {
+                let _ = stream.write_u8(host).await;
+                let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+            })
         };
         let endpoints = [endpoint(OWN).await, endpoint(OTHER).await];
         let istiod = Istiod::default();
@@ -76,13 +71,7 @@ impl World {
             std::fs::write(&file, text).expect("a configuration");
         });
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
-        let mut world = Self {
-            gateway,
-            istiod,
-            net,
-            _serving: serving,
-            _endpoints: endpoints,
-        };
+        let mut world = Self { gateway, istiod, net, _serving: serving, _endpoints: endpoints };
         for (name, host) in received {
             world.send_service(name, *host, |_| {});
         }
@@ -181,13 +170,7 @@ fn review_3_a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip
         ] {
             assert!(status.contains(line), "{line}\n{status}");
         }
-        let arguments = [
-            "explain",
-            "--from",
-            crate::support::CLIENT,
-            "--to",
-            "api.example:80",
-        ];
+        let arguments = ["explain", "--from", crate::support::CLIENT, "--to", "api.example:80"];
         let (_, text, _) = world.gateway.run_command(&arguments).await;
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("is claimed by a/api.example"), "{text}");
@@ -208,21 +191,14 @@ fn review_3_a_canonical_service_and_the_owner_of_a_hostname_have_it_whoever_came
             world.knows(name).await;
         }
         let authority = format!("{HOSTNAME}:80");
-        assert_eq!(
-            world.asks(&authority).await,
-            Ok(OTHER),
-            "nobody else has it"
-        );
+        assert_eq!(world.asks(&authority).await, Ok(OTHER), "nobody else has it");
         world.send_service(&own, OWN, |_| {});
         world.wait_for_answer(&authority, Some(OWN)).await;
         assert_eq!(world.asks("240.0.0.9:80").await, Ok(OTHER), "it was first");
         world.send_service(&own, OWN, |service| service.canonical = true);
         world.wait_for_answer("240.0.0.9:80", Some(OWN)).await;
         let status = world.status().await;
-        assert!(
-            status.contains("answers: it is the canonical service"),
-            "{status}"
-        );
+        assert!(status.contains("answers: it is the canonical service"), "{status}");
     });
 }
 
@@ -294,17 +270,8 @@ fn review_4_a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
             assert!(refused.expect_err("it is private").contains("503"));
         }
         let (_, page, _) = world.gateway.run_command(&["status"]).await;
-        assert!(
-            page.contains("nobody: it is visible only in its namespace"),
-            "{page}"
-        );
-        let arguments = [
-            "explain",
-            "--from",
-            crate::support::CLIENT,
-            "--to",
-            &authority,
-        ];
+        assert!(page.contains("nobody: it is visible only in its namespace"), "{page}");
+        let arguments = ["explain", "--from", crate::support::CLIENT, "--to", &authority];
         let (_, text, _) = world.gateway.run_command(&arguments).await;
         assert!(text.contains("limits it to its namespace"), "{text}");
 

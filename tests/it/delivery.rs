@@ -185,21 +185,15 @@ fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_g
         let (endpoint, tell, read) = late(net).await;
         let mut sent = client_hello("echo.example", &[]);
         sent.extend([7; CHUNK]);
-        let mut client = TcpStream::connect(net.address(1, 15012))
-            .await
-            .expect("a connection");
+        let mut client = TcpStream::connect(net.address(1, 15012)).await.expect("a connection");
         client.write_all(&sent).await.expect("a hello and more");
         client.shutdown().await.expect("an end");
         // All of it is in the endpoint's kernel or in the gateway's.
         let upload = async || {
             let (_, text) = gateway.http(15020, "GET", "/metrics").await;
-            let line = text
-                .lines()
-                .find(|line| line.starts_with("istio_tcp_received_bytes_total{"));
-            let count = line
-                .and_then(|line| line.rsplit_once(' '))?
-                .1
-                .parse::<f64>();
+            let line =
+                text.lines().find(|line| line.starts_with("istio_tcp_received_bytes_total{"));
+            let count = line.and_then(|line| line.rsplit_once(' '))?.1.parse::<f64>();
             count.ok()
         };
         let all = sent.len() as f64;

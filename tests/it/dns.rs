@@ -54,10 +54,7 @@ async fn reached(client: &Client, hosts: [u8; 2]) -> Duration {
     let start = Instant::now();
     let mut left: Vec<_> = hosts.into();
     while !left.is_empty() {
-        assert!(
-            start.elapsed() < Duration::from_secs(10),
-            "{left:?} are not reached"
-        );
+        assert!(start.elapsed() < Duration::from_secs(10), "{left:?} are not reached");
         if let Some(host) = answered(client).await {
             left.retain(|one| *one != host);
         } else {
@@ -91,10 +88,7 @@ fn acceptance_11_addresses_that_are_replaced_at_once_are_dialled_by_their_ttl() 
         assert_eq!(host["name"], "gateways.example");
         let addresses = [13, 14].map(|host| net.ip(host).to_string());
         assert_eq!(host["addresses"], serde_json::json!(addresses));
-        assert!(
-            host["answered"].is_string() && host["error"].is_null(),
-            "{host}"
-        );
+        assert!(host["answered"].is_string() && host["error"].is_null(), "{host}");
     });
 }
 
@@ -129,10 +123,9 @@ fn while_lookups_fail_the_last_good_answer_stays() {
         let client = gateway.client(identities()).await;
         reached(&client, [11, 12]).await;
         let status = async || gateway.http(15000, "GET", "/status").await.1;
-        for (says, why) in [
-            (NXDOMAIN, "no address in the answer"),
-            (SERVFAIL, "gateways.example fail: "),
-        ] {
+        for (says, why) in
+            [(NXDOMAIN, "no address in the answer"), (SERVFAIL, "gateways.example fail: ")]
+        {
             server.set_answer(says);
             let error = |page: &String| page.contains("lookups of") && page.contains(why);
             until(why, status, error).await;
@@ -169,10 +162,7 @@ fn without_any_answer_there_is_no_endpoint_and_nothing_else_fails() {
         let by_name = "hostname: Gateways.Example., workloadIps: []";
         crate::support::replace(&path, &text.replace(by_name, &by_address));
         let status = async || gateway.http(15000, "GET", "/status").await.1;
-        until("the name is gone", status, |page| {
-            !page.contains("gateways.example")
-        })
-        .await;
+        until("the name is gone", status, |page| !page.contains("gateways.example")).await;
         assert_eq!(answered(&client).await, Some(12));
     });
 }

@@ -36,9 +36,7 @@ async fn echo(tunnel: &mut Tunnel, id: u64, from: u64, to: u64) -> std::io::Resu
 }
 
 async fn finish(mut tunnel: Tunnel, id: u64, from: u64) {
-    echo(&mut tunnel, id, from, SIZE)
-        .await
-        .expect("the rest of the bytes");
+    echo(&mut tunnel, id, from, SIZE).await.expect("the rest of the bytes");
     tunnel.shutdown().await.expect("our end");
     bytes::expect_end(&mut tunnel).await;
 }
@@ -56,9 +54,7 @@ async fn half_done(clients: &[Client], count: u64) -> Vec<(u64, Tunnel)> {
     let mut tunnels = Vec::new();
     for (id, client) in (0..count).zip(clients.iter().cycle()) {
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-        echo(&mut tunnel, id, 0, SIZE / 2)
-            .await
-            .expect("the first half");
+        echo(&mut tunnel, id, 0, SIZE / 2).await.expect("the first half");
         tunnels.push((id, tunnel));
     }
     tunnels
@@ -97,12 +93,7 @@ fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
         .await;
         // Until load balancers notice, everything continues.
         let client = gateway.client(identities()).await;
-        finish(
-            client.tunnel(ECHO).await.expect("a tunnel during the lag"),
-            1000,
-            0,
-        )
-        .await;
+        finish(client.tunnel(ECHO).await.expect("a tunnel during the lag"), 1000, 0).await;
         // After it, no new client is admitted; a third ends now, before the deadline.
         let connect = async || TcpStream::connect(gateway.address).await.is_err();
         until("refused connections", connect, |&refused| refused).await;
@@ -118,17 +109,11 @@ fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
             // A busy client may read the reset too late: the process ends, and the kernel answers
             // the client's unread bytes by RST.
             let code = code.expect("an end");
-            assert!(
-                code.is_none_or(|code| code == Reason::INTERNAL_ERROR),
-                "{code:?}"
-            );
+            assert!(code.is_none_or(|code| code == Reason::INTERNAL_ERROR), "{code:?}");
             reset += 1;
         }
         assert_eq!(reset, THIRD);
-        assert!(
-            signalled.elapsed() >= LAG + DEADLINE,
-            "the deadline came early"
-        );
+        assert!(signalled.elapsed() >= LAG + DEADLINE, "the deadline came early");
         assert!(gateway.exited().await.success());
         let log = gateway.log();
         let count = |reason: &str| log.matches(&format!("reason=\"{reason}\"")).count() as u64;
@@ -177,10 +162,7 @@ fn a_gateway_without_tunnels_stops_as_soon_as_the_lag_is_over() {
         // The client may still be closing when the gateway has exited.
         let _ = client.wait_closed().await;
         assert!(gateway.exited().await.success());
-        assert!(
-            start.elapsed() < LAG + DEADLINE,
-            "an idle client held up the drain"
-        );
+        assert!(start.elapsed() < LAG + DEADLINE, "an idle client held up the drain");
     });
 }
 
@@ -194,19 +176,11 @@ fn a_second_sigterm_is_now() {
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         tunnel.write_all(b"x").await.expect("a byte");
         gateway.signal(Signal::TERM);
-        until(
-            "the lag",
-            async || gateway.readiness().await.0,
-            |&status| status == 500,
-        )
-        .await;
+        until("the lag", async || gateway.readiness().await.0, |&status| status == 500).await;
         let start = Instant::now();
         gateway.signal(Signal::TERM);
         assert!(gateway.exited().await.success());
-        assert!(
-            start.elapsed() < DEADLINE,
-            "the second signal changed nothing"
-        );
+        assert!(start.elapsed() < DEADLINE, "the second signal changed nothing");
         assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
     });
 }
@@ -230,20 +204,14 @@ fn explain_says_that_a_draining_gateway_refuses_connections() {
         let client = gateway.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         tunnel.write_all(b"x").await.expect("a byte");
-        let explained = async || {
-            gateway
-                .run_command(&["explain", "--from", CLIENT, "--to", ECHO])
-                .await
-        };
+        let explained =
+            async || gateway.run_command(&["explain", "--from", CLIENT, "--to", ECHO]).await;
         let (code, text, _) = explained().await;
         assert_eq!(code, 0, "{text}");
         gateway.signal(Signal::TERM);
         let (code, text, _) = until("the drain", explained, |(code, ..)| *code != 0).await;
         assert_eq!(code, 1, "{text}");
-        assert!(
-            text.contains("the connection is refused (draining)"),
-            "{text}"
-        );
+        assert!(text.contains("the connection is refused (draining)"), "{text}");
         assert!(!text.contains("opened"), "{text}");
         assert!(TcpStream::connect(gateway.address).await.is_err());
     });

@@ -45,9 +45,7 @@ fn istiod_8_serial_numbers_in_the_dump_are_decimal() {
             bytes_of_decimal(serial)
         });
         let chain = CertificateDer::pem_file_iter(gateway.file("gateway.crt"));
-        let chain = chain
-            .expect("a file")
-            .map(|one| one.expect("a certificate"));
+        let chain = chain.expect("a file").map(|one| one.expect("a certificate"));
         let want = chain.map(|der| {
             let (_, parsed) = X509Certificate::from_der(&der).expect("a certificate");
             let serial = parsed.raw_serial();

@@ -18,12 +18,7 @@ async fn gateway(net: Net) -> Gateway {
 }
 
 async fn ended(gateway: &Gateway, reason: &str, count: f64) {
-    until(
-        reason,
-        async || gateway.tunnels(reason).await,
-        |&now| now == count,
-    )
-    .await;
+    until(reason, async || gateway.tunnels(reason).await, |&now| now == count).await;
 }
 
 #[test]
@@ -32,23 +27,15 @@ fn a_client_that_ends_first_still_gets_every_byte() {
         let net = Net::new();
         let gateway = gateway(net).await;
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, |mut stream| async move {
-            bytes::expect(&mut stream, UP, 0, SIZE)
-                .await
-                .expect("all bytes up");
+            bytes::expect(&mut stream, UP, 0, SIZE).await.expect("all bytes up");
             bytes::expect_end(&mut stream).await;
-            bytes::send(&mut stream, DOWN, 0, SIZE)
-                .await
-                .expect("all bytes down");
+            bytes::send(&mut stream, DOWN, 0, SIZE).await.expect("all bytes down");
         });
         let client = gateway.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-        bytes::send(&mut tunnel, UP, 0, SIZE)
-            .await
-            .expect("all bytes up");
+        bytes::send(&mut tunnel, UP, 0, SIZE).await.expect("all bytes up");
         tunnel.shutdown().await.expect("our end");
-        bytes::expect(&mut tunnel, DOWN, 0, SIZE)
-            .await
-            .expect("all bytes down");
+        bytes::expect(&mut tunnel, DOWN, 0, SIZE).await.expect("all bytes down");
         bytes::expect_end(&mut tunnel).await;
         ended(&gateway, "completed", 1.0).await;
     });
@@ -64,28 +51,18 @@ fn an_endpoint_that_ends_first_still_gets_every_byte() {
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
             let done = done.lock().expect("a lock").take();
             async move {
-                bytes::send(&mut stream, DOWN, 0, SIZE)
-                    .await
-                    .expect("all bytes down");
+                bytes::send(&mut stream, DOWN, 0, SIZE).await.expect("all bytes down");
                 stream.shutdown().await.expect("the endpoint's end");
-                bytes::expect(&mut stream, UP, 0, SIZE)
-                    .await
-                    .expect("all bytes up");
+                bytes::expect(&mut stream, UP, 0, SIZE).await.expect("all bytes up");
                 bytes::expect_end(&mut stream).await;
-                done.expect("the only connection")
-                    .send(())
-                    .expect("the test waits");
+                done.expect("the only connection").send(()).expect("the test waits");
             }
         });
         let client = gateway.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-        bytes::expect(&mut tunnel, DOWN, 0, SIZE)
-            .await
-            .expect("all bytes down");
+        bytes::expect(&mut tunnel, DOWN, 0, SIZE).await.expect("all bytes down");
         bytes::expect_end(&mut tunnel).await;
-        bytes::send(&mut tunnel, UP, 0, SIZE)
-            .await
-            .expect("all bytes up");
+        bytes::send(&mut tunnel, UP, 0, SIZE).await.expect("all bytes up");
         tunnel.shutdown().await.expect("our end");
         all.await.expect("the endpoint has every byte and the end");
         ended(&gateway, "completed", 1.0).await;
@@ -100,9 +77,7 @@ fn a_reset_endpoint_is_connect_error_and_never_an_end() {
         // Odd connections break while they send, even ones while they receive.
         let turn = std::sync::atomic::AtomicUsize::new(0);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
-            let sends = turn
-                .fetch_add(1, std::sync::atomic::Ordering::SeqCst)
-                .is_multiple_of(2);
+            let sends = turn.fetch_add(1, std::sync::atomic::Ordering::SeqCst).is_multiple_of(2);
             async move {
                 // Only after the tunnel is open: an endpoint that resets at once is a failed dial.
                 let _ = bytes::expect(&mut stream, UP, 0, 1024).await;
@@ -119,11 +94,7 @@ fn a_reset_endpoint_is_connect_error_and_never_an_end() {
             let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
             // Bytes that the endpoint does not read are lost with it, as the reset indicates.
             let _ = bytes::send(&mut tunnel, UP, 0, SIZE / 2).await;
-            assert_eq!(
-                broken(&mut tunnel).await,
-                Some(Reason::CONNECT_ERROR),
-                "round {round}"
-            );
+            assert_eq!(broken(&mut tunnel).await, Some(Reason::CONNECT_ERROR), "round {round}");
         }
         ended(&gateway, "upstream_reset", 20.0).await;
     });
@@ -149,10 +120,7 @@ fn an_endpoint_reset_after_the_clients_end_is_no_end_either() {
 /// Starts an endpoint that reports the end of each of its connections.
 async fn witness(
     net: Net,
-) -> (
-    Endpoint,
-    tokio::sync::mpsc::Receiver<Result<(), std::io::ErrorKind>>,
-) {
+) -> (Endpoint, tokio::sync::mpsc::Receiver<Result<(), std::io::ErrorKind>>) {
     let (tell, received) = tokio::sync::mpsc::channel(1);
     let endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
         let tell = tell.clone();
@@ -260,9 +228,7 @@ fn istiod_8_a_download_that_is_cancelled_is_no_normal_end() {
         let client = gateway.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         exchanges(&mut tunnel).await;
-        bytes::expect(&mut tunnel, DOWN, 0, SIZE)
-            .await
-            .expect("a part of it");
+        bytes::expect(&mut tunnel, DOWN, 0, SIZE).await.expect("a part of it");
         tunnel.reset(Reason::CANCEL);
         ended(&gateway, "downstream_cancelled", 1.0).await;
     });
@@ -342,9 +308,7 @@ fn what_a_client_sent_before_its_end_is_delivered_though_it_resets_after_it() {
                 goes.wait_for(|&go| go).await.expect("the test's word");
                 let all = bytes::expect(&mut stream, UP, 0, SENT).await;
                 bytes::expect_end(&mut stream).await;
-                tell.send(all.map_err(|error| error.kind()))
-                    .await
-                    .expect("the test waits");
+                tell.send(all.map_err(|error| error.kind())).await.expect("the test waits");
             }
         });
         let mut peer = RawPeer::connect(&gateway).await;
@@ -357,12 +321,7 @@ fn what_a_client_sent_before_its_end_is_delivered_though_it_resets_after_it() {
                 let data = bytes::range(UP, from, from + CHUNK as u64);
                 sent.extend(raw::frame(raw::DATA, end, stream, &data));
             }
-            sent.extend(raw::frame(
-                raw::RST_STREAM,
-                0,
-                stream,
-                &u32::from(code).to_be_bytes(),
-            ));
+            sent.extend(raw::frame(raw::RST_STREAM, 0, stream, &u32::from(code).to_be_bytes()));
             peer.write(&sent).await;
             go.send_replace(true);
             assert_eq!(received.recv().await, Some(Ok(())), "{code:?}");
@@ -401,11 +360,7 @@ fn an_upload_whose_end_comes_together_with_the_end_of_its_connection_is_delivere
             }
             peer.write(&sent).await;
             peer.close_with_fin().await;
-            assert_eq!(
-                received.recv().await,
-                Some((Ok(()), Ok(0))),
-                "round {round}"
-            );
+            assert_eq!(received.recv().await, Some((Ok(()), Ok(0))), "round {round}");
         }
     });
 }

@@ -29,11 +29,7 @@ fn gateway(net: Net, more: &str) -> Gateway {
 fn tell(control: &Istiod, net: Net, name: &str, hosts: &[u8]) {
     let at = |host: &u8| endpoint(net.address(*host, endpoint_port()));
     let endpoints = hosts.iter().map(at).collect();
-    control.put(
-        ENDPOINT,
-        name,
-        &assignment(name, vec![zone("a", None, 0, endpoints)]),
-    );
+    control.put(ENDPOINT, name, &assignment(name, vec![zone("a", None, 0, endpoints)]));
 }
 
 /// Waits until tunnels reach this endpoint.
@@ -42,16 +38,12 @@ async fn reaches(gateway: &Gateway, endpoint: &Endpoint) {
     let requested = async || asks(gateway).await.map(|()| endpoint.accepted());
     let reached =
         |requested: &Result<usize, String>| requested.as_ref().is_ok_and(|now| *now > before);
-    until("the endpoint", requested, reached)
-        .await
-        .expect("a tunnel");
+    until("the endpoint", requested, reached).await.expect("a tunnel");
 }
 
 async fn refuses(gateway: &Gateway) {
     let requested = async || asks(gateway).await;
-    until("a refusal", requested, Result::is_err)
-        .await
-        .expect_err("a refusal");
+    until("a refusal", requested, Result::is_err).await.expect_err("a refusal");
 }
 
 async fn status(gateway: &Gateway) -> String {
@@ -71,17 +63,11 @@ fn endpoints_come_and_go_as_eds_says_and_stay_until_it_says_so() {
         let first = Endpoint::echo(net.listen(11, endpoint_port()).await);
         let second = Endpoint::echo(net.listen(12, endpoint_port()).await);
         let control = Istiod::envoy_dialect();
-        control.put(
-            CLUSTER,
-            CLUSTER_NAME,
-            &cluster(CLUSTER_NAME, "echo-endpoints"),
-        );
+        control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, "echo-endpoints"));
         tell(&control, net, "echo-endpoints", &[11]);
         let _serving = control.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
-        asks(&gateway)
-            .await
-            .expect("it is ready with its endpoints");
+        asks(&gateway).await.expect("it is ready with its endpoints");
         assert_eq!((first.accepted(), second.accepted()), (1, 0));
         let node = control.requests()[0].node.clone().expect("a node");
         assert_eq!((&*node.id, &*node.cluster), ("gw-1", "edge"));
@@ -94,14 +80,9 @@ fn endpoints_come_and_go_as_eds_says_and_stay_until_it_says_so() {
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, "others"));
         let requested = async || {
             let requests = control.requests().into_iter();
-            requests
-                .flat_map(|one| one.resource_names_subscribe)
-                .collect::<Vec<_>>()
+            requests.flat_map(|one| one.resource_names_subscribe).collect::<Vec<_>>()
         };
-        until("the name", requested, |names| {
-            names.contains(&"others".to_owned())
-        })
-        .await;
+        until("the name", requested, |names| names.contains(&"others".to_owned())).await;
         asks(&gateway).await.expect("a tunnel");
         tell(&control, net, "others", &[11]);
         reaches(&gateway, &first).await;
@@ -136,20 +117,14 @@ fn a_cluster_that_is_removed_takes_its_service_and_no_other() {
                     "a",
                     None,
                     0,
-                    vec![crate::support::eds::endpoint(
-                        net.address(12, endpoint_port()),
-                    )],
+                    vec![crate::support::eds::endpoint(net.address(12, endpoint_port()))],
                 )],
             )),
             ..Cluster::default()
         };
         control.put(CLUSTER, "legacy", &static_one);
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
-        control.put(
-            CLUSTER,
-            "PassthroughCluster",
-            &cluster("PassthroughCluster", ""),
-        );
+        control.put(CLUSTER, "PassthroughCluster", &cluster("PassthroughCluster", ""));
         tell(&control, net, CLUSTER_NAME, &[11]);
         let _serving = control.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
@@ -294,9 +269,7 @@ fn floods_of_changes_end_in_the_last_one() {
         let control = Istiod::envoy_dialect();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
         let others: Vec<_> = (0..2_000).map(|index| format!("s{index}.app:80")).collect();
-        let bodies = others
-            .iter()
-            .map(|name| (&**name, cluster(name, "").encode_to_vec()));
+        let bodies = others.iter().map(|name| (&**name, cluster(name, "").encode_to_vec()));
         control.put_all(CLUSTER, &bodies.collect::<Vec<_>>());
         let endpoints = vec![zone("a", None, 0, vec![endpoint(net.address(9, 1))])];
         let bodies = others
@@ -345,11 +318,7 @@ fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
         let far = Endpoint::echo(net.listen(12, endpoint_port()).await);
         let at = |host| net.address(host, endpoint_port());
         let control = Istiod::envoy_dialect();
-        control.put(
-            CLUSTER,
-            CLUSTER_NAME,
-            &by_locality(cluster(CLUSTER_NAME, "")),
-        );
+        control.put(CLUSTER, CLUSTER_NAME, &by_locality(cluster(CLUSTER_NAME, "")));
         let received = |near: Vec<_>, far: Vec<_>| {
             let zones = vec![zone("a", Some(1), 0, near), zone("b", Some(1), 1, far)];
             control.put(ENDPOINT, CLUSTER_NAME, &assignment(CLUSTER_NAME, zones));
@@ -362,19 +331,13 @@ fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
         // Half of the first priority is ready: 70 % of the tunnels stay there. The bounds are five
         // standard deviations.
         let shown = async || gateway.http(15000, "GET", "/config_dump").await.1;
-        received(
-            vec![endpoint(at(11)), unhealthy(at(13))],
-            vec![endpoint(at(12))],
-        );
+        received(vec![endpoint(at(11)), unhealthy(at(13))], vec![endpoint(at(12))]);
         let there = |dump: &String| dump.contains(&at(13).ip().to_string());
         until("the change", shown, there).await;
         let [stay, go] = shared(&gateway, &[&near, &far], 200).await[..] else {
             panic!("two endpoints");
         };
-        assert!(
-            (108..=172).contains(&stay) && stay + go == 200,
-            "{stay} and {go}"
-        );
+        assert!((108..=172).contains(&stay) && stay + go == 200, "{stay} and {go}");
 
         // All of it is gone.
         received(vec![unhealthy(at(11))], vec![endpoint(at(12))]);
@@ -385,12 +348,7 @@ fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
         // weight.
         let places = vec![
             zone("a", Some(1), 0, vec![endpoint(at(11))]),
-            zone(
-                "b",
-                Some(3),
-                0,
-                vec![weighted(at(12), 1_000_000), weighted(at(14), 1)],
-            ),
+            zone("b", Some(3), 0, vec![weighted(at(12), 1_000_000), weighted(at(14), 1)]),
         ];
         control.put(ENDPOINT, CLUSTER_NAME, &assignment(CLUSTER_NAME, places));
         let there = |dump: &String| dump.contains(&at(14).ip().to_string());
@@ -398,10 +356,7 @@ fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
         let [one, three] = shared(&gateway, &[&near, &far], 200).await[..] else {
             panic!("two endpoints");
         };
-        assert!(
-            (119..=181).contains(&three) && one + three == 200,
-            "{one} and {three}"
-        );
+        assert!((119..=181).contains(&three) && one + three == 200, "{one} and {three}");
         assert_eq!(control.rejections(), [""; 0]);
     });
 }
@@ -423,10 +378,8 @@ fn a_part_of_the_tunnels_is_refused_where_the_control_plane_wants_that() {
                     ..FractionalPercent::default()
                 }),
             };
-            assignment.policy = Some(Policy {
-                drop_overloads: vec![overload],
-                ..Policy::default()
-            });
+            assignment.policy =
+                Some(Policy { drop_overloads: vec![overload], ..Policy::default() });
             assignment
         };
         let control = Istiod::envoy_dialect();
@@ -448,9 +401,7 @@ fn a_part_of_the_tunnels_is_refused_where_the_control_plane_wants_that() {
         assert!((28..=92).contains(&refused), "{refused} of 200");
         let counted = gateway.tunnels("drop_overload").await;
         assert!((counted - f64::from(refused)).abs() < 0.5, "{counted}");
-        gateway
-            .logged("reason=\"drop_overload\" error=\"dropped by drop_overloads")
-            .await;
+        gateway.logged("reason=\"drop_overload\" error=\"dropped by drop_overloads").await;
         control.put(ENDPOINT, CLUSTER_NAME, &dropping(100));
         refuses(&gateway).await;
         asks(&gateway).await.expect_err("all are refused");

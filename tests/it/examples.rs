@@ -30,10 +30,7 @@ struct Networks {
 
 impl Networks {
     fn new() -> Self {
-        Self {
-            east: Net::new(),
-            west: Net::new(),
-        }
+        Self { east: Net::new(), west: Net::new() }
     }
 
     fn replace_addresses(self, text: &str) -> String {
@@ -80,10 +77,7 @@ impl Networks {
         let file = self.copy(folder.path(), example).join(file);
         let checked = strait().args(["check", "-c"]).arg(&file).output().await;
         let checked = checked.expect("an answer");
-        assert!(
-            checked.status.success() && checked.stderr.is_empty(),
-            "{checked:?}"
-        );
+        assert!(checked.status.success() && checked.stderr.is_empty(), "{checked:?}");
         let settings = Settings::new(net, identities());
         let mut gateway = Gateway::spawn_in(folder, &settings, |command| {
             command.args(["run", "-c"]).arg(file);
@@ -147,10 +141,9 @@ fn the_donor_serves_one_namespace_of_the_acceptor_under_the_agreed_name() {
         let mut tunnel = acceptor.tunnel("shop-echo.global:80").await;
         echoes(tunnel.as_mut().expect("a tunnel")).await;
         is_rejected(&acceptor, "ledger.app.svc.cluster.local:80").await;
-        for (other, reason) in [
-            (CLIENT.replace("/shop/", "/other/").as_str(), "not_for_peer"),
-            (PEER, "not_linked"),
-        ] {
+        for (other, reason) in
+            [(CLIENT.replace("/shop/", "/other/").as_str(), "not_for_peer"), (PEER, "not_linked")]
+        {
             let client = gateway.client_as(identities(), other).await;
             is_rejected(&client, "shop-echo.global:80").await;
             assert_eq!(gateway.tunnels(reason).await, 1.0, "{other}");
@@ -164,9 +157,7 @@ fn local_clients_of_the_acceptor_reach_the_service_of_the_donor_by_its_name() {
         let networks = Networks::new();
         let workload = Workload::start(networks.east, ENDPOINT, false).await;
         let _donor = networks.start(networks.east, "donor", "strait.yaml").await;
-        let acceptor = networks
-            .start(networks.west, "acceptor", "strait.yaml")
-            .await;
+        let acceptor = networks.start(networks.west, "acceptor", "strait.yaml").await;
         let query = question("shop-echo.global", RecordType::A);
         let (_, found) = over_udp(networks.west.address(1, 5353), &query).await;
         assert_eq!(found, [networks.west.ip(2).to_string()]);
@@ -210,9 +201,7 @@ fn acceptance_7_the_example_of_regions_splits_10_to_90_evacuates_and_fails_over(
         let (code, _, error) = gateway.run_command(&drain).await;
         assert_eq!(code, 0, "{error}");
         assert_eq!(counts(&client, search, [11]).await, [TUNNELS]);
-        let undo = gateway
-            .run_command(&[&drain[..], &["--undo"]].concat())
-            .await;
+        let undo = gateway.run_command(&[&drain[..], &["--undo"]].concat()).await;
         assert_eq!(undo.0, 0, "{}", undo.2);
 
         let checkout = "checkout.shop.svc.cluster.local:80";

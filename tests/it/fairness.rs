@@ -30,16 +30,10 @@ async fn gateway(net: Net) -> Gateway {
 /// A client with these HTTP/2 windows.
 async fn client(gateway: &Gateway, stream: u32, connection: u32) -> Client {
     let mut settings = Builder::new();
-    settings
-        .initial_window_size(stream)
-        .initial_connection_window_size(connection);
-    let tcp = TcpStream::connect(gateway.address)
-        .await
-        .expect("a connection");
+    settings.initial_window_size(stream).initial_connection_window_size(connection);
+    let tcp = TcpStream::connect(gateway.address).await.expect("a connection");
     let tls = identities().client(CLIENT, GATEWAY);
-    Client::with_settings(tcp, &tls, &settings)
-        .await
-        .expect("HTTP/2")
+    Client::with_settings(tcp, &tls, &settings).await.expect("HTTP/2")
 }
 
 /// Serves by the first bytes of a connection: `u` reads [`SIZE`] bytes and answers `k`, `d` sends
@@ -52,14 +46,10 @@ fn server(stream: TcpStream) -> impl Future<Output = ()> + Send + 'static {
         let id = u64::from_be_bytes(head[1..].try_into().expect("eight bytes"));
         match head[0] {
             b'u' => {
-                bytes::expect(&mut stream, id, 0, SIZE)
-                    .await
-                    .expect("all bytes up");
+                bytes::expect(&mut stream, id, 0, SIZE).await.expect("all bytes up");
                 stream.write_all(b"k").await.expect("an answer");
             }
-            b'd' => bytes::send(&mut stream, id, 0, SIZE)
-                .await
-                .expect("all bytes down"),
+            b'd' => bytes::send(&mut stream, id, 0, SIZE).await.expect("all bytes down"),
             // An idle tunnel has had its bytes, in both directions.
             b'i' => {
                 stream.write_all(b"k").await.expect("a byte");
@@ -92,14 +82,10 @@ async fn moving(client: &Client, kind: u8) -> Duration {
             head.extend(id.to_be_bytes());
             tunnel.write_all(&head).await.expect("a head");
             if kind == b'u' {
-                bytes::send(&mut tunnel, id, 0, SIZE)
-                    .await
-                    .expect("all bytes up");
+                bytes::send(&mut tunnel, id, 0, SIZE).await.expect("all bytes up");
                 assert_eq!(tunnel.read_u8().await.expect("an answer"), b'k');
             } else {
-                bytes::expect(&mut tunnel, id, 0, SIZE)
-                    .await
-                    .expect("all bytes down");
+                bytes::expect(&mut tunnel, id, 0, SIZE).await.expect("all bytes down");
             }
             tunnel.shutdown().await.expect("our end");
         });
@@ -154,10 +140,7 @@ fn eight_tunnels_that_nobody_reads_do_not_slow_ninety_two_others() {
         let mut stalled = Vec::new();
         for id in 0..STALLED / 2 {
             let mut up = open(&client, b's', id).await;
-            assert!(
-                stall(&mut up).await > 100_000,
-                "an upload that stalls was begun"
-            );
+            assert!(stall(&mut up).await > 100_000, "an upload that stalls was begun");
             stalled.push((id, up, open(&client, b'd', MOVING + id).await));
         }
         assert_not_slowed("up", unloaded.0, async || moving(&client, b'u').await).await;
@@ -180,9 +163,7 @@ fn a_burst_of_tunnels_that_stall_after_the_window_has_grown_leaves_room_for_one_
         let client = client(&gateway, 1 << 20, 16 << 20).await;
         let upload = async |id| {
             let mut tunnel = open(&client, b'u', id).await;
-            bytes::send(&mut tunnel, id, 0, SIZE)
-                .await
-                .expect("all bytes up");
+            bytes::send(&mut tunnel, id, 0, SIZE).await.expect("all bytes up");
             assert_eq!(tunnel.read_u8().await.expect("an answer"), b'k');
         };
         // A single tunnel that keeps up makes the window of all streams grow.
@@ -209,9 +190,7 @@ fn a_burst_of_tunnels_that_stall_after_the_window_has_grown_leaves_room_for_one_
         let stalled = filling.join_all().await;
         let live = async {
             let mut tunnel = open(&client_of, b'u', 100).await;
-            bytes::send(&mut tunnel, 100, 0, SIZE)
-                .await
-                .expect("all bytes up");
+            bytes::send(&mut tunnel, 100, 0, SIZE).await.expect("all bytes up");
             assert_eq!(tunnel.read_u8().await.expect("an answer"), b'k');
         };
         let live = tokio::time::timeout(Duration::from_secs(10), live).await;
@@ -230,9 +209,7 @@ fn idle_tunnels_hold_no_window_of_a_client_that_has_little() {
         let download = async || {
             let mut busy = open(&client, b'd', 0).await;
             let start = Instant::now();
-            bytes::expect(&mut busy, 0, 0, SIZE)
-                .await
-                .expect("all bytes down");
+            bytes::expect(&mut busy, 0, 0, SIZE).await.expect("all bytes down");
             start.elapsed()
         };
         let alone = download().await;
@@ -261,10 +238,7 @@ fn three_thousand_tunnels_that_break_mid_upload_do_not_end_their_connection() {
         for _ in 0..30 {
             let mut tasks = JoinSet::new();
             for _ in 0..100 {
-                let mut tunnel = client
-                    .tunnel(ECHO)
-                    .await
-                    .expect("a tunnel on this connection");
+                let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel on this connection");
                 tasks.spawn(async move {
                     let chunk = vec![0; 64 * 1024];
                     while tunnel.write_all(&chunk).await.is_ok() {}

@@ -52,9 +52,7 @@ fn istiod_11_every_address_of_a_dual_stack_workload_is_an_endpoint() {
         let both = format!("workloadIps: [\"{}\", \"::1\"]", net.ip(11));
         let only = format!("workloadIps: [\"{}\"]", net.ip(11));
         settings.mesh = settings.mesh.replace(&only, &both);
-        settings.mesh = settings
-            .mesh
-            .replace("{80: 9000}", &format!("{{80: {port}}}"));
+        settings.mesh = settings.mesh.replace("{80: 9000}", &format!("{{80: {port}}}"));
         assert!(settings.mesh.contains(&both) && !settings.mesh.contains("9000}"));
         let gateway = Gateway::start(&settings).await;
         let client = gateway.client(identities()).await;
@@ -65,19 +63,13 @@ fn istiod_11_every_address_of_a_dual_stack_workload_is_an_endpoint() {
         // If one family cannot be reached, the other remains.
         drop(v4);
         // The listener is closed by its task, and until then the kernel accepts.
-        let closed = async || {
-            tokio::net::TcpStream::connect(net.address(11, port))
-                .await
-                .is_err()
-        };
+        let closed = async || tokio::net::TcpStream::connect(net.address(11, port)).await.is_err();
         until("a closed listener", closed, |&closed| closed).await;
         for _ in 0..8 {
             assert_eq!(answered(&client, ECHO).await, Some(6));
         }
         assert!(v6.accepted() >= 9);
-        let (_, text, _) = gateway
-            .run_command(&["explain", "--from", CLIENT, "--to", ECHO])
-            .await;
+        let (_, text, _) = gateway.run_command(&["explain", "--from", CLIENT, "--to", ECHO]).await;
         for address in [net.address(11, port), SocketAddr::new(LOCALHOST, port)] {
             assert!(text.contains(&address.to_string()), "{address} in {text}");
         }

@@ -155,10 +155,7 @@ fn an_endpoint_that_is_cut_off_is_connect_error_and_its_neighbours_go_on() {
                     // A head that was cut has no name.
                     if way == 1 || after >= 20_000 {
                         let endpoint = oracle.side(plan.id).await;
-                        assert!(
-                            is_consistent(side, endpoint),
-                            "{what}: {side:?}, {endpoint:?}"
-                        );
+                        assert!(is_consistent(side, endpoint), "{what}: {side:?}, {endpoint:?}");
                     }
                 } else {
                     oracle.whole(plan, side).await;
@@ -215,10 +212,7 @@ fn seven_tunnels_finish_before_the_one_whose_endpoint_is_slow() {
         let gateway = gateway(net).await;
         let oracle = Oracle::new();
         let _endpoint = oracle.endpoint(net.listen(12, 9000).await);
-        let slow = Faults {
-            limit: Some(256 * 1024),
-            ..Faults::default()
-        };
+        let slow = Faults { limit: Some(256 * 1024), ..Faults::default() };
         let far = net.address(12, 9000);
         let _link = FaultyRelay::new(net.listen(11, 9000).await, far, move |number| {
             [if number == 0 { slow } else { Faults::default() }; 2]
@@ -243,10 +237,7 @@ fn an_endpoint_that_takes_less_than_the_kernel_holds_gets_every_byte() {
         let gateway = gateway(net).await;
         let oracle = Oracle::new();
         let _endpoint = oracle.endpoint(net.listen(12, 9000).await);
-        let slow = Faults {
-            limit: Some(4 << 20),
-            ..Faults::default()
-        };
+        let slow = Faults { limit: Some(4 << 20), ..Faults::default() };
         let near = net.listen(11, 9000).await;
         let buffer = socket2::SockRef::from(&near).set_recv_buffer_size(16 * 1024);
         buffer.expect("a small buffer");

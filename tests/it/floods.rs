@@ -35,12 +35,7 @@ fn opened_and_reset(round: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
 
 /// A header block of one-byte references to static entry 22, `accept: ...` in RFC 7541 A.
 fn references(round: u32) -> Vec<u8> {
-    raw::frame(
-        raw::HEADERS,
-        raw::END_HEADERS,
-        stream(round),
-        &[0x80 | 22; 8000],
-    )
+    raw::frame(raw::HEADERS, raw::END_HEADERS, stream(round), &[0x80 | 22; 8000])
 }
 
 /// Number of streams that rounds on closed streams use in turn: more than the gateway remembers.
@@ -56,12 +51,8 @@ fn data_on_closed(round: u32, streams: u32, flags: u8, payload: &[u8]) -> Vec<u8
 }
 
 const FLOODS: [(&str, Round); 18] = [
-    ("rapid reset, good authority", |round| {
-        opened_and_reset(round, &CONNECT)
-    }),
-    ("rapid reset, bad authority", |round| {
-        opened_and_reset(round, &REFUSED)
-    }),
+    ("rapid reset, good authority", |round| opened_and_reset(round, &CONNECT)),
+    ("rapid reset, bad authority", |round| opened_and_reset(round, &REFUSED)),
     ("CONTINUATION, full", |round| match round {
         0 => raw::frame(raw::HEADERS, 0, 3, &[0; 16]),
         _ => raw::frame(raw::CONTINUATION, 0, 3, &[0x82; 1024]),
@@ -71,35 +62,25 @@ const FLOODS: [(&str, Round); 18] = [
         _ => raw::frame(raw::CONTINUATION, 0, 3, &[]),
     }),
     ("PING", |_| raw::frame(raw::PING, 0, 0, &[0; 8])),
-    ("SETTINGS", |_| {
-        raw::frame(raw::SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0])
-    }),
+    ("SETTINGS", |_| raw::frame(raw::SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0])),
     ("empty DATA", |_| raw::frame(raw::DATA, 0, 1, &[])),
     ("one-byte DATA", |_| raw::frame(raw::DATA, 0, 1, &[7])),
     ("empty DATA with END_STREAM on a closed stream", |round| {
         data_on_closed(round, 1, raw::END_STREAM, &[])
     }),
-    ("32-byte DATA on a closed stream", |round| {
-        data_on_closed(round, 1, 0, &[7; 32])
-    }),
+    ("32-byte DATA on a closed stream", |round| data_on_closed(round, 1, 0, &[7; 32])),
     ("empty DATA with END_STREAM on closed streams", |round| {
         data_on_closed(round, CLOSED, raw::END_STREAM, &[])
     }),
-    ("32-byte DATA on closed streams", |round| {
-        data_on_closed(round, CLOSED, 0, &[7; 32])
-    }),
-    ("one-byte WINDOW_UPDATE", |_| {
-        raw::frame(raw::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
-    }),
+    ("32-byte DATA on closed streams", |round| data_on_closed(round, CLOSED, 0, &[7; 32])),
+    ("one-byte WINDOW_UPDATE", |_| raw::frame(raw::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])),
     ("window overflow", |round| {
         let mut bytes = raw::headers(stream(round), &CONNECT);
         let most = 0x7fff_ffff_u32.to_be_bytes();
         bytes.extend(raw::frame(raw::WINDOW_UPDATE, 0, stream(round), &most));
         bytes
     }),
-    ("PRIORITY", |round| {
-        raw::frame(raw::PRIORITY, 0, stream(round), &[0, 0, 0, 1, 16])
-    }),
+    ("PRIORITY", |round| raw::frame(raw::PRIORITY, 0, stream(round), &[0, 0, 0, 1, 16])),
     ("unknown frames", |_| raw::frame(0xbe, 0, 0, &[0; 64])),
     ("HPACK references", references),
     ("thousands of fields", |round| {
@@ -162,20 +143,13 @@ fn each_flood_is_ended_and_a_victim_loses_no_request() {
             let (stop, stopped) = tokio::sync::watch::channel(false);
             let victim = tokio::spawn(victim(gateway.client(identities()).await, stopped));
             let flooding = timeout(Duration::from_secs(20), flood(&gateway, round));
-            let (sent, code) = flooding
-                .await
-                .unwrap_or_else(|_| panic!("{name}: not ended"));
+            let (sent, code) = flooding.await.unwrap_or_else(|_| panic!("{name}: not ended"));
             stop.send_replace(true);
-            victim
-                .await
-                .unwrap_or_else(|error| panic!("{name}: {error}"));
+            victim.await.unwrap_or_else(|error| panic!("{name}: {error}"));
             assert!(sent < SENT_MAX, "{name}: {sent} bytes before it was ended");
             // h2 itself detects the flood of CONTINUATION, and reports a protocol error.
             let calm = [Some(11), name.starts_with("CONTINUATION").then_some(1)];
-            assert!(
-                code.is_some() && calm.contains(&code),
-                "{name}: GOAWAY {code:?}"
-            );
+            assert!(code.is_some() && calm.contains(&code), "{name}: GOAWAY {code:?}");
         }
         let open = async || gateway.metric("strait_connections_open").await;
         until("connections", open, |&open| open == 0.0).await;
@@ -187,20 +161,14 @@ const FLOODING: &[u8] = b"spiffe://west.local/ns/shop/sa/flooding;cluster=west";
 
 /// Returns a CONNECT of a first peer, as a gateway sends it.
 fn of_first_peer(authority: &'static [u8], source: &'static [u8]) -> Fields {
-    [
-        (":method", b"CONNECT"),
-        (":authority", authority),
-        ("x-strait-source", source),
-    ]
+    [(":method", b"CONNECT"), (":authority", authority), ("x-strait-source", source)]
 }
 
 type Fields = [(&'static str, &'static [u8]); 3];
 
 /// Floods of a first peer with their number of rounds. Stream 3 is its tunnel.
 const FIRST_PEER_FLOODS: [(&str, u32, Round); 3] = [
-    ("one-byte DATA", 20_000, |_| {
-        raw::frame(raw::DATA, 0, 3, &[7])
-    }),
+    ("one-byte DATA", 20_000, |_| raw::frame(raw::DATA, 0, 3, &[7])),
     ("abandoned CONNECTs", 8_000, |round| {
         opened_and_reset(1 + round, &of_first_peer(b"echo.global:80", FLOODING))
     }),
@@ -274,9 +242,8 @@ fn requests_whose_reset_is_in_the_same_record_dial_no_endpoint() {
             Gateway::start(&Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")])).await;
         let endpoint = Endpoint::echo(net.listen(11, 9000).await);
         let mut peer = RawPeer::connect(&gateway).await;
-        let flight: Vec<u8> = (0..ROUNDS)
-            .flat_map(|round| opened_and_reset(round, &CONNECT))
-            .collect();
+        let flight: Vec<u8> =
+            (0..ROUNDS).flat_map(|round| opened_and_reset(round, &CONNECT)).collect();
         peer.write(&flight).await;
         peer.tunnel(stream(ROUNDS), ECHO).await;
         let reset = async || gateway.tunnels("downstream_cancelled").await;

@@ -31,21 +31,14 @@ fn a_peer_without_alpn_h2_or_without_tls_13_is_refused() {
             )
             .await;
         }
-        let mut plain = TcpStream::connect(gateway.address)
-            .await
-            .expect("a connection");
+        let mut plain = TcpStream::connect(gateway.address).await.expect("a connection");
         tokio::io::AsyncWriteExt::write_all(&mut plain, b"GET / HTTP/1.1\r\n\r\n")
             .await
             .expect("a write");
         let mut answer = Vec::new();
         let _ = plain.read_to_end(&mut answer).await;
         assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
-        until(
-            "other",
-            async || gateway.refused_handshakes("other").await,
-            |&now| now == 1.0,
-        )
-        .await;
+        until("other", async || gateway.refused_handshakes("other").await, |&now| now == 1.0).await;
     });
 }
 
@@ -54,9 +47,7 @@ fn a_peer_that_says_nothing_is_gone_after_the_deadline() {
     run(async {
         let gateway = Gateway::start(&Settings::new(Net::new(), identities())).await;
         let start = Instant::now();
-        let mut silent = TcpStream::connect(gateway.address)
-            .await
-            .expect("a connection");
+        let mut silent = TcpStream::connect(gateway.address).await.expect("a connection");
         let mut answer = Vec::new();
         let _ = silent.read_to_end(&mut answer).await;
         assert!(answer.is_empty());

@@ -68,9 +68,7 @@ fn istiod_7_an_expired_key_is_removed_from_the_disk_while_the_authority_refuses(
     run(async {
         let net = Net::new();
         let istiod = istiod(net);
-        istiod
-            .ca
-            .lives(Duration::from_secs(120), Duration::from_secs(5));
+        istiod.ca.lives(Duration::from_secs(120), Duration::from_secs(5));
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let gateway = kept(net).await;
         istiod.ca.set(Mode::Refuses);
@@ -112,12 +110,7 @@ fn istiod_7_a_pod_without_a_certificate_asks_again_as_soon_as_discovery_is_back(
         istiod.ca.set(Mode::Refuses);
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = pod::spawn(net, "");
-        let failures = async || {
-            gateway
-                .log()
-                .matches("cannot obtain a new certificate")
-                .count()
-        };
+        let failures = async || gateway.log().matches("cannot obtain a new certificate").count();
         // The waits are 0.4 s at least, and twice as long each time: the next one is 6.4 s or more.
         let deadline = tokio::time::Instant::now() + Duration::from_secs(40);
         while failures().await < 5 {

@@ -43,10 +43,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self {
-            identities: Identities::new(),
-            net: Net::new(),
-        }
+        Self { identities: Identities::new(), net: Net::new() }
     }
 
     /// A gateway with an endpoint, under this section and this audience.
@@ -86,9 +83,7 @@ impl World {
 
     /// TLS of the same identity by the issuers of east, west and north.
     fn alike(&self) -> [Arc<ClientConfig>; 3] {
-        let Identities {
-            east, west, north, ..
-        } = &self.identities;
+        let Identities { east, west, north, .. } = &self.identities;
         [east, west, north].map(|issuer| self.client(issuer, CHECKOUT))
     }
 }
@@ -182,32 +177,21 @@ fn istiod_5_one_trust_domain_with_an_issuer_per_cluster_tells_the_clusters_apart
         let page = gateway.scrape().await;
         let opened = "istio_tcp_connections_opened_total{";
         let mut opened = page.lines().filter(|line| line.starts_with(opened));
-        assert!(
-            opened.all(|line| line.contains("source_cluster=\"west\"")),
-            "{page}"
-        );
+        assert!(opened.all(|line| line.contains("source_cluster=\"west\"")), "{page}");
 
-        let _open = Client::connect(gateway.address, &west)
-            .await
-            .expect("a connection");
+        let _open = Client::connect(gateway.address, &west).await.expect("a connection");
         let status = async || gateway.run_command(&["status"]).await.1;
         let status = until("a holder", status, |text| text.contains("cluster west")).await;
         let rows = status.split_once("Issuers of peers").expect("issuers").1;
-        for (cluster, name, counts) in [
-            ("west", "west", ["2", "0"]),
-            ("east", "east", ["1", "0"]),
-            ("north", "-", ["0", "1"]),
-        ] {
+        for (cluster, name, counts) in
+            [("west", "west", ["2", "0"]), ("east", "east", ["1", "0"]), ("north", "-", ["0", "1"])]
+        {
             let subject = format!("intermediate of {cluster}");
             let row = rows.lines().find(|line| line.contains(&subject));
             let row = row.unwrap_or_else(|| panic!("{subject}: {status}"));
             let mut cells = row.split_whitespace().rev();
             let [refused, accepted, of] = [cells.next(), cells.next(), cells.next()];
-            assert_eq!(
-                [of, accepted, refused],
-                [name, counts[0], counts[1]].map(Some),
-                "{row}"
-            );
+            assert_eq!([of, accepted, refused], [name, counts[0], counts[1]].map(Some), "{row}");
         }
     });
 }
@@ -219,32 +203,16 @@ fn istiod_5_explain_judges_a_peer_by_the_cluster_of_its_issuer() {
         let (gateway, _endpoint) = world.gateway(LENIENT, "{cluster: west}", "").await;
         let requested = ["explain", "--from", CHECKOUT, "--to", ECHO];
         for (more, code, want) in [
-            (
-                &["--cluster", "west"][..],
-                0,
-                "of cluster west, by the issuer",
-            ),
+            (&["--cluster", "west"][..], 0, "of cluster west, by the issuer"),
             (&["--cluster", "east"], 1, "of cluster east, by the issuer"),
-            (
-                &[],
-                1,
-                "of cluster unknown, by an issuer that is not in `trust.clusters`",
-            ),
-            (
-                &["--cluster", "wets"],
-                2,
-                "write --cluster with one of east, west",
-            ),
+            (&[], 1, "of cluster unknown, by an issuer that is not in `trust.clusters`"),
+            (&["--cluster", "wets"], 2, "write --cluster with one of east, west"),
         ] {
             let answer = gateway.run_command(&[&requested[..], more].concat()).await;
             assert_eq!(answer.0, code, "{answer:?}");
             assert!((answer.1.clone() + &answer.2).contains(want), "{answer:?}");
         }
-        edit(
-            &gateway,
-            LENIENT,
-            &format!("{LENIENT}  unknown_issuers: reject\n"),
-        );
+        edit(&gateway, LENIENT, &format!("{LENIENT}  unknown_issuers: reject\n"));
         let refused = async || gateway.run_command(&requested).await.1;
         let want = "`trust.unknown_issuers` is `reject`";
         until(want, refused, |text| text.contains(want)).await;
@@ -304,9 +272,7 @@ fn istiod_5_a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its
         // A file without an issuer changes nothing.
         let leaf = world.identities.leaf(CHECKOUT).chain_pem;
         replace(&gateway.file("west-ca.pem"), &leaf);
-        gateway
-            .logged("contains a certificate that is not a CA certificate")
-            .await;
+        gateway.logged("contains a certificate that is not a CA certificate").await;
         used(&gateway, &north).await;
         replace(&gateway.file("west-ca.pem"), &world.identities.east.pem());
         gateway.logged("is in both `east` and `south`").await;
@@ -354,10 +320,7 @@ fn istiod_5_refused_issuers_are_printed_as_lines_that_admit_them() {
         let (code, _, none) = gateway.run_command(&["trust", "issuers"]).await;
         assert_eq!(
             (code, &*none),
-            (
-                1,
-                "no peer has connected yet; retry after the first connection\n"
-            )
+            (1, "no peer has connected yet; retry after the first connection\n")
         );
         let [_, west, north] = world.alike();
         let (_kept, mut kept) = opened(&gateway, &west).await.expect("a tunnel");
@@ -401,9 +364,7 @@ fn istiod_5_with_a_trust_domain_per_cluster_an_issuer_signs_for_its_own_alone() 
         is_503(&gateway, &world.client(east, &of_east)).await;
         is_untrusted(&gateway, &world.client(east, &of_west)).await;
         is_untrusted(&gateway, &world.client(&world.identities.north, &of_west)).await;
-        gateway
-            .logged("is not in trust.domains[].issuers of west.local")
-            .await;
+        gateway.logged("is not in trust.domains[].issuers of west.local").await;
         completed(&gateway, "west", 1.0).await;
 
         // A changed file causes a new evaluation of open connections.

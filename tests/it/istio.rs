@@ -35,10 +35,7 @@ pub fn spawn_with(settings: &Settings<'_>, name: &str, prepare: impl FnOnce(&Pat
 
 pub async fn asks(gateway: &Gateway) -> Result<(), String> {
     let client = gateway.client(identities()).await;
-    let mut tunnel = client
-        .tunnel(ECHO)
-        .await
-        .map_err(|error| error.to_string())?;
+    let mut tunnel = client.tunnel(ECHO).await.map_err(|error| error.to_string())?;
     tunnel.write_all(b"hello").await.expect("a request");
     let mut answer = [0; 5];
     tunnel.read_exact(&mut answer).await.expect("an answer");
@@ -79,10 +76,7 @@ fn endpoints_come_and_go_as_the_control_plane_says() {
         let before = first.accepted();
         asks(&gateway).await.expect("a tunnel");
         assert_eq!(first.accepted(), before, "the first endpoint is gone");
-        let nodes = istiod
-            .requests()
-            .into_iter()
-            .filter_map(|request| request.node);
+        let nodes = istiod.requests().into_iter().filter_map(|request| request.node);
         assert!(nodes.count() >= 1, "the first requests say who asks");
         assert_eq!(istiod.rejections(), [""; 0]);
     });
@@ -112,11 +106,7 @@ fn what_is_rejected_is_named_and_the_rest_of_the_push_is_live() {
             "{rejections:?}"
         );
         // The answer is sent first, and consecutive messages make one snapshot.
-        let live = until(
-            "the good ones",
-            async || asks(&gateway).await,
-            Result::is_ok,
-        );
+        let live = until("the good ones", async || asks(&gateway).await, Result::is_ok);
         live.await.expect("a tunnel");
         let dump = async || gateway.http(15000, "GET", "/config_dump").await.1;
         until("the status", dump, |dump| dump.contains("bad: ")).await;
@@ -142,15 +132,11 @@ fn what_the_control_plane_exports_is_exposed_until_it_is_taken_back() {
         istiod.put(CLUSTER, &format!("inbound-vip|81|tcp|{HOSTNAME}"), &());
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
-        let refused = asks(&gateway)
-            .await
-            .expect_err("only another port is exported");
+        let refused = asks(&gateway).await.expect_err("only another port is exported");
         assert!(refused.contains("503"), "{refused}");
 
         istiod.export(SERVICE);
-        until("the export", async || asks(&gateway).await, Result::is_ok)
-            .await
-            .expect("a tunnel");
+        until("the export", async || asks(&gateway).await, Result::is_ok).await.expect("a tunnel");
         let client = gateway.client(identities()).await;
         let mut open = client.tunnel(ECHO).await.expect("a tunnel");
         istiod.unexport(SERVICE);
@@ -174,20 +160,13 @@ fn what_was_received_stays_in_force_while_the_control_plane_is_away() {
         asks(&gateway).await.expect("a tunnel");
         serving.stop().await;
         gateway.logged("no stream to the control plane").await;
-        asks(&gateway)
-            .await
-            .expect("a tunnel without control plane");
+        asks(&gateway).await.expect("a tunnel without control plane");
         assert_eq!(gateway.readiness().await.0, 200);
 
         let (sent, requested) = (istiod.sent(), istiod.requests().len());
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         // Three initial requests and the acknowledgements of three responses.
-        until(
-            "its return",
-            async || istiod.requests().len(),
-            |&now| now >= requested + 6,
-        )
-        .await;
+        until("its return", async || istiod.requests().len(), |&now| now >= requested + 6).await;
         assert_eq!(istiod.sent(), sent, "nothing is sent again");
         let first = &istiod.requests()[requested];
         assert_eq!(first.initial_resource_versions.len(), 2, "{first:?}");
@@ -221,10 +200,7 @@ fn a_start_without_a_control_plane_serves_the_cached_state_and_says_so() {
 
         let sent = istiod.sent();
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        until("its return", dump, |dump| {
-            !dump.contains("no control plane yet")
-        })
-        .await;
+        until("its return", dump, |dump| !dump.contains("no control plane yet")).await;
         assert_eq!(istiod.sent(), sent, "nothing is sent again");
         istiod.remove(ADDRESS, "a");
         until("the removal", async || asks(&second).await, Result::is_err)
@@ -250,9 +226,7 @@ fn ten_thousand_services_are_served_from_the_cache() {
                 ports: ports(),
                 ..Service::default()
             };
-            let service = Address {
-                r#type: Some(address::Type::Service(service)),
-            };
+            let service = Address { r#type: Some(address::Type::Service(service)) };
             (format!("app/{name}"), service.encode_to_vec())
         };
         let mut all: Vec<_> = (1..COUNT).map(other).collect();
@@ -262,18 +236,11 @@ fn ten_thousand_services_are_served_from_the_cache() {
             let body = workload(&uid, bytes(net.ip(11))).encode_to_vec();
             (uid, body)
         }));
-        let all: Vec<_> = all
-            .iter()
-            .map(|(name, body)| (&**name, body.clone()))
-            .collect();
+        let all: Vec<_> = all.iter().map(|(name, body)| (&**name, body.clone())).collect();
         istiod.put_all(ADDRESS, &all);
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         first.ready().await;
-        let size = async || {
-            std::fs::metadata(first.file("state"))
-                .expect("the cache")
-                .len()
-        };
+        let size = async || std::fs::metadata(first.file("state")).expect("the cache").len();
         until("the cache", size, |&size| size > 0).await;
         let state = std::fs::read(first.file("state")).expect("the cache");
         serving.stop().await;
@@ -293,11 +260,7 @@ fn a_damaged_cache_is_named_and_ignored() {
     run(async {
         let gateway = cached(Net::new(), b"not a state");
         gateway.logged("the cached state cannot be used").await;
-        assert!(
-            gateway
-                .log()
-                .contains(&*gateway.file("state").to_string_lossy())
-        );
+        assert!(gateway.log().contains(&*gateway.file("state").to_string_lossy()));
         gateway.logged("no stream to the control plane").await;
         let (status, pending) = gateway.readiness().await;
         assert_eq!(status, 500);

@@ -38,10 +38,7 @@ fn resource(name: &str, body_type: &str, body: Vec<u8>) -> Resource {
     Resource {
         name: name.into(),
         version: "astray".into(),
-        resource: Some(prost_types::Any {
-            type_url: body_type.into(),
-            value: body,
-        }),
+        resource: Some(prost_types::Any { type_url: body_type.into(), value: body }),
         ..Resource::default()
     }
 }
@@ -59,10 +56,7 @@ fn response(type_url: &str, resources: Vec<Resource>) -> DeltaDiscoveryResponse 
 fn astray() -> Vec<(DeltaDiscoveryResponse, &'static str)> {
     let good = || workload("a", vec![127, 0, 0, 9]).encode_to_vec();
     let a = |body_type, body| response(ADDRESS, vec![resource("a", body_type, body)]);
-    let bodiless = Resource {
-        resource: None,
-        ..resource("a", "", Vec::new())
-    };
+    let bodiless = Resource { resource: None, ..resource("a", "", Vec::new()) };
     let mut removed_too = a(ADDRESS, good());
     removed_too.removed_resources = vec!["a".into()];
     let mut unknown_removed = response(ADDRESS, Vec::new());
@@ -91,21 +85,12 @@ fn astray() -> Vec<(DeltaDiscoveryResponse, &'static str)> {
         (removed_too, "a: both sent and removed in one response"),
         (unknown_removed, ""),
         (response(ADDRESS, Vec::new()), ""),
+        (response(ADDRESS, vec![resource("", ADDRESS, good())]), "has no name"),
         (
-            response(ADDRESS, vec![resource("", ADDRESS, good())]),
-            "has no name",
-        ),
-        (
-            response(
-                ADDRESS,
-                vec![resource(&"n".repeat(1 << 20), ADDRESS, good())],
-            ),
+            response(ADDRESS, vec![resource(&"n".repeat(1 << 20), ADDRESS, good())]),
             "want at most 2048",
         ),
-        (
-            response(AUTHORIZATION, vec![authorization]),
-            "app/p: authorization.action: 7 is unknown",
-        ),
+        (response(AUTHORIZATION, vec![authorization]), "app/p: authorization.action: 7 is unknown"),
         (response(ADDRESS, many.collect()), " more"),
     ]
 }
@@ -129,9 +114,7 @@ fn what_a_control_plane_should_not_send_is_answered_and_changes_nothing() {
             let answer = until(&response.nonce, requests, Option::is_some).await;
             let answer = answer.expect("an answer");
             assert_eq!(answer.type_url, response.type_url);
-            let says = answer
-                .error_detail
-                .map_or_else(String::new, |error| error.message);
+            let says = answer.error_detail.map_or_else(String::new, |error| error.message);
             assert!(says.len() < 64 << 10, "row {index}: {} bytes", says.len());
             assert!(says.contains(want), "row {index} wants {want:?}: {says}");
             assert_eq!(says.is_empty(), want.is_empty(), "row {index}: {says}");
@@ -152,10 +135,8 @@ fn a_response_that_cannot_be_answered_ends_its_stream_only() {
         gateway.ready().await;
         // The first has a nonce of 1 MiB, and the second exceeds the limit of a message. The third
         // is small, but its entries are large when decoded.
-        let nonce = DeltaDiscoveryResponse {
-            nonce: "n".repeat(1 << 20),
-            ..response(ADDRESS, Vec::new())
-        };
+        let nonce =
+            DeltaDiscoveryResponse { nonce: "n".repeat(1 << 20), ..response(ADDRESS, Vec::new()) };
         let huge = response(ADDRESS, vec![resource("a", ADDRESS, vec![0; 201 << 20])]);
         let many = response(ADDRESS, vec![Resource::default(); 1_000_001]);
         for (response, why) in [
@@ -215,11 +196,8 @@ fn a_slow_control_plane_in_pieces_of_one_byte_is_understood() {
         let istiod = istiod(net);
         let to = net.address(3, 15012);
         let _serving = istiod.serve(to, identities()).await;
-        let slow = Faults {
-            delay: Duration::from_millis(200),
-            slice: Some(1),
-            ..Faults::default()
-        };
+        let slow =
+            Faults { delay: Duration::from_millis(200), slice: Some(1), ..Faults::default() };
         let _link = FaultyRelay::new(net.listen(2, 15012).await, to, move |_| [slow; 2]);
         gateway.ready().await;
         asks(&gateway).await.expect("a tunnel");
@@ -264,12 +242,7 @@ fn a_control_plane_that_is_silent_stops_nothing_else() {
         let istiod = istiod(other);
         istiod.set_behaviour(Behaviour::Silent);
         let _serving = istiod.serve(other.address(2, 15012), identities()).await;
-        until(
-            "the call",
-            async || istiod.firsts(),
-            |&requested| requested == 3,
-        )
-        .await;
+        until("the call", async || istiod.firsts(), |&requested| requested == 3).await;
         let (status, pending) = unanswered.readiness().await;
         assert!(status == 500 && pending.contains("discovery"), "{pending}");
         waits(&deaf, "connect timed out after 5s").await;
@@ -287,10 +260,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
     Feed {
         connected: Arc::default(),
         plane: ControlPlane {
-            address: HostPort {
-                host: net.ip(2).to_string(),
-                port: Some(15012),
-            },
+            address: HostPort { host: net.ip(2).to_string(), port: Some(15012) },
             roots: Roots::File(roots),
             token: Some(token),
             san: Some(NAME.to_owned()),
@@ -334,11 +304,7 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
         let stream = tokio::spawn(stream::run(istio));
         let pending = async || status.list_pending();
         until("readiness", pending, Vec::is_empty).await;
-        let before = (
-            reader.load().version,
-            istiod.sent(),
-            istiod.requests().len(),
-        );
+        let before = (reader.load().version, istiod.sent(), istiod.requests().len());
         serving.stop().await;
 
         // A server that is no control plane has its address, and counts the connections.
@@ -419,11 +385,7 @@ fn a_stream_that_says_nothing_is_given_up_until_all_is_received() {
         pass_until("readiness", &|| status.list_pending().is_empty()).await;
         let firsts = istiod.firsts();
         pass(3600).await;
-        assert_eq!(
-            istiod.firsts(),
-            firsts,
-            "all is told, and silence is no fault"
-        );
+        assert_eq!(istiod.firsts(), firsts, "all is told, and silence is no fault");
         stream.abort();
     });
 }
@@ -448,9 +410,7 @@ fn values_that_we_do_not_know_yet_mean_what_is_safe() {
                 .await
                 .expect_err("no endpoint that can be dialled");
             istiod.put(ADDRESS, "a", &changed(|_| {}));
-            until(what, async || asks(&gateway).await, Result::is_ok)
-                .await
-                .expect("a tunnel");
+            until(what, async || asks(&gateway).await, Result::is_ok).await.expect("a tunnel");
         }
         assert_eq!(istiod.rejections(), [""; 0]);
     });

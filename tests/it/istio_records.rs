@@ -39,39 +39,25 @@ fn istiod_4_records_that_ztunnel_accepts_are_not_rejected() {
         let istiod = Istiod::default();
         let mut odd = service();
         if let Some(address::Type::Service(service)) = &mut odd.r#type {
-            let port = |service_port, target_port| Port {
-                service_port,
-                target_port,
-                ..Port::default()
-            };
-            service
-                .ports
-                .extend([port(0, 80), port(81, 70_000), port(70_000, 80)]);
+            let port =
+                |service_port, target_port| Port { service_port, target_port, ..Port::default() };
+            service.ports.extend([port(0, 80), port(81, 70_000), port(70_000, 80)]);
         }
         istiod.put(ADDRESS, SERVICE, &odd);
         let plain = changed("plain", bytes(net.ip(12)), |plain| {
             plain.tunnel_protocol = TunnelProtocol::None.into();
-            plain.application_tunnel = Some(ApplicationTunnel {
-                port: 70_000,
-                ..ApplicationTunnel::default()
-            });
+            plain.application_tunnel =
+                Some(ApplicationTunnel { port: 70_000, ..ApplicationTunnel::default() });
             for list in plain.services.values_mut() {
                 list.ports[0].target_port = 0;
             }
         });
         istiod.put(ADDRESS, "plain", &plain);
         istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
-        let matches = vec![Match {
-            destination_ports: vec![0, 70_000],
-            ..Match::default()
-        }];
-        let rules = vec![Rule {
-            clauses: vec![Clause { matches }],
-        }];
-        let policy = Authorization {
-            rules,
-            ..policy("ports", Scope::Namespace, Action::Deny, "shop")
-        };
+        let matches = vec![Match { destination_ports: vec![0, 70_000], ..Match::default() }];
+        let rules = vec![Rule { clauses: vec![Clause { matches }] }];
+        let policy =
+            Authorization { rules, ..policy("ports", Scope::Namespace, Action::Deny, "shop") };
         istiod.put(AUTHORIZATION, "app/ports", &policy);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;

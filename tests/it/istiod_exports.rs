@@ -13,21 +13,13 @@ use crate::support::wds::{HOSTNAME, SERVICE, bytes, changed, ports, service, wor
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
 
 /// Clusters that istiod sends to every east-west gateway.
-const STATIC: [&str; 4] = [
-    "main_internal",
-    "encap",
-    "forward_inner_connect",
-    "BlackHoleCluster",
-];
+const STATIC: [&str; 4] = ["main_internal", "encap", "forward_inner_connect", "BlackHoleCluster"];
 
 /// A push of these clusters, without a version and with nothing removed.
 fn push(nonce: &str, clusters: &[&str]) -> DeltaDiscoveryResponse {
     let resources = clusters.iter().map(|name| Resource {
         name: (*name).into(),
-        resource: Some(prost_types::Any {
-            type_url: CLUSTER.into(),
-            value: vec![7; 2_000],
-        }),
+        resource: Some(prost_types::Any { type_url: CLUSTER.into(), value: vec![7; 2_000] }),
         ..Resource::default()
     });
     DeltaDiscoveryResponse {
@@ -64,13 +56,7 @@ impl World {
         istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
-        Self {
-            net,
-            gateway,
-            istiod,
-            _endpoint: endpoint,
-            _serving: serving,
-        }
+        Self { net, gateway, istiod, _endpoint: endpoint, _serving: serving }
     }
 
     /// Sends a push, and waits until it is acknowledged.
@@ -87,9 +73,7 @@ impl World {
 
     /// Makes the one workload serve other services too. Returns their hosts.
     fn serve_too(&self, names: &[&str]) -> Vec<String> {
-        let hosts = names
-            .iter()
-            .map(|name| format!("{name}.app.svc.cluster.local"));
+        let hosts = names.iter().map(|name| format!("{name}.app.svc.cluster.local"));
         let hosts: Vec<_> = hosts.collect();
         for (name, host) in names.iter().zip(&hosts) {
             let service = Service {
@@ -99,9 +83,7 @@ impl World {
                 ports: ports(),
                 ..Service::default()
             };
-            let service = Address {
-                r#type: Some(address::Type::Service(service)),
-            };
+            let service = Address { r#type: Some(address::Type::Service(service)) };
             self.istiod.put(ADDRESS, &format!("app/{host}"), &service);
         }
         let serves = changed("a", bytes(self.net.ip(11)), |workload| {
@@ -116,9 +98,7 @@ impl World {
 
     async fn is_exposed(&self) {
         let requested = async || asks(&self.gateway).await;
-        until("the export", requested, Result::is_ok)
-            .await
-            .expect("a tunnel");
+        until("the export", requested, Result::is_ok).await.expect("a tunnel");
     }
 }
 

@@ -27,11 +27,9 @@ fn write_certificates(folder: &Path) {
         parameters.subject_alt_names = vec![SanType::DnsName(name)];
     });
     let leaf = leaf.expect("a leaf");
-    for (name, text) in [
-        ("tls.crt", &leaf.chain_pem),
-        ("tls.key", &leaf.key_pem),
-        ("root.crt", &identities().root),
-    ] {
+    for (name, text) in
+        [("tls.crt", &leaf.chain_pem), ("tls.key", &leaf.key_pem), ("root.crt", &identities().root)]
+    {
         std::fs::write(folder.join(name), text).expect("a file");
     }
 }
@@ -77,12 +75,7 @@ fn a_recording_has_every_message_and_no_token() {
         gateway.ready().await;
         istiod.put(ADDRESS, "a", &changed("a", bytes(net.ip(11)), |_| ()));
         // Three subscriptions, their answers, and those to clusters and addresses of the push.
-        until(
-            "requests",
-            async || istiod.requests().len(),
-            |&count| count == 8,
-        )
-        .await;
+        until("requests", async || istiod.requests().len(), |&count| count == 8).await;
         marks.write_all(b"the end\n").await.expect("a mark");
         let line = lines.next_line().await.expect("a line");
         assert_eq!(line.as_deref(), Some("marked"));
@@ -110,9 +103,6 @@ fn a_recording_has_every_message_and_no_token() {
         assert_eq!(marks, ["the end"]);
         let names = responses.iter().flat_map(|response| &response.resources);
         let names: Vec<_> = names.map(|resource| &*resource.name).collect();
-        assert!(
-            names.contains(&SERVICE) && names.contains(&"a"),
-            "{names:?}"
-        );
+        assert!(names.contains(&SERVICE) && names.contains(&"a"), "{names:?}");
     });
 }

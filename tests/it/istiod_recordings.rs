@@ -63,9 +63,7 @@ fn shapes(messages: &[DeltaDiscoveryResponse]) -> Vec<(String, Shape)> {
         }
         shape.has_nonce = !message.nonce.is_empty();
         shape.has_version = !message.system_version_info.is_empty();
-        shape
-            .removed
-            .extend(message.removed_resources.iter().cloned());
+        shape.removed.extend(message.removed_resources.iter().cloned());
         let resources = message.resources.iter().map(|one| {
             let resource = ResourceShape {
                 has_version: !one.version.is_empty(),
@@ -88,10 +86,7 @@ struct Recorded {
 }
 
 fn streams(name: &str) -> Vec<Recorded> {
-    let (_, path) = recordings()
-        .into_iter()
-        .find(|(known, _)| known == name)
-        .expect("a recording");
+    let (_, path) = recordings().into_iter().find(|(known, _)| known == name).expect("a recording");
     let mut streams = BTreeMap::<u32, Recorded>::new();
     for event in read(&path) {
         match event.kind {
@@ -216,10 +211,7 @@ impl Compared {
         let channel = channel.expect("a channel");
         let metadata = MetadataMap::new();
         let messages = call::open(channel, METHOD, metadata, outgoing, MESSAGE_BYTES_MAX).await;
-        Stream {
-            messages: messages.expect("a stream"),
-            _requests: requests,
-        }
+        Stream { messages: messages.expect("a stream"), _requests: requests }
     }
 
     /// Compares the messages of a push, and keeps their versions.
@@ -286,14 +278,10 @@ async fn compare_recording(name: &str) -> Vec<String> {
         differences: Vec::new(),
     };
     // Discovery does not say which ports are UDP.
-    compared
-        .istiod
-        .make_udp("app/changing.app.svc.cluster.local", 53);
+    compared.istiod.make_udp("app/changing.app.svc.cluster.local", 53);
     let _serving = compared.istiod.serve_plaintext(compared.address).await;
-    let last = DeltaDiscoveryResponse {
-        type_url: LAST.to_owned(),
-        ..DeltaDiscoveryResponse::default()
-    };
+    let last =
+        DeltaDiscoveryResponse { type_url: LAST.to_owned(), ..DeltaDiscoveryResponse::default() };
     for (number, recorded) in streams(name).into_iter().enumerate() {
         let (first, pushes) = recorded.pushes.split_first().expect("answers");
         let types: Vec<_> = recorded.firsts.iter().map(|one| &*one.type_url).collect();
@@ -335,9 +323,7 @@ fn parts(answer: &IstioCertificateResponse) -> Vec<usize> {
     let roots = parts.pop().expect("the roots");
     parts.retain(|part| *part != roots);
     let parts = parts.iter().chain([&roots]);
-    parts
-        .map(|part| part.matches("BEGIN CERTIFICATE-").count())
-        .collect()
+    parts.map(|part| part.matches("BEGIN CERTIFICATE-").count()).collect()
 }
 
 #[test]

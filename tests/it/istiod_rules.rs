@@ -36,11 +36,7 @@ impl Client {
         let call = ads::AggregatedDiscoveryServiceClient::new(channel)
             .delta_aggregated_resources(ReceiverStream::new(received))
             .await;
-        Self {
-            requests,
-            responses: call.expect("a stream").into_inner(),
-            _serving: serving,
-        }
+        Self { requests, responses: call.expect("a stream").into_inner(), _serving: serving }
     }
 
     async fn asks(&self, type_url: &str, subscribe: &[&str], unsubscribe: &[&str]) {
@@ -59,11 +55,7 @@ impl Client {
         let response = self.responses.message().await.expect("a stream");
         let response = response.expect("a response");
         let sent = response.resources.into_iter().map(|one| one.name);
-        (
-            response.type_url,
-            sent.collect(),
-            response.removed_resources.into_iter().collect(),
-        )
+        (response.type_url, sent.collect(), response.removed_resources.into_iter().collect())
     }
 
     async fn expects(&mut self, type_url: &str, sent: &[&str], removed: &[&str]) {
@@ -106,11 +98,7 @@ fn istiod_9_a_push_has_names_that_changed_and_are_subscribed_to_and_no_other() {
 fn behind_waypoint() -> Address {
     let mut message = service();
     if let Some(address::Type::Service(service)) = &mut message.r#type {
-        service.ports.push(Port {
-            service_port: 53,
-            target_port: 53,
-            ..Port::default()
-        });
+        service.ports.push(Port { service_port: 53, target_port: 53, ..Port::default() });
         let (namespace, hostname) = WAYPOINT.split_once('/').expect("a namespace");
         service.waypoint = Some(GatewayAddress {
             destination: Some(Destination::Hostname(NamespacedHostname {
@@ -136,9 +124,7 @@ fn istiod_9_a_push_of_clusters_has_the_whole_set_and_names_removals_later() {
             ports: waypoint_ports(),
             ..Service::default()
         };
-        let waypoint = Address {
-            r#type: Some(address::Type::Service(waypoint)),
-        };
+        let waypoint = Address { r#type: Some(address::Type::Service(waypoint)) };
         istiod.put(ADDRESS, WAYPOINT, &waypoint);
         let mut client = Client::start(&istiod).await;
         client.asks(CLUSTER, &[], &[]).await;

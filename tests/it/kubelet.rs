@@ -84,10 +84,7 @@ fn managed(gateway: &Value) -> Value {
     assert_eq!(text(gateway, parameters), text(&overlay, "/metadata/name"));
     let rendered = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/deploy/rendered.yaml");
     let rendered = of_kind(&documents(&rendered), "Deployment");
-    assert_eq!(
-        text(gateway, "/metadata/name"),
-        text(&rendered, "/metadata/name")
-    );
+    assert_eq!(text(gateway, "/metadata/name"), text(&rendered, "/metadata/name"));
     let patch = text(&overlay, "/data/deployment");
     patched(&rendered, &serde_saphyr::from_str(patch).expect("YAML"))
 }
@@ -95,10 +92,7 @@ fn managed(gateway: &Value) -> Value {
 /// Returns the Deployment of a Gateway with pods of our own.
 fn manual(gateway: &Value) -> Value {
     let workload = manifest("workload.yaml");
-    let (deployment, service) = (
-        of_kind(&workload, "Deployment"),
-        of_kind(&workload, "Service"),
-    );
+    let (deployment, service) = (of_kind(&workload, "Deployment"), of_kind(&workload, "Service"));
     let host = text(gateway, "/spec/addresses/0/value");
     let of_service = format!(
         "{}.{}.svc.cluster.local",
@@ -117,20 +111,14 @@ fn istiod_7_the_kubelet_of_these_tests_knows_every_manifest() {
     }
     let names = |folder: &Path| -> Vec<_> {
         let entries = fs::read_dir(folder).expect("a folder");
-        entries
-            .map(|entry| entry.expect("an entry").path())
-            .collect()
+        entries.map(|entry| entry.expect("an entry").path()).collect()
     };
     let (folders, files): (Vec<_>, Vec<_>) =
         names(folder()).into_iter().partition(|at| at.is_dir());
-    let all = files
-        .into_iter()
-        .chain(folders.iter().flat_map(|at| names(at)));
+    let all = files.into_iter().chain(folders.iter().flat_map(|at| names(at)));
     let all = all.filter(|file| file.extension().is_some_and(|end| end == "yaml"));
     let all = all.map(|file| file.strip_prefix(folder()).expect("below it").to_owned());
-    let all: BTreeSet<_> = all
-        .map(|file| file.to_string_lossy().into_owned())
-        .collect();
+    let all: BTreeSet<_> = all.map(|file| file.to_string_lossy().into_owned()).collect();
     assert_eq!(all, known);
 }
 
@@ -225,11 +213,7 @@ fn is_confined(pod: &Pod) {
     assert_eq!(pod.proc_status("NoNewPrivs:"), "1");
     for path in ["x", "etc/istio/pod/x", "var/run/secrets/istio/x"] {
         let error = fs::write(pod.file(path), "").expect_err("a read-only mount");
-        assert_eq!(
-            error.kind(),
-            std::io::ErrorKind::ReadOnlyFilesystem,
-            "{path}"
-        );
+        assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{path}");
     }
 }
 
@@ -248,18 +232,14 @@ async fn is_reached(pod: &Pod, deployment: &Value, gateway: &Value) {
         TcpStream::connect(address).await.expect("a listener");
     }
     let annotations = &template["metadata"]["annotations"];
-    let scraped = text(annotations, "/prometheus.io~1port")
-        .parse()
-        .expect("a port");
+    let scraped = text(annotations, "/prometheus.io~1port").parse().expect("a port");
     for port in [scraped, 15090] {
         let path = text(annotations, "/prometheus.io~1path");
         let (status, page) = pod.get(port, path).await;
         assert_eq!(status, 200, "{port}");
         assert!(page.contains("strait_tunnels_open"), "{port}: {page}");
     }
-    let port = gateway["spec"]["listeners"][0]["port"]
-        .as_u64()
-        .expect("a port");
+    let port = gateway["spec"]["listeners"][0]["port"].as_u64().expect("a port");
     let account = text(template, "/spec/serviceAccountName");
     assert_eq!(account, text(gateway, "/metadata/name"));
     assert!(GATEWAY.ends_with(&format!("/ns/istio-system/sa/{account}")));
@@ -276,10 +256,7 @@ fn istiod_7_the_remote_gateways_name_the_account_of_the_pods() {
     let account = of_kind(&workload, "ServiceAccount");
     for dialect in DIALECTS {
         let remote = of_kind(&manifest(&format!("{dialect}/remote.yaml")), "Gateway");
-        let named = text(
-            &remote,
-            "/metadata/annotations/gateway.istio.io~1service-account",
-        );
+        let named = text(&remote, "/metadata/annotations/gateway.istio.io~1service-account");
         assert_eq!(named, text(&account, "/metadata/name"));
     }
 }

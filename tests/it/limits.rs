@@ -66,10 +66,8 @@ fn the_limit_of_tunnels_rejects_with_its_reason_and_follows_the_configuration() 
         let gateway = Gateway::start(&settings(net, "{tunnels: 2}")).await;
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
         // One identity leaves places to others.
-        let (one, other) = (
-            gateway.client(identities()).await,
-            gateway.client_as(identities(), OTHER).await,
-        );
+        let (one, other) =
+            (gateway.client(identities()).await, gateway.client_as(identities(), OTHER).await);
         let mut first = one.tunnel(ECHO).await.expect("a tunnel");
         refused(&one).await;
         let second = other.tunnel(ECHO).await.expect("a tunnel");
@@ -122,9 +120,7 @@ fn open_tunnels_end_by_the_limits_of_time_of_a_changed_configuration() {
         echoes(&mut idle).await;
         let name = "outbound_.80_._.echo.app.svc.cluster.local";
         let hello = client_hello(name, &["istio"]);
-        let mut tls = TcpStream::connect(net.address(1, TLS))
-            .await
-            .expect("a connection");
+        let mut tls = TcpStream::connect(net.address(1, TLS)).await.expect("a connection");
         tls.write_all(&hello).await.expect("a hello");
         let mut echoed = vec![0; hello.len()];
         tls.read_exact(&mut echoed).await.expect("an echo");

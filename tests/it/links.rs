@@ -52,10 +52,7 @@ async fn writes(all: &[u8], toxic: Faults) -> Vec<(Instant, Vec<u8>)> {
 #[tokio::test(start_paused = true)]
 async fn a_slice_bounds_every_write() {
     for slice in [1, 7, 16 * 1024] {
-        let toxic = Faults {
-            slice: Some(slice),
-            ..Faults::default()
-        };
+        let toxic = Faults { slice: Some(slice), ..Faults::default() };
         let sliced = writes(&bytes::range(ID, 0, SIZE), toxic).await;
         let sizes: Vec<_> = sliced.iter().map(|(_, bytes)| bytes.len()).collect();
         assert!(sizes.iter().all(|&size| size <= slice), "{slice}");
@@ -66,10 +63,7 @@ async fn a_slice_bounds_every_write() {
 #[tokio::test(start_paused = true)]
 async fn a_delay_holds_up_each_chunk_but_not_the_next() {
     const DELAY: Duration = Duration::from_millis(300);
-    let toxic = Faults {
-        delay: DELAY,
-        ..Faults::default()
-    };
+    let toxic = Faults { delay: DELAY, ..Faults::default() };
     let (mut near, far) = duplex(100);
     let start = Instant::now();
     let mut writes = Writes::default();
@@ -85,32 +79,20 @@ async fn a_delay_holds_up_each_chunk_but_not_the_next() {
     ended.expect("an end");
     // The end is delayed too.
     assert_eq!(start.elapsed(), DELAY + Duration::from_millis(100));
-    let times: Vec<_> = writes
-        .0
-        .iter()
-        .map(|&(at, _)| (at - start).as_millis())
-        .collect();
+    let times: Vec<_> = writes.0.iter().map(|&(at, _)| (at - start).as_millis()).collect();
     assert_eq!(times, [300, 310, 320, 330, 340, 350, 360, 370, 380, 390]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_limit_is_bytes_a_second() {
-    let toxic = Faults {
-        limit: Some(20_000),
-        ..Faults::default()
-    };
+    let toxic = Faults { limit: Some(20_000), ..Faults::default() };
     let start = Instant::now();
     let limited = writes(&bytes::range(ID, 0, SIZE), toxic).await;
     let seconds = start.elapsed().as_secs_f64();
     assert!((4.9..5.5).contains(&seconds), "{seconds} s");
-    let first = limited
-        .iter()
-        .filter(|(at, _)| *at - start < Duration::from_secs(1));
+    let first = limited.iter().filter(|(at, _)| *at - start < Duration::from_secs(1));
     let bytes: usize = first.map(|(_, bytes)| bytes.len()).sum();
-    assert!(
-        (18_000..21_000).contains(&bytes),
-        "{bytes} in the first second"
-    );
+    assert!((18_000..21_000).contains(&bytes), "{bytes} in the first second");
 }
 
 /// Returns the bytes through a link with a cut direction to the endpoint, and their end.
@@ -118,12 +100,8 @@ async fn through(toxic: Faults) -> (u64, io::Result<usize>) {
     let net = Net::new();
     let listener = net.listen(2, 0).await;
     let to = listener.local_addr().expect("an address");
-    let link = FaultyRelay::new(net.listen(1, 0).await, to, move |_| {
-        [toxic, Faults::default()]
-    });
-    let mut near = TcpStream::connect(link.address)
-        .await
-        .expect("a connection");
+    let link = FaultyRelay::new(net.listen(1, 0).await, to, move |_| [toxic, Faults::default()]);
+    let mut near = TcpStream::connect(link.address).await.expect("a connection");
     let (mut far, _) = listener.accept().await.expect("a connection");
     let send = async {
         // A link that was cut by a reset accepts no more.
@@ -157,22 +135,14 @@ fn a_cut_comes_after_its_bytes_and_as_configured() {
             assert_eq!((bytes, end.ok()), (after, Some(0)), "FIN");
             let (bytes, end) = through(Faults::cut(after, Cut::Silence)).await;
             let end = end.map_err(|error| error.kind());
-            assert_eq!(
-                (bytes, end),
-                (after, Err(io::ErrorKind::TimedOut)),
-                "silence"
-            );
+            assert_eq!((bytes, end), (after, Err(io::ErrorKind::TimedOut)), "silence");
             let (bytes, end) = through(Faults::cut(after, Cut::Reset)).await;
             let end = end.map_err(|error| error.kind());
             assert_eq!(end, Err(io::ErrorKind::ConnectionReset), "RST");
             assert!(bytes <= after);
         }
         let (bytes, end) = through(Faults::cut(SIZE + 1, Cut::Reset)).await;
-        assert_eq!(
-            (bytes, end.ok()),
-            (SIZE, Some(0)),
-            "never as far as its cut"
-        );
+        assert_eq!((bytes, end.ok()), (SIZE, Some(0)), "never as far as its cut");
     });
 }
 
@@ -188,22 +158,16 @@ fn a_half_close_and_a_reset_pass_through() {
             bytes::expect_end(&mut stream).await;
             bytes::send(&mut stream, ID, 0, SIZE).await.expect("all");
         });
-        let mut near = TcpStream::connect(link.address)
-            .await
-            .expect("a connection");
+        let mut near = TcpStream::connect(link.address).await.expect("a connection");
         bytes::send(&mut near, ID, 0, SIZE).await.expect("all");
         near.shutdown().await.expect("our end");
-        bytes::expect(&mut near, ID, 0, SIZE)
-            .await
-            .expect("all after our end");
+        bytes::expect(&mut near, ID, 0, SIZE).await.expect("all after our end");
         bytes::expect_end(&mut near).await;
 
         let listener = net.listen(3, 0).await;
         let to = listener.local_addr().expect("an address");
         let link = FaultyRelay::new(net.listen(1, 0).await, to, |_| [Faults::default(); 2]);
-        let near = TcpStream::connect(link.address)
-            .await
-            .expect("a connection");
+        let near = TcpStream::connect(link.address).await.expect("a connection");
         let (mut far, _) = listener.accept().await.expect("a connection");
         reset(near);
         let end = far.read(&mut [0; 1]).await.expect_err("a reset");

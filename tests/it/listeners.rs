@@ -97,8 +97,7 @@ async fn states(gateway: &Gateway) -> Vec<(String, String)> {
     let page = page(gateway).await;
     let rows = page["listeners"].as_array().expect("a list").iter();
     let text = |row: &Value, key: &str| row[key].as_str().expect("text").to_owned();
-    rows.map(|row| (text(row, "name"), text(row, "state")))
-        .collect()
+    rows.map(|row| (text(row, "name"), text(row, "state"))).collect()
 }
 
 fn state(name: &str, state: &str) -> (String, String) {
@@ -121,10 +120,7 @@ fn review_21_routes_and_sources_of_a_tls_listener_hold_for_new_and_open_tunnels(
         passed_on(net, ROUTES, "c.example").await;
         let unknown = TcpStream::connect(net.address(1, ROUTES)).await;
         let mut unknown = unknown.expect("a connection");
-        unknown
-            .write_all(&client_hello("a.example", &[]))
-            .await
-            .expect("a hello");
+        unknown.write_all(&client_hello("a.example", &[])).await.expect("a hello");
         let mut alert = Vec::new();
         unknown.read_to_end(&mut alert).await.expect("a clean end");
         assert_eq!(alert, UNRECOGNIZED);
@@ -138,9 +134,7 @@ fn review_21_routes_and_sources_of_a_tls_listener_hold_for_new_and_open_tunnels(
         }
         let revoked = async || gateway.tunnels("revoked").await;
         until("revoked", revoked, |&now| now == 2.0).await;
-        gateway
-            .logged("the listener's `sources` no longer contain")
-            .await;
+        gateway.logged("the listener's `sources` no longer contain").await;
     });
 }
 
@@ -158,9 +152,7 @@ fn review_21_a_route_to_another_service_takes_the_right_of_its_open_tunnels() {
         edit(&gateway, &old, new, "ok").await;
         is_reset(&mut stream).await;
         passed_on(net, ROUTES, "a.example").await;
-        gateway
-            .logged("dst.service=\"secret.app.svc.cluster.local\"")
-            .await;
+        gateway.logged("dst.service=\"secret.app.svc.cluster.local\"").await;
     });
 }
 
@@ -173,13 +165,7 @@ fn review_21_route_by_and_sources_of_an_hbone_listener_hold_on_open_connections(
         let mut old = client.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut old).await;
 
-        edit(
-            &gateway,
-            "protocol: hbone",
-            "protocol: hbone, route_by: sni",
-            "ok",
-        )
-        .await;
+        edit(&gateway, "protocol: hbone", "protocol: hbone, route_by: sni", "ok").await;
         echoes(&mut old).await;
         let mut new = client.tunnel(ECHO).await.expect("200 before the hello");
         new.write_all(b"no hello").await.expect("an open tunnel");
@@ -198,10 +184,7 @@ fn review_21_a_new_listener_opens_and_a_removed_one_drains_until_the_deadline() 
         let net = Net::new();
         let extra = listener(net, "extra", EXTRA, "protocol: hbone");
         let (gateway, _endpoint) = gateway(net, extra.clone()).await;
-        let (usual, removed) = (
-            gateway.client(identities()).await,
-            connect_at(net, EXTRA).await,
-        );
+        let (usual, removed) = (gateway.client(identities()).await, connect_at(net, EXTRA).await);
         let mut kept = usual.tunnel(ECHO).await.expect("a tunnel");
         let mut ends = removed.tunnel(ECHO).await.expect("a tunnel");
         let mut stays = removed.tunnel(ECHO).await.expect("a tunnel");
@@ -213,11 +196,8 @@ fn review_21_a_new_listener_opens_and_a_removed_one_drains_until_the_deadline() 
         passed_on(net, ROUTES, "a.example").await;
         let goaway = async || removed.tunnel(ECHO).await.is_err();
         until("GOAWAY", goaway, |&refused| refused).await;
-        let want = [
-            state("cross-network", "open"),
-            state("later", "open"),
-            state("extra", "draining"),
-        ];
+        let want =
+            [state("cross-network", "open"), state("later", "open"), state("extra", "draining")];
         assert_eq!(states(&gateway).await, want);
         echoes(&mut stays).await;
         ends.shutdown().await.expect("our end");
@@ -282,13 +262,7 @@ fn review_21_a_listener_that_is_moved_or_turned_serves_as_it_now_is() {
         refused(net, EXTRA).await;
         passed_on(net, port, "a.example").await;
         is_reset(&mut stream).await;
-        edit(
-            &gateway,
-            &narrow.to_string(),
-            &format!("0.0.0.0:{port}"),
-            "ok",
-        )
-        .await;
+        edit(&gateway, &narrow.to_string(), &format!("0.0.0.0:{port}"), "ok").await;
         passed_on(net, port, "a.example").await;
     });
 }
@@ -318,10 +292,8 @@ fn review_21_an_address_in_use_is_a_failed_reload_that_is_tried_again() {
         assert_eq!(states(&gateway).await, want("failed"));
         let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "{text}");
-        let problem = format!(
-            "listener `taken` is not open: cannot listen on {}",
-            net.address(1, EXTRA)
-        );
+        let problem =
+            format!("listener `taken` is not open: cannot listen on {}", net.address(1, EXTRA));
         assert!(text.contains(&problem), "{text}");
         assert!(text.contains("in use except for a part"), "{text}");
 
@@ -376,10 +348,7 @@ fn review_20_status_shows_listeners_and_what_a_route_of_any_name_opens() {
         let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "{text}");
         for (name, rest) in [
-            (
-                "cross-network",
-                "hbone     by authority   every address  open",
-            ),
+            ("cross-network", "hbone     by authority   every address  open"),
             ("any", "tls       by its routes  every address  open"),
             ("narrow", "tls       by its routes  10.0.0.0/8     open"),
             ("istio", "tls       istio          every address  open"),

@@ -16,11 +16,7 @@ const OWN: &str = "east//Pod/istio-system/eastwest-7d9f";
 const TUNNELS: usize = 20;
 
 fn locality(zone: &str) -> Locality {
-    Locality {
-        region: "us-east".into(),
-        zone: zone.into(),
-        subzone: String::new(),
-    }
+    Locality { region: "us-east".into(), zone: zone.into(), subzone: String::new() }
 }
 
 /// Returns an istiod with a service that prefers close endpoints, and one in each of two zones.
@@ -29,9 +25,7 @@ fn istiod(net: Net) -> Istiod {
     let mut service = service();
     if let Some(address::Type::Service(service)) = &mut service.r#type {
         service.load_balancing = Some(LoadBalancing {
-            routing_preference: [Scope::Network, Scope::Region, Scope::Zone]
-                .map(i32::from)
-                .into(),
+            routing_preference: [Scope::Network, Scope::Region, Scope::Zone].map(i32::from).into(),
             mode: Mode::Failover.into(),
             ..LoadBalancing::default()
         });
@@ -70,10 +64,7 @@ async fn to_first(gateway: &Gateway, endpoints: &[Endpoint; 2]) -> usize {
 }
 
 async fn endpoints(net: Net) -> [Endpoint; 2] {
-    [
-        Endpoint::echo(net.listen(11, 15008).await),
-        Endpoint::echo(net.listen(12, 15008).await),
-    ]
+    [Endpoint::echo(net.listen(11, 15008).await), Endpoint::echo(net.listen(12, 15008).await)]
 }
 
 #[test]

@@ -48,9 +48,8 @@ async fn found(gateways: &[(Net, Gateway); 2]) -> [f64; 2] {
 fn review_10_one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop() {
     run(async {
         let gateways = pair().await;
-        let mut stream = TcpStream::connect(gateways[0].0.address(1, TLS))
-            .await
-            .expect("a connection");
+        let mut stream =
+            TcpStream::connect(gateways[0].0.address(1, TLS)).await.expect("a connection");
         let hello = client_hello("any.example", &[]);
         stream.write_all(&hello).await.expect("a hello");
         let mut answer = Vec::new();
@@ -59,11 +58,7 @@ fn review_10_one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop(
         assert_eq!(answer, [21, 3, 3, 0, 2, 2, 40]);
         drop(stream);
         let connections = found(&gateways).await;
-        assert_eq!(
-            connections,
-            [4.0, 3.0],
-            "three, and the one that is refused"
-        );
+        assert_eq!(connections, [4.0, 3.0], "three, and the one that is refused");
         for (_, gateway) in &gateways {
             gateway.wait_until_open(0, 0).await;
         }

@@ -1,9 +1,6 @@
 //! End-to-end tests of the gateway: its own process, real sockets, TLS and HTTP/2.
 
-#![expect(
-    unreachable_pub,
-    reason = "a test binary exports nothing, and plain `pub` reads better"
-)]
+#![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
 mod support;

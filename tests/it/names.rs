@@ -33,18 +33,8 @@ workloads:
     for (host, network, region, service) in [
         (11, "east", "us-west-2", format!("uswest2/{WEST2}")),
         (12, "east", "us-east-2", format!("useast2/{EAST2}")),
-        (
-            13,
-            "east",
-            "us-east-2",
-            "app/echo.app.mesh.internal".to_owned(),
-        ),
-        (
-            13,
-            "west",
-            "us-east-2",
-            "app/bar.app.svc.cluster.local".to_owned(),
-        ),
+        (13, "east", "us-east-2", "app/echo.app.mesh.internal".to_owned()),
+        (13, "west", "us-east-2", "app/bar.app.svc.cluster.local".to_owned()),
     ] {
         let ip = net.ip(host);
         text += &format!(
@@ -173,12 +163,7 @@ fn one_service_answers_under_all_its_names_and_a_vip_is_that_of_this_network() {
             let (who, _) = open_tunnel(&client, name).await.expect("a tunnel");
             assert_eq!(who, 13, "{name}");
         }
-        for name in [
-            "echo.app.global:81",
-            "echo.app.other:80",
-            "echo.app:80",
-            "echo.global:80",
-        ] {
+        for name in ["echo.app.global:81", "echo.app.other:80", "echo.app:80", "echo.global:80"] {
             let refused = open_tunnel(&client, name).await.map(|(who, _)| who);
             assert!(refused.is_err(), "{name}: {refused:?}");
         }
@@ -208,13 +193,7 @@ fn acceptance_6_an_alias_visible_to_one_consumer_is_an_unknown_service_to_anothe
     run(async {
         let world = World::start(NAMES, false, "").await;
         let (west, north) = (world.client(CLIENT).await, world.client(NORTH).await);
-        assert_eq!(
-            open_tunnel(&west, "hidden.global:80")
-                .await
-                .expect("a tunnel")
-                .0,
-            11
-        );
+        assert_eq!(open_tunnel(&west, "hidden.global:80").await.expect("a tunnel").0, 11);
         let refused = async |name| open_tunnel(&north, name).await.map(|(who, _)| who);
         let hidden = refused("hidden.global:80").await.expect_err("a refusal");
         for name in ["nothing.global:80", "bar.app.svc.cluster.local:80"] {
@@ -230,10 +209,7 @@ fn server_names_are_looked_up_as_authorities_are_and_see_what_everybody_sees() {
     run(async {
         let world = World::start(NAMES, false, "").await;
         // Their peers have no identity, and reach services that are exposed to anyone.
-        world.change(
-            "to: [{cluster: west}, {cluster: north}]",
-            "to: [{anyone: true}]",
-        );
+        world.change("to: [{cluster: west}, {cluster: north}]", "to: [{anyone: true}]");
         let answer = async |name: &str| {
             let address = world.net.address(1, 15443);
             let mut stream = TcpStream::connect(address).await.expect("a connection");
@@ -300,9 +276,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
         }
         assert_eq!(world.gateway.tunnels("unknown_service").await, 3.0);
         let (_, mut tunnel) = open_tunnel(&west, &at(11, 9000)).await.expect("a tunnel");
-        let (_, mut by_name) = open_tunnel(&west, "foo.uswest2.global:80")
-            .await
-            .expect("a tunnel");
+        let (_, mut by_name) = open_tunnel(&west, "foo.uswest2.global:80").await.expect("a tunnel");
         world.change("workloads: true", "workloads: false");
         assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
         assert!(open_tunnel(&west, &at(11, 9000)).await.is_err());
@@ -316,24 +290,13 @@ fn names_change_while_it_runs_and_a_tunnel_whose_name_leads_elsewhere_ends() {
     run(async {
         let world = World::start(NAMES, false, "").await;
         let client = world.client(CLIENT).await;
-        let (_, mut moved) = open_tunnel(&client, "orders.global:80")
-            .await
-            .expect("a tunnel");
-        let (_, mut pinned) = open_tunnel(&client, "foo-west.global:80")
-            .await
-            .expect("a tunnel");
-        let (_, mut family) = open_tunnel(&client, "foo.uswest2.global:80")
-            .await
-            .expect("a tunnel");
-        let (_, mut kept) = open_tunnel(&client, "hidden.global:80")
-            .await
-            .expect("a tunnel");
+        let (_, mut moved) = open_tunnel(&client, "orders.global:80").await.expect("a tunnel");
+        let (_, mut pinned) = open_tunnel(&client, "foo-west.global:80").await.expect("a tunnel");
+        let (_, mut family) =
+            open_tunnel(&client, "foo.uswest2.global:80").await.expect("a tunnel");
+        let (_, mut kept) = open_tunnel(&client, "hidden.global:80").await.expect("a tunnel");
         let changed = NAMES
-            .replacen(
-                "to: foo.uswest2.global",
-                "to: foo.useast2.svc.clusterset.local",
-                1,
-            )
+            .replacen("to: foo.uswest2.global", "to: foo.useast2.svc.clusterset.local", 1)
             .replace("region: us-west-2", "region: us-east-2");
         world.change(NAMES, &changed);
         let reset = Some(Reason::INTERNAL_ERROR);
@@ -369,12 +332,8 @@ fn review_3_an_open_tunnel_by_a_name_that_is_given_to_others_ends() {
         let client = world.client(CLIENT).await;
         let answers = async || open_tunnel(&client, "api.example:80").await.is_ok();
         until("the service", answers, |is_there| *is_there).await;
-        let (_, mut lost) = open_tunnel(&client, "api.example:80")
-            .await
-            .expect("a tunnel");
-        let (_, mut kept) = open_tunnel(&client, "foo.useast2.global:80")
-            .await
-            .expect("a tunnel");
+        let (_, mut lost) = open_tunnel(&client, "api.example:80").await.expect("a tunnel");
+        let (_, mut kept) = open_tunnel(&client, "foo.useast2.global:80").await.expect("a tunnel");
         let alias =
             format!("{NAMES}    - {{name: api.example, to: {EAST2}, consumers: [north]}}\n");
         world.change(NAMES, &alias);

@@ -39,33 +39,21 @@ fn a_policy_of_exposition_opens_a_service_and_its_reload_closes_it() {
         settings.exposure = "    []\n  files: [objects]\n".to_owned();
         let policy = |rest: &str| {
             let spec = format!("spec: {{exposed: [{{name: echo, port: 80, {rest}}}]}}");
-            object(
-                "multicluster.istio.io/v1alpha1",
-                "ServiceExpositionPolicy",
-                &spec,
-            )
+            object("multicluster.istio.io/v1alpha1", "ServiceExpositionPolicy", &spec)
         };
         let open = policy("alias: shared-echo.global, clusters: [west]");
         let gateway = started(&settings, &open).await;
         let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
         let client = gateway.client(identities()).await;
         let mut by_name = client.tunnel(ECHO).await.expect("a tunnel");
-        let mut by_alias = client
-            .tunnel("shared-echo.global:80")
-            .await
-            .expect("a tunnel");
+        let mut by_alias = client.tunnel("shared-echo.global:80").await.expect("a tunnel");
         echoes(&mut by_name).await;
         echoes(&mut by_alias).await;
-        let (_, page, _) = gateway
-            .run_command(&["explain", "--from", WORKLOAD, "--to", ECHO])
-            .await;
+        let (_, page, _) =
+            gateway.run_command(&["explain", "--from", WORKLOAD, "--to", ECHO]).await;
         assert!(page.contains("objects/all.yaml:4): cluster west"), "{page}");
         // A service of another cluster's peers, then a part that cannot be expressed.
-        write(
-            gateway.folder.path(),
-            "all.yaml",
-            &policy("clusters: [east]"),
-        );
+        write(gateway.folder.path(), "all.yaml", &policy("clusters: [east]"));
         broken(&mut by_name).await;
         broken(&mut by_alias).await;
         client.tunnel(ECHO).await.expect_err("no tunnel");
@@ -73,15 +61,9 @@ fn a_policy_of_exposition_opens_a_service_and_its_reload_closes_it() {
         reloaded(&gateway, "ok", 2.0).await;
         let mut again = client.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut again).await;
-        write(
-            gateway.folder.path(),
-            "all.yaml",
-            &policy("clusters: [west], subset: v1"),
-        );
+        write(gateway.folder.path(), "all.yaml", &policy("clusters: [west], subset: v1"));
         broken(&mut again).await;
-        gateway
-            .logged("`spec.exposed[].subset` exposes a part of a service")
-            .await;
+        gateway.logged("`spec.exposed[].subset` exposes a part of a service").await;
         client.tunnel(ECHO).await.expect_err("no tunnel");
     });
 }
@@ -89,24 +71,16 @@ fn a_policy_of_exposition_opens_a_service_and_its_reload_closes_it() {
 /// Starts an HBONE workload at host 11 that echoes.
 async fn workload(net: Net) -> JoinSet<()> {
     let leaf = identities().leaf(WORKLOAD);
-    let east = TrustedDomain {
-        name: "east.local".into(),
-        issuers: None,
-        roots: None,
-    };
+    let east = TrustedDomain { name: "east.local".into(), issuers: None, roots: None };
     let tls = tls::endpoint_server_config(&identities().material(&leaf), vec![east]);
     let listener = net.listen(11, 15008).await;
     let mut task = JoinSet::new();
-    task.spawn(hbone::serve(
-        listener,
-        tls.expect("a server"),
-        |incoming| async {
-            let IncomingTunnel { authority, tunnel } = incoming;
-            assert_eq!(authority, "echo.global:8080");
-            let (mut read, mut write) = tokio::io::split(tunnel);
-            let _ = tokio::io::copy(&mut read, &mut write).await;
-        },
-    ));
+    task.spawn(hbone::serve(listener, tls.expect("a server"), |incoming| async {
+        let IncomingTunnel { authority, tunnel } = incoming;
+        assert_eq!(authority, "echo.global:8080");
+        let (mut read, mut write) = tokio::io::split(tunnel);
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    }));
     task
 }
 
@@ -130,20 +104,14 @@ fn a_remote_service_binding_opens_a_listener_and_its_removal_closes_it() {
         );
         let spec = "spec: {remote: [{cluster: west, services: [{name: echo.global, alias: echo, \
                     port: 8080}]}]}";
-        let binding = object(
-            "multicluster.istio.io/v1alpha1",
-            "RemoteServiceBinding",
-            spec,
-        );
+        let binding = object("multicluster.istio.io/v1alpha1", "RemoteServiceBinding", spec);
         // Nothing listens until the file has the object.
         let acceptor = started(&settings, "").await;
         TcpStream::connect(listen).await.expect_err("no listener");
         write(acceptor.folder.path(), "all.yaml", &binding);
         reloaded(&acceptor, "ok", 1.0).await;
         let connected = async || TcpStream::connect(listen).await;
-        let mut stream = until("a listener", connected, Result::is_ok)
-            .await
-            .expect("a stream");
+        let mut stream = until("a listener", connected, Result::is_ok).await.expect("a stream");
         bindings::echoes(&mut stream).await;
         write(acceptor.folder.path(), "all.yaml", "");
         let _ = until("no listener", connected, Result::is_err).await;
@@ -279,25 +247,14 @@ async fn is_opened_by(file: &str) {
         listen.ip()
     );
     let spec = "spec: {remote: [{cluster: west, services: [{name: pay.global, port: 8080}]}]}";
-    let binding = object(
-        "multicluster.istio.io/v1alpha1",
-        "RemoteServiceBinding",
-        spec,
-    );
+    let binding = object("multicluster.istio.io/v1alpha1", "RemoteServiceBinding", spec);
     let taken = net.listen(2, 8080).await;
     let gateway = started(&settings, &binding).await;
     let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
     let client = gateway.client(identities()).await;
     echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
-    gateway
-        .logged("listener `binding pay.global:8080` is not open")
-        .await;
-    assert!(
-        gateway
-            .metric("strait_reload_total{what=\"objects\",result=\"error\"}")
-            .await
-            > 0.5
-    );
+    gateway.logged("listener `binding pay.global:8080` is not open").await;
+    assert!(gateway.metric("strait_reload_total{what=\"objects\",result=\"error\"}").await > 0.5);
     drop(taken);
     let file = gateway.file(file);
     let text = std::fs::read_to_string(&file).expect("a file");

@@ -7,21 +7,12 @@ use crate::support::oracle::{End, Plan, SideResult, answer, drive, is_consistent
 use crate::support::{Net, bytes, reset, run};
 
 const SIZE: u64 = 100_000;
-const PLAN: Plan = Plan {
-    up: SIZE,
-    down: SIZE / 2,
-    ..Plan::both(7, 0)
-};
+const PLAN: Plan = Plan { up: SIZE, down: SIZE / 2, ..Plan::both(7, 0) };
 
 #[test]
 fn a_good_path_is_whole_for_both_sides() {
     run(async {
-        for plan in [
-            PLAN,
-            Plan::both(8, 0),
-            Plan::both(9, 1),
-            Plan::both(u64::MAX, 16 * 1024),
-        ] {
+        for plan in [PLAN, Plan::both(8, 0), Plan::both(9, 1), Plan::both(u64::MAX, 16 * 1024)] {
             let (near, far) = duplex(1000);
             let (client, (plan_read, endpoint)) = tokio::join!(drive(near, plan), answer(far));
             assert_eq!(plan_read.map(|plan_read| plan_read.id), Some(plan.id));
@@ -58,14 +49,8 @@ async fn changed(change: impl Fn(&mut Vec<u8>)) -> [(u64, End); 2] {
     let mut down = bytes::range(PLAN.down_stream(), 0, PLAN.down);
     change(&mut down);
     let (client, ()) = tokio::join!(drive(near, PLAN), script(far, &down));
-    assert!(
-        !is_consistent(client, SideResult::complete(PLAN.up)),
-        "{client:?}"
-    );
-    assert!(
-        !is_consistent(SideResult::complete(PLAN.down), endpoint),
-        "{endpoint:?}"
-    );
+    assert!(!is_consistent(client, SideResult::complete(PLAN.up)), "{client:?}");
+    assert!(!is_consistent(SideResult::complete(PLAN.down), endpoint), "{endpoint:?}");
     [endpoint, client].map(|side| (side.received, side.end))
 }
 
@@ -128,9 +113,7 @@ fn a_path_that_breaks_is_broken_even_after_the_last_byte() {
         let address = listener.local_addr().expect("an address");
         for sent in [0, 1, SIZE - 1, SIZE] {
             let breaks = async {
-                let mut near = tokio::net::TcpStream::connect(address)
-                    .await
-                    .expect("a connection");
+                let mut near = tokio::net::TcpStream::connect(address).await.expect("a connection");
                 let bytes = [PLAN.head(), bytes::range(PLAN.id, 0, sent)].concat();
                 near.write_all(&bytes).await.expect("an open connection");
                 // Some bytes of the answer have arrived, so the other side is connected.
@@ -151,23 +134,14 @@ fn a_path_that_breaks_is_broken_even_after_the_last_byte() {
 #[test]
 fn a_clean_end_that_nobody_made_fits_nothing() {
     let whole = SideResult::complete(SIZE);
-    let broken = SideResult {
-        received: 5,
-        end: End::Broken(Some(Reason::CONNECT_ERROR)),
-        finished: false,
-    };
+    let broken =
+        SideResult { received: 5, end: End::Broken(Some(Reason::CONNECT_ERROR)), finished: false };
     assert!(is_consistent(whole, whole) && is_consistent(broken, broken));
     assert!(!is_consistent(whole, broken) && !is_consistent(broken, whole));
-    let finished = SideResult {
-        finished: true,
-        ..broken
-    };
+    let finished = SideResult { finished: true, ..broken };
     assert!(is_consistent(whole, finished) && is_consistent(finished, whole));
     for end in [End::Short, End::Long, End::Wrong] {
         let bad = SideResult { end, ..whole };
-        assert!(
-            !is_consistent(bad, whole) && !is_consistent(whole, bad),
-            "{end:?}"
-        );
+        assert!(!is_consistent(bad, whole) && !is_consistent(whole, bad), "{end:?}");
     }
 }

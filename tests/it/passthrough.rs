@@ -66,9 +66,7 @@ pub fn client_hello(name: &str, alpn: &[&str]) -> Vec<u8> {
 
 /// Opens a connection and sends this ClientHello.
 async fn sent(net: Net, port: u16, hello: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(net.address(1, port))
-        .await
-        .expect("a connection");
+    let mut stream = TcpStream::connect(net.address(1, port)).await.expect("a connection");
     stream.write_all(hello).await.expect("a hello");
     stream
 }
@@ -81,12 +79,7 @@ async fn answer(mut stream: TcpStream) -> Vec<u8> {
 }
 
 async fn ended(gateway: &Gateway, reason: &str, count: f64) {
-    until(
-        reason,
-        async || gateway.tunnels(reason).await,
-        |&now| now == count,
-    )
-    .await;
+    until(reason, async || gateway.tunnels(reason).await, |&now| now == count).await;
 }
 
 /// Starts an endpoint whose connections belong to the oracle, after one of these ClientHellos of
@@ -119,12 +112,8 @@ fn the_client_meets_its_endpoints_own_certificate_at_the_target_port() {
             async move {
                 let mut tls = acceptor.accept(stream).await.expect("a handshake");
                 let mut requested = String::new();
-                tls.read_to_string(&mut requested)
-                    .await
-                    .expect("a question");
-                tls.write_all(requested.to_uppercase().as_bytes())
-                    .await
-                    .expect("an answer");
+                tls.read_to_string(&mut requested).await.expect("a question");
+                tls.write_all(requested.to_uppercase().as_bytes()).await.expect("an answer");
                 tls.shutdown().await.expect("an end");
             }
         });
@@ -132,9 +121,7 @@ fn the_client_meets_its_endpoints_own_certificate_at_the_target_port() {
         let mut client = (*client).clone();
         client.enable_sni = true;
         client.alpn_protocols = vec![b"istio".to_vec()];
-        let stream = TcpStream::connect(net.address(1, ISTIO))
-            .await
-            .expect("a connection");
+        let stream = TcpStream::connect(net.address(1, ISTIO)).await.expect("a connection");
         let name = ECHO_SNI.try_into().expect("a name");
         let connecting = TlsConnector::from(Arc::new(client)).connect(name, stream);
         let mut tls = connecting.await.expect("a handshake with the endpoint");
@@ -148,20 +135,11 @@ fn the_client_meets_its_endpoints_own_certificate_at_the_target_port() {
         ended(&gateway, "completed", 1.0).await;
         gateway.logged("connection complete").await;
         let log = gateway.log();
-        let line = log
-            .lines()
-            .find(|line| line.contains("connection complete"))
-            .expect("a line");
+        let line = log.lines().find(|line| line.contains("connection complete")).expect("a line");
         assert!(line.contains(&format!("dst.sni=\"{ECHO_SNI}\"")), "{line}");
-        assert!(
-            !line.contains("src.identity") && !line.contains("dst.hbone_addr"),
-            "{line}"
-        );
+        assert!(!line.contains("src.identity") && !line.contains("dst.hbone_addr"), "{line}");
         let metrics = gateway.scrape().await;
-        assert!(
-            metrics.contains("connection_security_policy=\"unknown\""),
-            "{metrics}"
-        );
+        assert!(metrics.contains("connection_security_policy=\"unknown\""), "{metrics}");
     });
 }
 
@@ -177,12 +155,7 @@ fn what_an_unverified_client_may_not_reach_is_refused_alike() {
         let secret = "outbound_.80_._.secret.app.svc.cluster.local";
         let cases = [
             (ISTIO, "outbound_.80_._.no.app", istio, "unknown_service"),
-            (
-                ISTIO,
-                "outbound_.81_._.echo.app.svc.cluster.local",
-                istio,
-                "unknown_service",
-            ),
+            (ISTIO, "outbound_.81_._.echo.app.svc.cluster.local", istio, "unknown_service"),
             (ISTIO, secret, istio, "not_exposed"),
             (ISTIO, ECHO_SNI, istio, "not_for_peer"),
             (ISTIO, "echo.app.svc.cluster.local", istio, "unknown_sni"),
@@ -236,9 +209,7 @@ fn routes_of_a_listener_open_their_targets_to_whoever_reaches_it() {
             stream.shutdown().await.expect("our end");
             assert_eq!(answer(stream).await, hello, "{name}");
             ended(&gateway, "completed", f64::from(count)).await;
-            gateway
-                .logged(&format!("dst.service=\"{service}.svc.cluster.local\""))
-                .await;
+            gateway.logged(&format!("dst.service=\"{service}.svc.cluster.local\"")).await;
         }
     });
 }
@@ -318,24 +289,11 @@ fn every_byte_of_both_directions_and_both_ends_arrive() {
         let gateway = Gateway::start(&settings(net, &[(11, 1, "TCP")])).await;
         let oracle = Oracle::new();
         // Concurrent ones need distinct randoms, or the gateway would detect a loop.
-        let hellos: Vec<_> = (0..17)
-            .map(|_| client_hello(ECHO_SNI, &["istio"]))
-            .collect();
+        let hellos: Vec<_> = (0..17).map(|_| client_hello(ECHO_SNI, &["istio"])).collect();
         let _endpoint = oracle_after(net, 11, &oracle, &hellos).await;
-        let sizes = [
-            (0, 0),
-            (1, 0),
-            (0, 1),
-            (100, 64 * MIB),
-            (64 * MIB, 100),
-            (8 * MIB, 8 * MIB),
-        ];
+        let sizes = [(0, 0), (1, 0), (0, 1), (100, 64 * MIB), (64 * MIB, 100), (8 * MIB, 8 * MIB)];
         for (id, (up, down)) in (1..).zip(sizes) {
-            let plan = Plan {
-                up,
-                down,
-                ..Plan::both(id, 0)
-            };
+            let plan = Plan { up, down, ..Plan::both(id, 0) };
             let stream = sent(net, ISTIO, &hellos[0]).await;
             oracle.whole(plan, oracle::drive(stream, plan).await).await;
         }
@@ -432,11 +390,7 @@ fn a_reset_of_one_side_is_a_reset_of_the_other_and_never_an_end() {
                 assert_eq!(end_of(&mut stream).await, Ok(()));
             }
             reset(stream);
-            assert_eq!(
-                received.recv().await,
-                Some(Err(ErrorKind::ConnectionReset)),
-                "{word:?}"
-            );
+            assert_eq!(received.recv().await, Some(Err(ErrorKind::ConnectionReset)), "{word:?}");
         }
         ended(&gateway, "downstream_reset", 2.0).await;
         gateway.wait_until_open(0, 0).await;
@@ -456,13 +410,8 @@ fn what_was_sent_before_an_end_is_delivered_though_a_reset_follows() {
                 stream.write_all(b"here").await.expect("a word");
                 goes.wait_for(|&go| go).await.expect("the test's word");
                 let mut all = Vec::new();
-                let end = stream
-                    .read_to_end(&mut all)
-                    .await
-                    .map_err(|error| error.kind());
-                tell.send((all.len(), end.map(|_| ())))
-                    .await
-                    .expect("a test");
+                let end = stream.read_to_end(&mut all).await.map_err(|error| error.kind());
+                tell.send((all.len(), end.map(|_| ()))).await.expect("a test");
             }
         });
         let hello = client_hello(ECHO_SNI, &["istio"]);
@@ -477,10 +426,7 @@ fn what_was_sent_before_an_end_is_delivered_though_a_reset_follows() {
         until("all bytes", counted, |&counted| counted == total).await;
         reset(stream);
         go.send_replace(true);
-        assert_eq!(
-            received.recv().await,
-            Some((hello.len() + bytes.len(), Ok(())))
-        );
+        assert_eq!(received.recv().await, Some((hello.len() + bytes.len(), Ok(()))));
         gateway.wait_until_open(0, 0).await;
     });
 }

@@ -28,20 +28,11 @@ fn a_pod_gets_its_certificate_and_services_and_carries_tunnels_without_a_file() 
         gateway.logged(ignored).await;
         let calls = istiod.calls();
         let reported = |name| calls[0].get(name).and_then(|value| value.to_str().ok());
-        assert_eq!(
-            (reported("clusterid"), reported("x-tenant")),
-            (Some("east"), Some("blue"))
-        );
-        let node = istiod
-            .requests()
-            .into_iter()
-            .find_map(|request| request.node);
+        assert_eq!((reported("clusterid"), reported("x-tenant")), (Some("east"), Some("blue")));
+        let node = istiod.requests().into_iter().find_map(|request| request.node);
         let id = node.expect("a node").id;
         let domain = "istio-system.svc.cluster.local";
-        assert_eq!(
-            id,
-            format!("waypoint~10.0.0.9~eastwest-7d9f.istio-system~{domain}")
-        );
+        assert_eq!(id, format!("waypoint~10.0.0.9~eastwest-7d9f.istio-system~{domain}"));
         let state = async || gateway.file("var/lib/istio/data/strait-mesh").exists();
         until("the cache", state, |&exists| exists).await;
     });
@@ -83,15 +74,8 @@ fn istiod_receives_what_the_file_over_a_pod_says() {
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let file = "gateway: {cluster: mine}\nidentity: {namespace: app, service_account: other}\n";
         let _gateway = pod::spawn(net, file);
-        let received = async || {
-            istiod
-                .requests()
-                .into_iter()
-                .find_map(|request| request.node)
-        };
-        let node = until("a node", received, Option::is_some)
-            .await
-            .expect("a node");
+        let received = async || istiod.requests().into_iter().find_map(|request| request.node);
+        let node = until("a node", received, Option::is_some).await.expect("a node");
         assert!(node.id.contains(".app~app.svc."), "{}", node.id);
         let metadata = node.metadata.expect("metadata").fields;
         let reported = |key: &str| match metadata.get(key).and_then(|value| value.kind.as_ref()) {

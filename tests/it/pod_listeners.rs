@@ -37,11 +37,7 @@ fn overlay(net: Net) -> String {
 
 /// Istiod's own Service, and its pod at host 2.
 fn put_istiod(istiod: &Istiod, net: Net) {
-    let ports = vec![Port {
-        service_port: 15012,
-        target_port: 15012,
-        ..Port::default()
-    }];
+    let ports = vec![Port { service_port: 15012, target_port: 15012, ..Port::default() }];
     let mut of_istiod = service();
     if let Some(address::Type::Service(service)) = &mut of_istiod.r#type {
         *service = Service {
@@ -89,11 +85,7 @@ fn istiod_11_the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
         // A refused dial of the other workload, which has nothing at its target port, is retried.
         // Half of the first picks lead there.
         let hello = client_hello("outbound_.80_._.echo.app.svc.cluster.local", &["istio"]);
-        let refused = async || {
-            gateway
-                .metric("strait_dials_total{result=\"refused\"}")
-                .await
-        };
+        let refused = async || gateway.metric("strait_dials_total{result=\"refused\"}").await;
         let mut connections = 0;
         while refused().await < 1.0 {
             connections += 1;
@@ -118,9 +110,6 @@ fn istiod_11_the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
         let connecting = TlsConnector::from(tls).connect(name, connected.expect("TCP"));
         connecting.await.expect("TLS with istiod");
         let ends = gateway.tunnels_by_reason().await;
-        assert!(
-            ends.keys().all(|reason| reason != "no_endpoint"),
-            "{ends:?}"
-        );
+        assert!(ends.keys().all(|reason| reason != "no_endpoint"), "{ends:?}");
     });
 }

@@ -56,13 +56,7 @@ impl Mesh {
         }
         let serving = Some(istiod.serve(net.address(2, 15012), identities()).await);
         gateway.ready().await;
-        Self {
-            gateway,
-            istiod,
-            serving,
-            net,
-            _endpoint: endpoint,
-        }
+        Self { gateway, istiod, serving, net, _endpoint: endpoint }
     }
 
     async fn tunnel(&self, id: &str) -> Result<Tunnel, String> {
@@ -148,10 +142,7 @@ fn allow_and_deny_decide_under_enforce_and_audit_lets_through() {
 #[test]
 fn a_dry_run_is_counted_and_refuses_nothing() {
     run(async {
-        let logs = Authorization {
-            dry_run: true,
-            ..deny("shop")
-        };
+        let logs = Authorization { dry_run: true, ..deny("shop") };
         let mesh = Mesh::start("enforce", &[logs]).await;
         mesh.asks(CLIENT).await.expect("it only logs");
         assert!((mesh.counted("dry_run").await - 1.0).abs() < 0.5);
@@ -188,15 +179,9 @@ fn nothing_is_let_in_while_the_policies_are_withheld() {
         istiod.put(ADDRESS, "a", &selected(net, &[]));
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         let received = async || gateway.http(15000, "GET", "/config_dump").await.1;
-        until("addresses", received, |dump| {
-            dump.contains("\"uid\": \"a\"")
-        })
-        .await;
+        until("addresses", received, |dump| dump.contains("\"uid\": \"a\"")).await;
         let (status, pending) = gateway.readiness().await;
-        assert!(
-            status == 500 && pending.contains("authorizations"),
-            "{pending}"
-        );
+        assert!(status == 500 && pending.contains("authorizations"), "{pending}");
         let asks = async || {
             let client = gateway.client_as(identities(), CLIENT).await;
             let requested = client.tunnel(ECHO).await;
@@ -206,16 +191,12 @@ fn nothing_is_let_in_while_the_policies_are_withheld() {
             let why = asks().await.expect_err("the policies may refuse it");
             assert!(why.contains(REFUSED), "{why}");
         }
-        gateway
-            .logged("authorization policies not received yet")
-            .await;
+        gateway.logged("authorization policies not received yet").await;
         istiod.set_behaviour(Behaviour::Normal);
         serving.stop().await;
         gateway.logged("no stream to the control plane").await;
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        until("a tunnel", asks, Result::is_ok)
-            .await
-            .expect("a tunnel");
+        until("a tunnel", asks, Result::is_ok).await.expect("a tunnel");
         gateway.ready().await;
     });
 }
@@ -229,9 +210,7 @@ fn a_deny_resets_the_open_tunnels_that_it_matches_and_no_others() {
             let mut lost = mesh.tunnel(CLIENT).await.expect(name);
             match change {
                 AUTHORIZATION => mesh.istiod.put(AUTHORIZATION, "app/p", &deny("shop")),
-                _ => mesh
-                    .istiod
-                    .put(ADDRESS, "a", &selected(mesh.net, &["app/q"])),
+                _ => mesh.istiod.put(ADDRESS, "a", &selected(mesh.net, &["app/q"])),
             }
             let code = broken(&mut lost).await;
             assert_eq!(code, Some(h2::Reason::INTERNAL_ERROR), "{name}");
@@ -271,10 +250,7 @@ fn istiod_11_a_deny_resets_tunnels_of_a_workload_whose_number_of_addresses_chang
         };
         let single = |policies: &[&str]| selected(mesh.net, policies);
         let received = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
-        for (before, after) in [
-            (single(&[]), dual(&["app/q"])),
-            (dual(&[]), single(&["app/q"])),
-        ] {
+        for (before, after) in [(single(&[]), dual(&["app/q"])), (dual(&[]), single(&["app/q"]))] {
             mesh.istiod.put(ADDRESS, "a", &before);
             let is_dual = before == dual(&[]);
             let is_received = |dump: &String| dump.contains("127.255.0.1") == is_dual;
@@ -336,10 +312,7 @@ fn what_the_gateway_does_not_know_is_left_to_the_destination() {
         };
         // With the address of the tunnel, and with another one.
         let with_source = |mut from: Authorization, address: [u8; 4]| {
-            let net = security::Address {
-                address: address.to_vec().into(),
-                length: 8,
-            };
+            let net = security::Address { address: address.to_vec().into(), length: 8 };
             from.rules[0].clauses[0].matches[0].source_ips = vec![net];
             from
         };

@@ -21,9 +21,7 @@ fn settings(net: Net, weights: &str) -> Settings<'static> {
     let mut settings =
         Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
     let first =
-        settings
-            .mesh
-            .replacen("workloadIps", "locality: {region: us-east}, workloadIPs", 1);
+        settings.mesh.replacen("workloadIps", "locality: {region: us-east}, workloadIPs", 1);
     let both = first.replacen("workloadIps", "locality: {region: us-west}, workloadIps", 1);
     settings.mesh = both.replacen("workloadIPs", "workloadIps", 1);
     settings.more +=
@@ -66,23 +64,16 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
         assert!((119..=181).contains(&east), "{east} of 200");
 
         // The last tunnel to the east stays open throughout.
-        let mut old = until(
-            "a tunnel to the east",
-            async || tunnel(&client).await,
-            |(name, _)| *name == 11,
-        )
-        .await
-        .1;
+        let mut old =
+            until("a tunnel to the east", async || tunnel(&client).await, |(name, _)| *name == 11)
+                .await
+                .1;
         let path = gateway.file("strait.yaml");
         let text = fs::read_to_string(&path).expect("the file");
         replace(&path, &text.replace("weight: 3", "weight: 0"));
         until(
             "the reload",
-            async || {
-                gateway
-                    .metric("strait_reload_total{what=\"config\",result=\"ok\"}")
-                    .await
-            },
+            async || gateway.metric("strait_reload_total{what=\"config\",result=\"ok\"}").await,
             |&count| count >= 1.0,
         )
         .await;
@@ -92,10 +83,7 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
         let order = ["drain", "region", "us-west"];
         let forced = [&order[..], &["--force"]].concat();
         let (code, reported, _) = gateway.run_command(&forced).await;
-        assert!(
-            code == 0 && reported.contains("no endpoint is left"),
-            "{reported}"
-        );
+        assert!(code == 0 && reported.contains("no endpoint is left"), "{reported}");
         assert!(status(&gateway).await.contains("us-west is evacuated"));
         assert!(client.tunnel(ECHO).await.is_err());
         assert_eq!(gateway.tunnels("no_endpoint").await, 1.0);
@@ -108,20 +96,11 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
 
         // A reload does not undo the evacuation, but `--undo` does.
         replace(&path, &text.replace("weight: 3", "weight: 2"));
-        until(
-            "the east again",
-            async || client.tunnel(ECHO).await.is_ok(),
-            |&is| is,
-        )
-        .await;
+        until("the east again", async || client.tunnel(ECHO).await.is_ok(), |&is| is).await;
         assert_eq!(to_east(&client).await, 200);
         let undo = [&order[..], &["--undo"]].concat();
         assert_eq!(gateway.run_command(&undo).await.0, 0);
-        assert_eq!(
-            gateway.run_command(&undo).await.0,
-            1,
-            "it is not evacuated any more"
-        );
+        assert_eq!(gateway.run_command(&undo).await.0, 1, "it is not evacuated any more");
         let east = to_east(&client).await;
         assert!((100..=166).contains(&east), "{east} of 200 by 2 to 1");
         assert!(!status(&gateway).await.contains("is evacuated;"));
@@ -160,10 +139,7 @@ fn review_22_a_region_that_the_mesh_does_not_name_is_an_error_that_lists_the_kno
             assert_eq!((code, &*reported, &*error), (1, "", want), "{more:?}");
         }
         assert!(!status(&gateway).await.contains("evacuated"));
-        assert_eq!(
-            gateway.run_command(&["drain", "region", "us-east"]).await.0,
-            0
-        );
+        assert_eq!(gateway.run_command(&["drain", "region", "us-east"]).await.0, 0);
         let undo = ["drain", "region", "us-esat", "--undo"];
         let (code, reported, error) = gateway.run_command(&undo).await;
         let want = "us-esat was not evacuated by an operator; these are: us-east\n";
@@ -185,13 +161,8 @@ fn review_22_a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_
         let client = gateway.client(identities()).await;
         // The services still have endpoints in us-west, and no alias is for us-east.
         let east = ["drain", "region", "us-east"];
-        let (code, reported, _) = gateway
-            .run_command(&[&east[..], &["--dry-run"]].concat())
-            .await;
-        assert!(
-            code == 0 && reported.ends_with("nothing was changed\n"),
-            "{reported}"
-        );
+        let (code, reported, _) = gateway.run_command(&[&east[..], &["--dry-run"]].concat()).await;
+        assert!(code == 0 && reported.ends_with("nothing was changed\n"), "{reported}");
         assert!(!status(&gateway).await.contains("is evacuated"));
         assert_eq!(gateway.run_command(&east).await.0, 0);
 
@@ -209,14 +180,9 @@ fn review_22_a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_
             }
         }
         assert_eq!(tunnel(&client).await.0, 12);
-        let (code, reported, _) = gateway
-            .run_command(&[&west[..], &["--force"]].concat())
-            .await;
+        let (code, reported, _) = gateway.run_command(&[&west[..], &["--force"]].concat()).await;
         assert_eq!(code, 0, "{reported}");
-        assert!(
-            reported.contains("app/echo.app.svc.cluster.local"),
-            "{reported}"
-        );
+        assert!(reported.contains("app/echo.app.svc.cluster.local"), "{reported}");
         assert!(client.tunnel(ECHO).await.is_err());
     });
 }

@@ -56,24 +56,12 @@ fn a_new_mesh_file_applies_within_a_second_and_a_bad_one_not_at_all() {
 
         replace(&gateway.file("mesh.yaml"), &with(12).mesh);
         let start = Instant::now();
-        until(
-            "the new endpoint",
-            async || name().await.0,
-            |&name| name == 12,
-        )
-        .await;
-        assert!(
-            start.elapsed() < SECOND,
-            "applied after {:?}",
-            start.elapsed()
-        );
+        until("the new endpoint", async || name().await.0, |&name| name == 12).await;
+        assert!(start.elapsed() < SECOND, "applied after {:?}", start.elapsed());
         reloads(&gateway, "mesh", "ok", 1.0).await;
         echoes(&mut old).await;
 
-        replace(
-            &gateway.file("mesh.yaml"),
-            "services: [{name: echo, nmespace: app}]\n",
-        );
+        replace(&gateway.file("mesh.yaml"), "services: [{name: echo, nmespace: app}]\n");
         reloads(&gateway, "mesh", "error", 1.0).await;
         assert_eq!(name().await.0, 12, "the previous state stays in use");
         gateway.logged("mesh.yaml:1: error: ").await;
@@ -91,50 +79,27 @@ fn a_tunnel_that_loses_its_right_is_reset_and_its_neighbour_lives() {
         let gateway = Gateway::start(&settings).await;
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
         let shop = gateway.client(identities()).await;
-        let bank = gateway
-            .client_as(identities(), "spiffe://west.local/ns/bank/sa/teller")
-            .await;
+        let bank = gateway.client_as(identities(), "spiffe://west.local/ns/bank/sa/teller").await;
         let mut lost = bank.tunnel(ECHO).await.expect("a tunnel");
         let mut kept = shop.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut lost).await;
 
         let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
-        let (all, only) = (
-            entry("{cluster: west}"),
-            entry("{cluster: west, namespaces: [shop]}"),
-        );
+        let (all, only) = (entry("{cluster: west}"), entry("{cluster: west, namespaces: [shop]}"));
         replace(&gateway.file("strait.yaml"), &config.replace(&all, &only));
         let start = Instant::now();
         assert_eq!(broken(&mut lost).await, Some(Reason::INTERNAL_ERROR));
         // One second to apply the file, one until a tunnel checks, one for a loaded machine.
-        assert!(
-            start.elapsed() < 3 * SECOND,
-            "reset after {:?}",
-            start.elapsed()
-        );
+        assert!(start.elapsed() < 3 * SECOND, "reset after {:?}", start.elapsed());
         echoes(&mut kept).await;
-        assert!(
-            bank.tunnel(ECHO).await.is_err(),
-            "a new tunnel without a right"
-        );
+        assert!(bank.tunnel(ECHO).await.is_err(), "a new tunnel without a right");
         shop.tunnel(ECHO).await.expect("a new tunnel with one");
-        until(
-            "revoked",
-            async || gateway.tunnels("revoked").await,
-            |&now| now == 1.0,
-        )
-        .await;
+        until("revoked", async || gateway.tunnels("revoked").await, |&now| now == 1.0).await;
 
-        replace(
-            &gateway.file("strait.yaml"),
-            "gateway: {cluster: east}\nlisteners: 5\n",
-        );
+        replace(&gateway.file("strait.yaml"), "gateway: {cluster: east}\nlisteners: 5\n");
         reloads(&gateway, "config", "error", 1.0).await;
         echoes(&mut kept).await;
-        assert!(
-            bank.tunnel(ECHO).await.is_err(),
-            "a bad file opened what was closed"
-        );
+        assert!(bank.tunnel(ECHO).await.is_err(), "a bad file opened what was closed");
     });
 }
 
@@ -154,10 +119,7 @@ fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
         assert_ne!(config, renamed);
         replace(&gateway.file("strait.yaml"), &renamed);
         assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
-        assert!(
-            client.tunnel(ECHO).await.is_err(),
-            "a new tunnel on an old connection"
-        );
+        assert!(client.tunnel(ECHO).await.is_err(), "a new tunnel on an old connection");
         let tls = identities().client(CLIENT, GATEWAY);
         let refused = match strait::tools::hbone::Client::connect(gateway.address, &tls).await {
             Ok(client) => client.tunnel(ECHO).await.map(|_| ()),
@@ -177,11 +139,7 @@ fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
 /// Returns the gateway's leaf in a new handshake.
 async fn served(gateway: &Gateway) -> CertificateDer<'static> {
     let stream = raw::session(gateway).await;
-    let certificates = stream
-        .get_ref()
-        .1
-        .peer_certificates()
-        .expect("certificates");
+    let certificates = stream.get_ref().1.peer_certificates().expect("certificates");
     certificates[0].clone().into_owned()
 }
 
@@ -201,11 +159,7 @@ fn certificates_swapped_as_kubernetes_does_serve_new_handshakes_only() {
             let leaf = mounted::swap(gateway.folder.path(), version, identities());
             let start = Instant::now();
             until(version, async || served(&gateway).await, |now| *now == leaf).await;
-            assert!(
-                start.elapsed() < SECOND,
-                "{version} after {:?}",
-                start.elapsed()
-            );
+            assert!(start.elapsed() < SECOND, "{version} after {:?}", start.elapsed());
             count += 1.0;
             reloads(&gateway, "certificates", "ok", count).await;
         }
@@ -215,11 +169,7 @@ fn certificates_swapped_as_kubernetes_does_serve_new_handshakes_only() {
         let foreign = Identities::new().leaf(GATEWAY);
         replace(&gateway.file("..3/gateway.key"), &foreign.key_pem);
         reloads(&gateway, "certificates", "error", 1.0).await;
-        assert_eq!(
-            served(&gateway).await,
-            before,
-            "a key that does not fit changes nothing"
-        );
+        assert_eq!(served(&gateway).await, before, "a key that does not fit changes nothing");
     });
 }
 
@@ -242,10 +192,7 @@ fn review_21_a_key_that_needs_a_restart_is_an_error_and_the_rest_applies() {
         assert_eq!(set, "current log level is debug\n", "the rest applies");
         let (status, dump) = gateway.http(15000, "GET", "/config_dump").await;
         assert_eq!(status, 200);
-        assert!(
-            dump.contains("\"workers\":0") || dump.contains("\"workers\": 0"),
-            "{dump}"
-        );
+        assert!(dump.contains("\"workers\":0") || dump.contains("\"workers\": 0"), "{dump}");
         replace(&gateway.file("strait.yaml"), &(config + level));
         reloads(&gateway, "config", "ok", 1.0).await;
         let (_, text, _) = gateway.run_command(&["status"]).await;
@@ -311,10 +258,7 @@ fn a_certificate_that_peers_would_refuse_leaves_the_last_one_in_force_and_is_sho
         let (ready, _) = gateway.http(15021, "GET", "/healthz/ready").await;
         assert_eq!(ready, 200, "the last one is in force");
         let (_, page) = gateway.http(15000, "GET", "/status").await;
-        assert!(
-            page.contains("peers would refuse this certificate (bad_key_usage)"),
-            "{page}"
-        );
+        assert!(page.contains("peers would refuse this certificate (bad_key_usage)"), "{page}");
 
         // Not valid yet, and then valid without a change of the file.
         let soon = identities.east.leaf_with(|params| {
@@ -322,12 +266,7 @@ fn a_certificate_that_peers_would_refuse_leaves_the_last_one_in_force_and_is_sho
             params.not_before = (std::time::SystemTime::now() + 2 * SECOND).into();
         });
         write(&soon.expect("a leaf"));
-        until(
-            "the next one",
-            async || served(&gateway).await,
-            |now| *now != before,
-        )
-        .await;
+        until("the next one", async || served(&gateway).await, |now| *now != before).await;
         until("the success", failing, |now| *now < 0.5).await;
     });
 }
@@ -403,9 +342,7 @@ fn review_23_a_configured_name_that_a_service_takes_is_a_warning_and_stops_no_re
         let unknown = config.replace("echo.app.svc", "ehco.app.svc");
         replace(&gateway.file("strait.yaml"), &unknown);
         reloads(&gateway, "config", "ok", 3.0).await;
-        gateway
-            .logged("ehco.app.svc.cluster.local is not a service of")
-            .await;
+        gateway.logged("ehco.app.svc.cluster.local is not a service of").await;
     });
 }
 
@@ -441,10 +378,7 @@ fn a_link_exposes_more_to_one_peer_than_a_selection_to_another_until_it_changes(
         let mut lost = west.tunnel(ECHO).await.expect("a tunnel");
         let mut kept = west.tunnel(secret).await.expect("a tunnel");
         let mut selected = east.tunnel(ECHO).await.expect("a tunnel");
-        assert!(
-            east.tunnel(secret).await.is_err(),
-            "beyond the selection of another peer"
-        );
+        assert!(east.tunnel(secret).await.is_err(), "beyond the selection of another peer");
         echoes(&mut lost).await;
 
         let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
@@ -518,10 +452,7 @@ fn sighup_that_was_ignored_at_the_start_stays_ignored() {
         gateway.signal(Signal::HUP);
         // A reload of another cause follows, so a reload by the signal would have been counted.
         let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
-        replace(
-            &gateway.file("strait.yaml"),
-            &format!("{config}# changed\n"),
-        );
+        replace(&gateway.file("strait.yaml"), &format!("{config}# changed\n"));
         reloads(&gateway, "config", "ok", 1.0).await;
         assert!(!gateway.log().contains("reading all files again"));
         assert_eq!(reload_counts(&gateway, "ok").await, [0.0, 1.0, 0.0, 0.0]);

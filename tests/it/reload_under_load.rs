@@ -115,14 +115,7 @@ impl Scene {
         let mut tls = ClientConfig::clone(&identities().client(CLIENT, GATEWAY));
         let verifier = Arc::clone(&serials);
         tls.dangerous().set_certificate_verifier(verifier);
-        Self {
-            net,
-            gateway,
-            oracle,
-            tls: Arc::new(tls),
-            serials,
-            _endpoints: endpoints,
-        }
+        Self { net, gateway, oracle, tls: Arc::new(tls), serials, _endpoints: endpoints }
     }
 
     async fn client(&self) -> Client {
@@ -136,10 +129,7 @@ impl Scene {
         for number in 0..LONG_CLIENTS {
             let client = Arc::new(self.client().await);
             for id in number * LONG_TUNNELS..(number + 1) * LONG_TUNNELS {
-                let plan = Plan {
-                    rest: LONG_REST,
-                    ..Plan::both(id, LONG_BYTES)
-                };
+                let plan = Plan { rest: LONG_REST, ..Plan::both(id, LONG_BYTES) };
                 let tunnel = client.tunnel(ECHO).await.expect("a long tunnel");
                 let client = Arc::clone(&client);
                 tunnels.spawn(async move {
@@ -271,10 +261,7 @@ fn a_minute_of_changes_fails_no_tunnel() {
         let serials = scene.serials.seen.lock().expect("a lock").len();
         let mut reloads = String::new();
         for what in ["certificates", "mesh", "config"] {
-            let (good, bad) = (
-                scene.reloads(what, "ok").await,
-                scene.reloads(what, "error").await,
-            );
+            let (good, bad) = (scene.reloads(what, "ok").await, scene.reloads(what, "error").await);
             reloads += &format!(", {what} {good} ({bad} refused)");
         }
         println!(

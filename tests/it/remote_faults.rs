@@ -81,11 +81,7 @@ struct Shared {
 impl Remote {
     /// Starts one gateway, or several alike at the first hosts of `net`.
     async fn start(net: Net, fault: Fault, count: u8) -> Self {
-        let east = TrustedDomain {
-            name: "east.local".into(),
-            issuers: None,
-            roots: None,
-        };
+        let east = TrustedDomain { name: "east.local".into(), issuers: None, roots: None };
         let material = identities().material(&leaf(fault));
         let config = tls::endpoint_server_config(&material, vec![east]);
         let acceptor = TlsAcceptor::from(config.expect("a configuration"));
@@ -93,17 +89,9 @@ impl Remote {
         let shared = Arc::<Shared>::default();
         for host in 1..=count {
             let listener = net.listen(host, 15008).await;
-            tasks.spawn(accept(
-                listener,
-                acceptor.clone(),
-                fault,
-                Arc::clone(&shared),
-            ));
+            tasks.spawn(accept(listener, acceptor.clone(), fault, Arc::clone(&shared)));
         }
-        Self {
-            shared,
-            _tasks: tasks,
-        }
+        Self { shared, _tasks: tasks }
     }
 }
 
@@ -111,9 +99,7 @@ fn leaf(fault: Fault) -> Leaf {
     let identities = identities();
     let past = time::OffsetDateTime::UNIX_EPOCH;
     let leaf = match fault {
-        Fault::Identity => identities
-            .west
-            .leaf("spiffe://west.local/ns/other/sa/gateway"),
+        Fault::Identity => identities.west.leaf("spiffe://west.local/ns/other/sa/gateway"),
         Fault::Issuer => identities.east.leaf(WEST_GATEWAY),
         Fault::Expired => identities.west.leaf_with(|params| {
             let uri = WEST_GATEWAY.try_into().expect("a URI");
@@ -248,9 +234,7 @@ impl Rig {
         settings.mesh = mesh();
         settings.exposure = [ECHO, TWIN, ALONE].map(exposure).concat();
         let bound = bound(settings.net);
-        let faulty: Vec<_> = (1..=faulty_count)
-            .map(|host| faulty.address(host, 15008))
-            .collect();
+        let faulty: Vec<_> = (1..=faulty_count).map(|host| faulty.address(host, 15008)).collect();
         settings.more += &networks(&faulty, good.address(1, 15008));
         settings.more += &format!(
             "bindings: [{{cluster: west, service: \"{ECHO}\", listen: \"{bound}\", inner: tcp}}]\n"
@@ -264,12 +248,7 @@ impl Rig {
         });
         gateway.ready().await;
         let client = gateway.client(identities()).await;
-        Self {
-            gateway,
-            client,
-            bound,
-            remotes,
-        }
+        Self { gateway, client, bound, remotes }
     }
 
     /// Asserts that no tunnel to [`ECHO`] fails.
@@ -293,19 +272,12 @@ impl Rig {
         let is_503 = matches!(&refused, Err(ConnectError::Status(status)) if *status == 503);
         assert!(is_503, "{refused:?}\n{}", self.gateway.log());
         let ends = self.gateway.tunnels_by_reason().await;
-        assert_eq!(
-            ends.get(reason),
-            Some(&1.0),
-            "{ends:?}\n{}",
-            self.gateway.log()
-        );
+        assert_eq!(ends.get(reason), Some(&1.0), "{ends:?}\n{}", self.gateway.log());
         self.gateway.logged(text).await;
     }
 
     async fn failed_dials(&self) -> f64 {
-        self.gateway
-            .metric("strait_dials_total{result=\"failed\"}")
-            .await
+        self.gateway.metric("strait_dials_total{result=\"failed\"}").await
     }
 }
 
@@ -394,19 +366,12 @@ fn a_gateway_with_100_streams_in_use_and_no_second_connection_is_replaced() {
         let mut open = Vec::new();
         // Only a second connection to the faulty gateway fails.
         while rig.failed_dials().await == 0.0 {
-            assert!(
-                open.len() < 250,
-                "the faulty gateway has a place for each tunnel"
-            );
+            assert!(open.len() < 250, "the faulty gateway has a place for each tunnel");
             let mut tunnel = rig.client.tunnel(ECHO).await.expect("a tunnel");
             echoes(&mut tunnel).await;
             open.push(tunnel);
         }
-        assert!(
-            open.len() > STREAMS as usize,
-            "{} tunnels are open",
-            open.len()
-        );
+        assert!(open.len() > STREAMS as usize, "{} tunnels are open", open.len());
         rig.no_tunnel_fails().await;
         let text = "gateway_unreachable";
         rig.is_rejected("gateway_unreachable", text).await;
@@ -528,10 +493,7 @@ fn many_gateways_that_reject_cost_three_connects_and_another_network_takes_the_t
         let rig = Rig::start_with(fault, MANY).await;
         rig.no_tunnel_fails().await;
         let rejected = rig.failed_dials().await;
-        assert!(
-            (1.0..=3.0 * TUNNELS as f64).contains(&rejected),
-            "{rejected}"
-        );
+        assert!((1.0..=3.0 * TUNNELS as f64).contains(&rejected), "{rejected}");
         let text = "the gateway answered 503, outcome unknown_service";
         rig.is_rejected("remote_rejected", text).await;
         assert_eq!(rig.failed_dials().await - rejected, 3.0);

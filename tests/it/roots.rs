@@ -55,9 +55,7 @@ fn istiod_11_roots_rotate_by_a_bundle_of_two_and_end_no_tunnel_of_a_trusted_one(
         gateway.ready().await;
         let (of_old, of_new) = (client_of(old, &both), client_of(&new, &both));
         let (_one, mut lost) = tunnel(&gateway, &of_old).await.expect("a tunnel");
-        tunnel(&gateway, &of_new)
-            .await
-            .expect_err("an unknown root");
+        tunnel(&gateway, &of_new).await.expect_err("an unknown root");
 
         // The old root signs, and the new one is in the bundle.
         istiod.ca.rotate(None, &both);
@@ -77,9 +75,7 @@ fn istiod_11_roots_rotate_by_a_bundle_of_two_and_end_no_tunnel_of_a_trusted_one(
         // The old root has left the bundle.
         istiod.ca.rotate(Some(Arc::clone(&new)), &new.root);
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
-        tunnel(&gateway, &of_old)
-            .await
-            .expect_err("a root that is gone");
+        tunnel(&gateway, &of_old).await.expect_err("a root that is gone");
         echoes(&mut kept).await;
     });
 }

@@ -139,15 +139,9 @@ fn acceptance_3_s4_six_row_scope_table() {
             };
             assert_eq!(answers("near", "svc.cluster.local").await, own, "row {row}");
         }
-        assert_eq!(
-            endpoints[2].accepted(),
-            0,
-            "another network is never dialled"
-        );
+        assert_eq!(endpoints[2].accepted(), 0, "another network is never dialled");
         // The status shows it anyway.
-        let (_, shown, _) = gateway
-            .run_command(&["status", "far3.app.mesh.internal"])
-            .await;
+        let (_, shown, _) = gateway.run_command(&["status", "far3.app.mesh.internal"]).await;
         assert!(shown.contains("the workload is in network west"), "{shown}");
     });
 }
@@ -163,10 +157,7 @@ async fn two_clusters(nets: [Net; 2], links: &str) -> [Gateway; 2] {
             let file = folder.join("strait.yaml");
             let text = std::fs::read_to_string(&file).expect("a configuration");
             let text = text
-                .replace(
-                    "gateway: {cluster: east",
-                    &format!("gateway: {{cluster: {own}"),
-                )
+                .replace("gateway: {cluster: east", &format!("gateway: {{cluster: {own}"))
                 .replace("cluster: east}", "cluster: beta}")
                 .replace("cluster: west}", "cluster: alpha}");
             std::fs::write(file, text).expect("a configuration");
@@ -196,18 +187,12 @@ fn acceptance_4_alpha_reaches_beta_and_beta_is_refused_by_alpha() {
         echoes(&mut tunnel).await;
         let from_beta = alpha.client_as(identities(), EAST).await;
         let refused = refusal(&from_beta, ECHO).await;
-        assert_eq!(
-            refused,
-            refusal(&from_beta, "unknown.app.svc.cluster.local:80").await
-        );
+        assert_eq!(refused, refusal(&from_beta, "unknown.app.svc.cluster.local:80").await);
         assert_eq!(alpha.tunnels("not_linked").await, 1.0);
         alpha.logged("reason=\"not_linked\"").await;
         for (gateway, own) in [(&alpha, CLIENT), (&beta, EAST)] {
             let client = gateway.client_as(identities(), own).await;
-            client
-                .tunnel(ECHO)
-                .await
-                .expect("its own cluster needs no link");
+            client.tunnel(ECHO).await.expect("its own cluster needs no link");
         }
 
         // Changes of links apply to open tunnels too.
@@ -247,11 +232,7 @@ fn objects_apply_live_and_bad_ones_not_at_all() {
         is_open(true).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut tunnel).await;
-        write(
-            folder,
-            "bad.json",
-            "{\"apiVersion\": \"v1\",\n\"kind\": [5]}",
-        );
+        write(folder, "bad.json", "{\"apiVersion\": \"v1\",\n\"kind\": [5]}");
         gateway.logged("bad.json:2: error: `object.kind`").await;
         std::fs::remove_file(folder.join("objects/bad.json")).expect("no bad file");
         echoes(&mut tunnel).await;
@@ -261,11 +242,7 @@ fn objects_apply_live_and_bad_ones_not_at_all() {
 
         write(folder, "all.yaml", &echo("tier: web"));
         is_open(true).await;
-        write(
-            folder,
-            "all.yaml",
-            &echo("tier: web, istio.io/global: \"false\""),
-        );
+        write(folder, "all.yaml", &echo("tier: web, istio.io/global: \"false\""));
         is_open(false).await;
         let file = gateway.file("strait.yaml");
         let config = std::fs::read_to_string(&file).expect("a configuration");

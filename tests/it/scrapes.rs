@@ -29,9 +29,7 @@ async fn with_label_sets(count: usize) -> Gateway {
              ports: {{80: 9000}}}}"
         );
     }
-    settings.mesh = settings
-        .mesh
-        .replace("policies:", &format!("{services}policies:"));
+    settings.mesh = settings.mesh.replace("policies:", &format!("{services}policies:"));
     let mut gateway = Gateway::spawn(&settings, |_| {});
     gateway.ready_within(Duration::from_secs(60)).await;
     let client = Arc::new(gateway.client(identities()).await);
@@ -124,14 +122,9 @@ fn review_13_more_services_than_label_sets_are_counted_together_and_reported() {
         let gateway = with_label_sets(LABEL_SETS + 50).await;
         let metrics = gateway.scrape().await;
         let failed = "istio_tcp_connections_failed_total{";
-        let sets: Vec<_> = metrics
-            .lines()
-            .filter(|line| line.starts_with(failed))
-            .collect();
+        let sets: Vec<_> = metrics.lines().filter(|line| line.starts_with(failed)).collect();
         assert_eq!(sets.len(), LABEL_SETS + 1);
-        let others = sets
-            .iter()
-            .find(|set| set.contains("source_principal=\"unknown\""));
+        let others = sets.iter().find(|set| set.contains("source_principal=\"unknown\""));
         assert!(others.is_some_and(|set| set.ends_with(" 50")), "{others:?}");
         let of = |name| format!("strait_metric_overflow_total{{metric=\"{name}\"}}");
         let overflow = gateway.metric(&of("istio_tcp_connections_failed")).await;
@@ -165,16 +158,11 @@ fn review_23_tunnels_are_counted_by_the_cluster_of_their_peer() {
         let client = TcpStream::connect(net.address(1, 15443)).await;
         let mut client = client.expect("a connection");
         let name = "outbound_.80_._.nothing.app.svc.cluster.local";
-        client
-            .write_all(&client_hello(name, &["istio"]))
-            .await
-            .expect("a hello");
+        client.write_all(&client_hello(name, &["istio"])).await.expect("a hello");
         client.read_to_end(&mut Vec::new()).await.expect("an end");
-        for (reason, cluster) in [
-            ("completed", "west"),
-            ("not_for_peer", "east"),
-            ("unknown_service", "unknown"),
-        ] {
+        for (reason, cluster) in
+            [("completed", "west"), ("not_for_peer", "east"), ("unknown_service", "unknown")]
+        {
             let labels = format!("reason=\"{reason}\",source_cluster=\"{cluster}\"");
             let name = format!("strait_tunnels_total{{{labels}}}");
             let counted = async || gateway.metric(&name).await;

@@ -113,9 +113,7 @@ fn review_7_a_quiet_source_connects_while_another_holds_half_of_the_pool() {
         let (code, status, _) = gateway.run_command(&["status"]).await;
         let holder = format!("  identity {CLIENT}");
         assert!(code == 0 && status.contains(&holder), "{status}");
-        gateway
-            .logged("has used its share of the descriptors")
-            .await;
+        gateway.logged("has used its share of the descriptors").await;
         drop(held);
         let again = async || {
             let client = gateway.client(identities()).await;
@@ -150,9 +148,7 @@ fn review_7_1200_connections_of_one_address_keep_nobody_out_of_a_tls_listener() 
         }
         let client = gateway.client(identities()).await;
         answers(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
-        gateway
-            .logged("has used its share of the descriptors")
-            .await;
+        gateway.logged("has used its share of the descriptors").await;
     });
 }
 
@@ -213,9 +209,7 @@ fn review_7_a_tls_tunnel_whose_endpoint_stays_silent_is_reset_after_5_seconds() 
         assert!((4.9..15.0).contains(&after), "{after} s");
         let count = async || gateway.tunnels("endpoint_silent").await;
         until("a reset", count, |&count| count == 1.0).await;
-        gateway
-            .logged("no byte within 5 s of the ClientHello")
-            .await;
+        gateway.logged("no byte within 5 s of the ClientHello").await;
         let more = timeout(Duration::from_millis(500), answered.read_u8()).await;
         assert!(more.is_err(), "later silence is the endpoint's own affair");
     });

@@ -116,9 +116,7 @@ fn a_client_hello_or_a_preface_at_a_byte_a_second_has_five_seconds_all_the_same(
         let scene = Scene::new().await;
         let start = Instant::now();
         let hello = async {
-            let mut peer = TcpStream::connect(scene.gateway.address)
-                .await
-                .expect("a connection");
+            let mut peer = TcpStream::connect(scene.gateway.address).await.expect("a connection");
             // A record of 512 bytes with a ClientHello of 508.
             let mut bytes = [&[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3][..], &[7; 500]].concat();
             trickle(&mut peer, bytes.drain(..)).await;
@@ -174,8 +172,7 @@ fn a_client_that_never_reads_its_socket_holds_up_nobody() {
         const MOST: u32 = (1 << 31) - 1;
         let mut peer = RawPeer::with_window(&scene.gateway, MOST).await;
         let more = (MOST - 65_535).to_be_bytes();
-        peer.write(&raw::frame(raw::WINDOW_UPDATE, 0, 0, &more))
-            .await;
+        peer.write(&raw::frame(raw::WINDOW_UPDATE, 0, 0, &more)).await;
         peer.tunnel(1, ECHO).await;
         peer.write(&raw::frame(raw::DATA, 0, 1, &[ENDLESS])).await;
         stalled(&scene.sent, 1).await;
@@ -280,8 +277,6 @@ fn a_hundred_readers_that_never_read_hold_less_than_300_kib_each() {
         println!("{} KiB for each reader that never reads", held / 1024);
         assert!(held < HELD_MAX, "{held} bytes for each reader");
         drop(readers);
-        scene
-            .check_released("downstream_lost", READERS as f64)
-            .await;
+        scene.check_released("downstream_lost", READERS as f64).await;
     });
 }

@@ -87,9 +87,6 @@ fn a_thread_returns_freed_memory_to_the_system() {
         let settings = Settings::new(Net::new(), identities());
         let gateway = Gateway::start(&settings).await;
         let names = gateway.thread_names();
-        assert!(
-            names.iter().any(|name| name == "jemalloc_bg_thd"),
-            "{names:?}"
-        );
+        assert!(names.iter().any(|name| name == "jemalloc_bg_thd"), "{names:?}");
     });
 }

@@ -40,10 +40,7 @@ fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
             tunnel.write_all(b"?").await.expect("an open tunnel");
             assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
         }
-        client
-            .tunnel(ECHO)
-            .await
-            .expect("a new tunnel of an old client");
+        client.tunnel(ECHO).await.expect("a new tunnel of an old client");
         assert_eq!(gateway.http(15000, "GET", "/config_dump").await.0, 200);
         let _other = silent(net, 99, &gateway).await;
         let accepted = async || gateway.metric("strait_accept_pauses_total").await;

@@ -18,22 +18,13 @@ use crate::support::{Endpoint, Gateway, Net, identities, run, until};
 async fn json(gateway: &Gateway) -> (i32, Value) {
     let (code, stdout, stderr) = gateway.run_command(&["status", "--json"]).await;
     let json = serde_json::from_str(&stdout);
-    (
-        code,
-        json.unwrap_or_else(|error| panic!("{error}: {stdout}{stderr}")),
-    )
+    (code, json.unwrap_or_else(|error| panic!("{error}: {stdout}{stderr}")))
 }
 
 /// A policy about sources of the range `address/8`.
 fn policy(address: Vec<u8>) -> Authorization {
-    let range = security::Address {
-        address: address.into(),
-        length: 8,
-    };
-    let one = Match {
-        source_ips: vec![range],
-        ..Match::default()
-    };
+    let range = security::Address { address: address.into(), length: 8 };
+    let one = Match { source_ips: vec![range], ..Match::default() };
     let clauses = vec![Clause { matches: vec![one] }];
     Authorization {
         name: "p".into(),
@@ -92,27 +83,16 @@ fn half_of_a_first_push_is_bad_and_the_status_says_what_and_why() {
         let wanted = [
             ("bad", "workload.addresses[0]"),
             ("app/other", "service.addresses[0].address"),
-            (
-                "other/p",
-                "authorization.rules[0].clauses[0].matches[0].source_ips",
-            ),
+            ("other/p", "authorization.rules[0].clauses[0].matches[0].source_ips"),
         ];
         for (name, field) in wanted {
-            assert!(
-                rejections.contains(&format!("{name}: {field}")),
-                "{rejections}"
-            );
+            assert!(rejections.contains(&format!("{name}: {field}")), "{rejections}");
         }
         let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "what is good is served: {text}");
         assert!(text.contains("  2 of addresses are rejected\n"), "{text}");
-        assert!(
-            text.contains("  1 of authorizations are rejected\n"),
-            "{text}"
-        );
-        for ((name, field), kind) in wanted
-            .iter()
-            .zip(["addresses", "addresses", "authorizations"])
+        assert!(text.contains("  1 of authorizations are rejected\n"), "{text}");
+        for ((name, field), kind) in wanted.iter().zip(["addresses", "addresses", "authorizations"])
         {
             let line = format!("  rejected of {kind}: {name}: {field}");
             assert!(text.contains(&line), "{line} in\n{text}");
@@ -131,10 +111,8 @@ fn half_of_a_first_push_is_bad_and_the_status_says_what_and_why() {
         istiod.remove(ADDRESS, "app/other");
         istiod.put(AUTHORIZATION, "other/p", &policy(vec![10; 4]));
         let problems = async || json(&gateway).await.1["problems"].clone();
-        until("no problem", problems, |problems| {
-            problems.as_array().is_some_and(Vec::is_empty)
-        })
-        .await;
+        until("no problem", problems, |problems| problems.as_array().is_some_and(Vec::is_empty))
+            .await;
     });
 }
 
@@ -160,22 +138,16 @@ fn put_all_kinds(istiod: &Istiod, net: Net) {
     istiod.put(ADDRESS, SERVICE, &service());
     istiod.put(ADDRESS, "first", &workload("first", bytes(net.ip(11))));
     istiod.put(ADDRESS, "second", &workload("second", bytes(net.ip(12))));
-    put("unhealthy", |one| {
-        one.status = WorkloadStatus::Unhealthy.into()
-    });
+    put("unhealthy", |one| one.status = WorkloadStatus::Unhealthy.into());
     put("drained", |one| one.capacity = Some(0));
-    put("plain", |one| {
-        one.tunnel_protocol = TunnelProtocol::None.into()
-    });
+    put("plain", |one| one.tunnel_protocol = TunnelProtocol::None.into());
     put("elsewhere", |one| one.network = "west".into());
     put("nowhere", |one| one.addresses.clear());
     put("through", |one| {
         one.network = "west".into();
         one.network_gateway = Some(elsewhere());
     });
-    put("denied", |one| {
-        one.addresses = vec![vec![169, 254, 1, 1].into()]
-    });
+    put("denied", |one| one.addresses = vec![vec![169, 254, 1, 1].into()]);
     put("other-port", |one| {
         let list = one.services.values_mut().next().expect("a service");
         list.ports[0].service_port = 81;
@@ -209,10 +181,7 @@ fn each_endpoint_that_is_not_used_says_why() {
             ("elsewhere", "not used: the workload is in network west"),
             ("nowhere", "not used: the workload has no address"),
             ("through", "not used: the workload is in network west"),
-            (
-                "denied",
-                "not used: its address is a link-local address; see `dial.allow`",
-            ),
+            ("denied", "not used: its address is a link-local address; see `dial.allow`"),
             ("other-port", "not used: the service has no such port"),
             ("dead", "not used: its dials failed; ejected for "),
         ] {
@@ -221,10 +190,7 @@ fn each_endpoint_that_is_not_used_says_why() {
             let line = line.unwrap_or_else(|| panic!("{uid} in\n{page}"));
             assert!(line.contains(&format!("  {why}")), "{line}");
         }
-        assert!(
-            page.contains("  exposed to cluster west on port 80\n"),
-            "{page}"
-        );
+        assert!(page.contains("  exposed to cluster west on port 80\n"), "{page}");
         let (code, _, stderr) = gateway.run_command(&["status", "nothing"]).await;
         assert_eq!(code, 1);
         assert!(stderr.contains("unknown service \"nothing\""), "{stderr}");
@@ -248,10 +214,7 @@ fn a_gateway_without_its_control_plane_is_not_ready_and_says_why() {
         assert_eq!(code, 1);
         let first = "not ready, pending: discovery (addresses, authorizations, clusters)\n";
         assert!(text.contains(first), "{text}");
-        assert!(
-            text.contains("  no stream to the control plane: "),
-            "{text}"
-        );
+        assert!(text.contains("  no stream to the control plane: "), "{text}");
         assert!(text.contains("  not connected since "), "{text}");
         assert!(text.contains("  tried "), "{text}");
         assert!(text.contains(", next in "), "{text}");

@@ -26,9 +26,7 @@ fn settings(net: Net) -> Settings<'static> {
             format!("labels: {{version: {version}, team: {version}}}, workloadName : echo");
         settings.mesh = settings.mesh.replacen("workloadName: echo", &labelled, 1);
     }
-    settings.mesh = settings
-        .mesh
-        .replace("workloadName : echo", "workloadName: echo");
+    settings.mesh = settings.mesh.replace("workloadName : echo", "workloadName: echo");
     settings.exposure = format!(
         "    - service: \"{ECHO}\"
       to: [{{anyone: true}}]
@@ -50,9 +48,7 @@ fn settings(net: Net) -> Settings<'static> {
 /// Returns the first byte of the answer to a server name.
 async fn answer(net: Net, subset: &str) -> u8 {
     let name = format!("outbound_.80_.{subset}_.echo.app.global");
-    let mut stream = TcpStream::connect(net.address(1, TLS))
-        .await
-        .expect("a connection");
+    let mut stream = TcpStream::connect(net.address(1, TLS)).await.expect("a connection");
     let hello = client_hello(&name, &["istio"]);
     stream.write_all(&hello).await.expect("a hello");
     stream.read_u8().await.expect("an answer")

@@ -91,11 +91,7 @@ fn review_1_a_slice_that_names_a_foreign_pod_redirects_nothing() {
         let (gateway, _endpoints) = gateway_with(net, &objects).await;
         let client = gateway.client(identities()).await;
         assert_eq!(answering(&client, WEB).await, [VICTIM]);
-        assert_eq!(
-            answering(&client, THIEVES).await,
-            [THIEF],
-            "its own address"
-        );
+        assert_eq!(answering(&client, THIEVES).await, [THIEF], "its own address");
         let shown = conflicts(&gateway).await;
         let want = "7: warning: an endpoint of aaa/thief names the pod app/web-1, which is ignored";
         assert!(shown.len() == 1 && shown[0].starts_with(want), "{shown:?}");
@@ -128,10 +124,7 @@ fn review_1_a_pod_that_its_namespace_keeps_local_is_not_exported_by_another() {
             let objects = stolen + &web(labels, "", &endpoint(net, VICTIM, pod));
             let (gateway, [victim, _thief]) = gateway_with(net, &objects).await;
             let client = gateway.client(identities()).await;
-            assert!(
-                answering(&client, THIEVES).await.is_empty(),
-                "{labels} {pod:?}"
-            );
+            assert!(answering(&client, THIEVES).await.is_empty(), "{labels} {pod:?}");
             assert_eq!(victim.accepted(), 0, "{labels} {pod:?}");
             let ip = net.ip(VICTIM);
             let want = format!("7: warning: the address {ip} of aaa/thief is not used: ");
@@ -140,12 +133,7 @@ fn review_1_a_pod_that_its_namespace_keeps_local_is_not_exported_by_another() {
             // A slice without a conflict is no longer reported, and is served.
             let own = thief(EXPORTED, "", &endpoint(net, THIEF, None));
             write(gateway.folder.path(), "all.yaml", &own);
-            until(
-                "no conflict",
-                async || conflicts(&gateway).await,
-                Vec::is_empty,
-            )
-            .await;
+            until("no conflict", async || conflicts(&gateway).await, Vec::is_empty).await;
             let answers = async || answering(&client, THIEVES).await;
             until("its own endpoint", answers, |all| *all == [THIEF]).await;
         }
@@ -222,10 +210,7 @@ fn a_namespace_keeps_its_address_against_a_later_slice_with_forged_labels() {
             assert!(shown.len() == 1 && shown[0].starts_with(&want), "{shown:?}");
             // A reload of the configuration keeps it, too.
             let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
-            replace(
-                &gateway.file("strait.yaml"),
-                &format!("{config}# changed\n"),
-            );
+            replace(&gateway.file("strait.yaml"), &format!("{config}# changed\n"));
             let reloads = "strait_reload_total{what=\"config\",result=\"ok\"}";
             let reloaded = async || gateway.metric(reloads).await;
             until("the configuration", reloaded, |count| *count > 0.5).await;
@@ -311,10 +296,7 @@ fn review_2_an_address_of_two_imports_leads_to_neither() {
                 "{line}: warning: the address {VIP} of the ServiceImport {namespace}/thief is not \
                  used: the ServiceImport "
             );
-            assert!(
-                shown.iter().any(|line| line.starts_with(&want)),
-                "{shown:?}"
-            );
+            assert!(shown.iter().any(|line| line.starts_with(&want)), "{shown:?}");
         }
         write(gateway.folder.path(), "all.yaml", &one);
         let answers = async || answering(&client, &vip).await;
@@ -340,14 +322,10 @@ fn review_1_a_mistake_in_an_object_of_a_tenant_stops_neither_the_start_nor_a_rel
         assert_eq!(answering(&client, WEB).await, [VICTIM]);
         let reloads = async |what: &str, result: &str| {
             let labels = format!("what=\"{what}\",result=\"{result}\"");
-            gateway
-                .metric(&format!("strait_reload_total{{{labels}}}"))
-                .await
+            gateway.metric(&format!("strait_reload_total{{{labels}}}")).await
         };
         let status = async || gateway.run_command(&["status"]).await.1;
-        gateway
-            .logged("has `Foo_Bar` for its kubernetes.io/service-name")
-            .await;
+        gateway.logged("has `Foo_Bar` for its kubernetes.io/service-name").await;
         assert!(reloads("objects", "error").await > 0.5);
         assert!(status().await.contains("Foo_Bar"));
 
@@ -360,10 +338,7 @@ fn review_1_a_mistake_in_an_object_of_a_tenant_stops_neither_the_start_nor_a_rel
         until("the other mistake", received, |received| *received).await;
 
         let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
-        replace(
-            &gateway.file("strait.yaml"),
-            &format!("{config}# changed\n"),
-        );
+        replace(&gateway.file("strait.yaml"), &format!("{config}# changed\n"));
         let configs = async || reloads("config", "ok").await;
         until("the configuration", configs, |count| *count > 0.5).await;
         assert!(reloads("config", "error").await < 0.5, "it has no mistake");

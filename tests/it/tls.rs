@@ -17,11 +17,8 @@ use crate::support::{
 
 /// TLS of a good client that offers one group and one suite.
 fn offering(group: &'static dyn SupportedKxGroup, suite: SupportedCipherSuite) -> ClientConfig {
-    let provider = CryptoProvider {
-        cipher_suites: vec![suite],
-        kx_groups: vec![group],
-        ..default_provider()
-    };
+    let provider =
+        CryptoProvider { cipher_suites: vec![suite], kx_groups: vec![group], ..default_provider() };
     let good = identities().client(CLIENT, GATEWAY);
     let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -47,10 +44,8 @@ fn every_group_and_suite_of_the_contract_is_served_without_sni() {
             (kx_group::SECP256R1, NamedGroup::secp256r1),
             (kx_group::SECP384R1, NamedGroup::secp384r1),
         ];
-        let suites = [
-            cipher_suite::TLS13_AES_256_GCM_SHA384,
-            cipher_suite::TLS13_AES_128_GCM_SHA256,
-        ];
+        let suites =
+            [cipher_suite::TLS13_AES_256_GCM_SHA384, cipher_suite::TLS13_AES_128_GCM_SHA256];
         for (group, name) in groups {
             for suite in suites {
                 let tls = Arc::new(offering(group, suite));
@@ -62,10 +57,7 @@ fn every_group_and_suite_of_the_contract_is_served_without_sni() {
         }
         let chacha = cipher_suite::TLS13_CHACHA20_POLY1305_SHA256;
         let tls = Arc::new(offering(kx_group::X25519, chacha));
-        assert!(
-            Client::connect(gateway.address, &tls).await.is_err(),
-            "an unlisted suite"
-        );
+        assert!(Client::connect(gateway.address, &tls).await.is_err(), "an unlisted suite");
     });
 }
 
@@ -82,9 +74,7 @@ fn a_peer_of_tls_12_is_refused_by_that_name() {
         let mut message = vec![22, 3, 1, 0, u8::try_from(hello.len() + 4).expect("short")];
         message.extend([1, 0, 0, u8::try_from(hello.len()).expect("short")]);
         message.extend(&hello);
-        let mut stream = TcpStream::connect(gateway.address)
-            .await
-            .expect("a connection");
+        let mut stream = TcpStream::connect(gateway.address).await.expect("a connection");
         stream.write_all(&message).await.expect("a write");
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await.expect("an end");
@@ -109,9 +99,7 @@ fn double_hbone_carries_an_inner_session_that_the_gateway_cannot_read() {
         let echo = |incoming: IncomingTunnel| async move {
             assert_eq!(incoming.authority, ECHO);
             let (mut read, mut write) = tokio::io::split(incoming.tunnel);
-            tokio::io::copy(&mut read, &mut write)
-                .await
-                .expect("all bytes");
+            tokio::io::copy(&mut read, &mut write).await.expect("all bytes");
             write.shutdown().await.expect("an end");
         };
         let _endpoint = tokio::spawn(hbone::serve(listener, identities().server(ENDPOINT), echo));
@@ -119,9 +107,8 @@ fn double_hbone_carries_an_inner_session_that_the_gateway_cannot_read() {
         let inner_tls = identities().client(CLIENT, ENDPOINT);
         for id in 0..10 {
             let tunnel = outer.tunnel(ECHO).await.expect("an outer tunnel");
-            let inner = Client::connect_over(tunnel, &inner_tls)
-                .await
-                .expect("an inner connection");
+            let inner =
+                Client::connect_over(tunnel, &inner_tls).await.expect("an inner connection");
             let stream = inner.tunnel(ECHO).await.expect("an inner tunnel");
             let (mut read, mut write) = tokio::io::split(stream);
             let up = async {
@@ -133,12 +120,7 @@ fn double_hbone_carries_an_inner_session_that_the_gateway_cannot_read() {
             drop((read, write));
             inner.close().await.expect("a clean end");
         }
-        until(
-            "completed",
-            async || gateway.tunnels("completed").await,
-            |&now| now == 10.0,
-        )
-        .await;
+        until("completed", async || gateway.tunnels("completed").await, |&now| now == 10.0).await;
         // An inner client that expects another identity detects it end to end.
         let tunnel = outer.tunnel(ECHO).await.expect("an outer tunnel");
         let wrong = identities().client(CLIENT, GATEWAY);

@@ -27,16 +27,11 @@ const SOON: Duration = Duration::from_secs(10);
 fn east<'a>(net: Net, gateways: &[Net], identity: &str) -> Settings<'a> {
     let mut settings = Settings::new(net, identities()).endpoints(&[(99, 1, "TCP")]);
     // The only instance is in the other network.
-    settings.mesh = settings.mesh.replace(
-        "clusterId: east, network: east",
-        "clusterId: west, network: west",
-    );
+    settings.mesh =
+        settings.mesh.replace("clusterId: east, network: east", "clusterId: west, network: west");
     let transit = "to: [{cluster: west}]\n      transit: always";
     settings.exposure = settings.exposure.replace("to: [{cluster: west}]", transit);
-    let addresses: Vec<_> = gateways
-        .iter()
-        .map(|net| format!("\"{}:15008\"", net.ip(1)))
-        .collect();
+    let addresses: Vec<_> = gateways.iter().map(|net| format!("\"{}:15008\"", net.ip(1))).collect();
     settings.more += &format!(
         "networks: [{{name: west, cluster: west, identities: [\"{identity}\"], gateways: [{}]}}]\n",
         addresses.join(", ")
@@ -55,11 +50,8 @@ pub fn west<'a>(net: Net, endpoints: &[(u8, u32, &str)]) -> Settings<'a> {
 }
 
 fn in_west(mesh: &str) -> String {
-    mesh.replace(
-        "clusterId: east, network: east",
-        "clusterId: west, network: west",
-    )
-    .replace("vips: [east/", "vips: [west/")
+    mesh.replace("clusterId: east, network: east", "clusterId: west, network: west")
+        .replace("vips: [east/", "vips: [west/")
 }
 
 /// Makes the files in a folder those of a gateway of network west with this certificate.
@@ -70,10 +62,7 @@ fn become_west(folder: &Path, leaf: &Leaf) {
         "gateway: {cluster: east, network: east}",
         "gateway: {cluster: west, network: west}",
     );
-    let config = config.replace(
-        "trust:\n",
-        &format!("trust:\n  gateways: [\"{GATEWAY}\"]\n"),
-    );
+    let config = config.replace("trust:\n", &format!("trust:\n  gateways: [\"{GATEWAY}\"]\n"));
     std::fs::write(file("strait.yaml"), config).expect("a configuration");
     std::fs::write(file("gateway.crt"), &leaf.chain_pem).expect("a certificate");
     std::fs::write(file("gateway.key"), &leaf.key_pem).expect("a key");
@@ -107,18 +96,15 @@ fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
         let client = first.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut tunnel).await;
-        for (gateway, tunnels) in [
-            (&first, format!("{WEST_GATEWAY} 0 1")),
-            (&second, format!("{GATEWAY} 1 0")),
-        ] {
+        for (gateway, tunnels) in
+            [(&first, format!("{WEST_GATEWAY} 0 1")), (&second, format!("{GATEWAY} 1 0"))]
+        {
             let (_, page, _) = gateway.run_command(&["status", "peers"]).await;
             let words: Vec<_> = page.split_whitespace().collect();
             assert!(words.join(" ").contains(&tunnels), "{tunnels}: {page}");
         }
         // More than all windows and buffers on the way.
-        let sent: Vec<u8> = (0..8_000_000_u32)
-            .map(|index| index.to_le_bytes()[1])
-            .collect();
+        let sent: Vec<u8> = (0..8_000_000_u32).map(|index| index.to_le_bytes()[1]).collect();
         let (mut read, mut write) = tokio::io::split(tunnel);
         let upload = async {
             write.write_all(&sent).await.expect("an open tunnel");
@@ -128,18 +114,8 @@ fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
         let (_, end) = tokio::join!(upload, read.read_to_end(&mut received));
         end.expect("a clean end");
         assert!(received == sent, "{} of {}", received.len(), sent.len());
-        until(
-            "it is completed",
-            async || first.tunnels("completed").await,
-            |&n| n == 1.0,
-        )
-        .await;
-        until(
-            "it is completed",
-            async || second.tunnels("completed").await,
-            |&n| n == 1.0,
-        )
-        .await;
+        until("it is completed", async || first.tunnels("completed").await, |&n| n == 1.0).await;
+        until("it is completed", async || second.tunnels("completed").await, |&n| n == 1.0).await;
         assert_eq!(endpoint.accepted(), 1);
         let connections = async || second.metric("strait_connections_open").await;
         until("one pooled connection", connections, |&open| open == 1.0).await;
@@ -257,9 +233,7 @@ async fn answer(
 ) -> (u16, Option<String>) {
     let server = WEST_GATEWAY;
     let tls = TlsConnector::from(identities().client(id, server));
-    let stream = TcpStream::connect(gateway.address)
-        .await
-        .expect("a connection");
+    let stream = TcpStream::connect(gateway.address).await.expect("a connection");
     let name = rustls::pki_types::ServerName::try_from("0.0.0.0").expect("a name");
     let stream = tls.connect(name, stream).await.expect("TLS");
     let (mut send, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
@@ -331,10 +305,7 @@ fn two_gateways_that_send_a_service_to_each_other_reject_it_after_three_tunnels(
         let client = client.expect("a connection");
         let refused = timeout(SOON, client.tunnel(ECHO)).await.expect("an answer");
         assert!(matches!(refused, Err(ConnectError::Status(status)) if status == 503));
-        let ends = (
-            first.tunnels_by_reason().await,
-            second.tunnels_by_reason().await,
-        );
+        let ends = (first.tunnels_by_reason().await, second.tunnels_by_reason().await);
         let total = ends.0.values().chain(ends.1.values()).sum::<f64>();
         assert!(total <= 3.0, "{ends:?}");
         assert!(ends.0.contains_key("gateway_loop"), "{ends:?}");
@@ -380,10 +351,8 @@ fn a_gateway_that_sends_tunnels_back_is_replaced_by_the_first_gateway() {
 /// Settings of a gateway of network west that sends the service back to a gateway of east.
 fn sends_back<'a>(net: Net, to: Net) -> Settings<'a> {
     let mut settings = west(net, &[(99, 1, "TCP")]);
-    settings.mesh = settings.mesh.replace(
-        "clusterId: west, network: west",
-        "clusterId: east, network: east",
-    );
+    settings.mesh =
+        settings.mesh.replace("clusterId: west, network: west", "clusterId: east, network: east");
     let both = "to: [{cluster: east}, {cluster: west}]";
     let transit = format!("{both}\n      transit: always");
     settings.exposure = settings.exposure.replace(both, &transit);
@@ -412,16 +381,8 @@ struct Node {
 }
 
 const NODES: [Node; 3] = [
-    Node {
-        network: "east",
-        cluster: "east",
-        identity: GATEWAY,
-    },
-    Node {
-        network: "west",
-        cluster: "west",
-        identity: WEST_GATEWAY,
-    },
+    Node { network: "east", cluster: "east", identity: GATEWAY },
+    Node { network: "west", cluster: "west", identity: WEST_GATEWAY },
     Node {
         network: "north",
         cluster: "east",
@@ -434,15 +395,9 @@ impl Node {
     /// of the node `next` if there is one.
     async fn start(&self, net: Net, at: &Self, next: Option<Net>) -> Gateway {
         let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
-        let Self {
-            network,
-            cluster,
-            identity,
-        } = at;
+        let Self { network, cluster, identity } = at;
         let instance = format!("clusterId: {cluster}, network: {network}");
-        settings.mesh = settings
-            .mesh
-            .replace("clusterId: east, network: east", &instance);
+        settings.mesh = settings.mesh.replace("clusterId: east, network: east", &instance);
         let to = "to: [{cluster: west}, {cluster: east}]\n      transit: always";
         settings.exposure = settings.exposure.replace("to: [{cluster: west}]", to);
         if let Some(next) = next {
@@ -461,13 +416,8 @@ impl Node {
     fn configure(&self, folder: &Path, leaf: &Leaf) {
         let file = folder.join("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
-        let own = format!(
-            "gateway: {{cluster: {}, network: {}}}",
-            self.cluster, self.network
-        );
-        let gateways = NODES
-            .map(|node| format!("\"{}\"", node.identity))
-            .join(", ");
+        let own = format!("gateway: {{cluster: {}, network: {}}}", self.cluster, self.network);
+        let gateways = NODES.map(|node| format!("\"{}\"", node.identity)).join(", ");
         let text = text
             .replace("gateway: {cluster: east, network: east}", &own)
             .replace("trust:\n", &format!("trust:\n  gateways: [{gateways}]\n"));
@@ -499,9 +449,7 @@ fn a_tunnel_passes_three_gateways_and_each_evaluates_its_first_peer() {
             until("five tunnels", completed, |&count| count == 5.0).await;
         }
         for gateway in [&second, &third] {
-            gateway
-                .logged(&format!("src.first_peer=\"{CLIENT}\""))
-                .await;
+            gateway.logged(&format!("src.first_peer=\"{CLIENT}\"")).await;
         }
         assert!(!first.log().contains("src.first_peer"));
         assert_eq!(connections(&[&first, &second, &third]).await, 3.0);
@@ -521,11 +469,7 @@ fn a_ring_of_three_gateways_rejects_a_tunnel_after_three_connections_between_the
         assert!(matches!(refused, Err(ConnectError::Status(status)) if status == 503));
         for (gateway, tunnels) in [(&first, 2.0), (&second, 1.0), (&third, 1.0)] {
             let ends = gateway.tunnels_by_reason().await;
-            assert_eq!(
-                ends,
-                [("gateway_loop".to_owned(), tunnels)].into(),
-                "{ends:?}"
-            );
+            assert_eq!(ends, [("gateway_loop".to_owned(), tunnels)].into(), "{ends:?}");
         }
         // One of them is the client's.
         let connections = connections(&[&first, &second, &third]).await;
@@ -556,14 +500,9 @@ fn a_peer_gains_no_service_of_the_next_network_through_a_trusted_gateway() {
         let own = own.expect("a connection");
         let mut tunnel = own.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut tunnel).await;
-        let args = [
-            "explain", "--from", GATEWAY, "--to", ECHO, "--source", CLIENT,
-        ];
+        let args = ["explain", "--from", GATEWAY, "--to", ECHO, "--source", CLIENT];
         let (_, page, _) = second.run_command(&args).await;
-        assert!(
-            page.contains(&format!("for the first peer {CLIENT}")),
-            "{page}"
-        );
+        assert!(page.contains(&format!("for the first peer {CLIENT}")), "{page}");
     });
 }
 

@@ -115,10 +115,7 @@ pub fn assert_counts(counts: &[usize], share: f64) {
     let bound = 5.0 * (all * share * (1.0 - share)).sqrt();
     for (at, count) in counts.iter().enumerate() {
         let count = *count as f64;
-        assert!(
-            (count - all * share).abs() <= bound,
-            "pod {at} has {count} of {all}, not {share}"
-        );
+        assert!((count - all * share).abs() <= bound, "pod {at} has {count} of {all}, not {share}");
     }
 }
 
@@ -129,9 +126,7 @@ fn acceptance_1_two_and_two_pods_of_one_network_get_a_quarter_each_directly() {
         let pods = pods(net, &[11, 12, 13, 14]).await;
         let mut settings = spread(net, &[11, 12, 13, 14], &[], &[]);
         // Two of them are of another cluster of the same network.
-        settings.mesh = settings
-            .mesh
-            .replacen("clusterId: east", "clusterId: west", 2);
+        settings.mesh = settings.mesh.replacen("clusterId: east", "clusterId: west", 2);
         let networks = settings.more.find("networks:").expect("networks");
         settings.more.truncate(networks);
         let gateway = Gateway::start(&settings).await;
@@ -186,9 +181,7 @@ fn a_split_of_clusters_in_two_networks_shares_10_to_90() {
 "
         );
         // Tunnels would stay here without the split.
-        settings.more = settings
-            .more
-            .replace("distribution: any", "distribution: network");
+        settings.more = settings.more.replace("distribution: any", "distribution: network");
         let _ = writeln!(
             settings.more,
             "names: {{aliases: [{{name: \"both.global:80\", to: \
@@ -221,10 +214,7 @@ fn an_exceeded_budget_leaves_a_quarter_of_the_weight() {
             carries(&mut tunnel, 1 << 20).await;
         }
         let reduced = async || gateway.run_command(&["status", "peers"]).await.1;
-        until("the weight is reduced", reduced, |page| {
-            page.contains("25%")
-        })
-        .await;
+        until("the weight is reduced", reduced, |page| page.contains("25%")).await;
         let before = pods.counts();
         open(&client, ECHO, TUNNELS).await;
         let counts = pods.counts();
@@ -264,11 +254,7 @@ async fn all_addresses_are_replaced(loss: Loss) {
     let dns = DnsServer::start(here.address(2, 5300), says(&nets[..2])).await;
     let name = "\"gateways.west.example:15008\"".to_owned();
     let mut settings = spread(here, &[], &["a"], &[name]);
-    let _ = writeln!(
-        settings.more,
-        "dns: {{servers: [\"{}\"]}}",
-        here.address(2, 5300)
-    );
+    let _ = writeln!(settings.more, "dns: {{servers: [\"{}\"]}}", here.address(2, 5300));
     let gateway = Gateway::start(&settings).await;
     let client = Arc::new(gateway.client(identities()).await);
     recovers(&client).await;
@@ -324,14 +310,8 @@ const BEYOND_ZONE: Shares = Some([0.0, 0.5, 0.5, 0.0]);
 const REMOTE: Shares = Some([0.0, 0.0, 0.0, 1.0]);
 
 const PREFERENCES: [Preference; 5] = [
-    (
-        "close",
-        [[OWN_ZONE, OTHER_ZONE, REMOTE], [OWN_ZONE, OTHER_ZONE, None]],
-    ),
-    (
-        "region",
-        [[HALVES, SPILLED, REMOTE], [HALVES, SPILLED, None]],
-    ),
+    ("close", [[OWN_ZONE, OTHER_ZONE, REMOTE], [OWN_ZONE, OTHER_ZONE, None]]),
+    ("region", [[HALVES, SPILLED, REMOTE], [HALVES, SPILLED, None]]),
     (
         "network",
         [
@@ -341,18 +321,11 @@ const PREFERENCES: [Preference; 5] = [
         ],
     ),
     // Active-passive.
-    (
-        "network, spill_below: 0%",
-        [[THIRDS, BEYOND_ZONE, REMOTE], [THIRDS, BEYOND_ZONE, None]],
-    ),
+    ("network, spill_below: 0%", [[THIRDS, BEYOND_ZONE, REMOTE], [THIRDS, BEYOND_ZONE, None]]),
     (
         "any",
         [
-            [
-                Some([0.25; 4]),
-                Some([0.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]),
-                REMOTE,
-            ],
+            [Some([0.25; 4]), Some([0.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]), REMOTE],
             [THIRDS, BEYOND_ZONE, None],
         ],
     ),
@@ -400,13 +373,8 @@ fn acceptance_8_each_preference_with_ready_and_unready_pods_in_two_networks() {
         let hosts = [11, 12, 13];
         let own = pods(here, &hosts).await;
         let remote = pods(there, &[21]).await;
-        let pods: [_; 4] = own
-            .into_iter()
-            .chain(remote)
-            .collect::<Vec<_>>()
-            .try_into()
-            .ok()
-            .expect("four");
+        let pods: [_; 4] =
+            own.into_iter().chain(remote).collect::<Vec<_>>().try_into().ok().expect("four");
         let _west = start_west(&west(there, &plain(&[21]))).await;
         let mut settings = spread(here, &hosts, &["a"], &[address(there)]);
         let places = ["east, zone: a", "east, zone: b", "south, zone: a"];
@@ -416,19 +384,15 @@ fn acceptance_8_each_preference_with_ready_and_unready_pods_in_two_networks() {
             settings.mesh = settings.mesh.replace(&workload, &placed);
         }
         let remote = "workloadIps: [\"10.9.0.0\"]";
-        settings.mesh = settings
-            .mesh
-            .replace(remote, &format!("status: STATUS-3, {remote}"));
+        settings.mesh = settings.mesh.replace(remote, &format!("status: STATUS-3, {remote}"));
         let mesh = settings.mesh.clone();
         for (distribution, rows) in PREFERENCES {
             settings.mesh = with_readiness(&mesh, [true; 4]);
             let mut gateway = Gateway::spawn(&settings, |folder| {
                 let file = folder.join("strait.yaml");
                 let text = std::fs::read_to_string(&file).expect("a configuration");
-                let text = text.replace(
-                    "distribution: any",
-                    &format!("distribution: {distribution}"),
-                );
+                let text =
+                    text.replace("distribution: any", &format!("distribution: {distribution}"));
                 let place = "network: east, locality: {region: east, zone: a}}\nidentity:";
                 let text = text.replace("network: east}\nidentity:", place);
                 std::fs::write(file, text).expect("a configuration");

@@ -31,11 +31,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let authority = Authority::new().expect("a root");
-        Self {
-            identities: Identities::from_authority(&authority),
-            authority,
-            net: Net::new(),
-        }
+        Self { identities: Identities::from_authority(&authority), authority, net: Net::new() }
     }
 
     /// A gateway with an endpoint, its files changed by `prepare`.
@@ -166,9 +162,7 @@ fn review_15_a_removed_root_ends_the_connections_of_its_peers_and_of_no_others()
         untrusted(&gateway, "unknown_issuer", 2.0).await;
         gateway.wait_until_open(1, 1).await;
         assert!((gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
-        gateway
-            .logged("open connections are no longer trusted")
-            .await;
+        gateway.logged("open connections are no longer trusted").await;
         gateway.logged("its last issuer is ").await;
         refused(&gateway, &of_old, "unknown_issuer").await;
         echoes(&mut kept).await;
@@ -245,10 +239,7 @@ fn review_16_a_revoked_leaf_loses_its_tunnels_and_its_neighbour_no_byte() {
         replace(&gateway.file("crl.pem"), "-----BEGIN X509 CRL-----\nno\n");
         gateway.logged("cannot be used as a CRL").await;
         echoes(&mut lost).await;
-        assert!(
-            serves(&gateway, &bad_tls).await,
-            "the old lists stay in force"
-        );
+        assert!(serves(&gateway, &bad_tls).await, "the old lists stay in force");
 
         let lists = world.lists(2, &[], &[&bad.chain_pem]);
         replace(&gateway.file("crl.pem"), &lists);
@@ -260,10 +251,7 @@ fn review_16_a_revoked_leaf_loses_its_tunnels_and_its_neighbour_no_byte() {
         refused(&gateway, &bad_tls, "revoked").await;
         assert!(serves(&gateway, &good_tls).await);
         let (_, page, _) = gateway.run_command(&["status"]).await;
-        assert!(
-            page.contains("CRL of CN=") && page.contains("crl.pem"),
-            "{page}"
-        );
+        assert!(page.contains("CRL of CN=") && page.contains("crl.pem"), "{page}");
     });
 }
 
@@ -291,9 +279,7 @@ fn review_16_an_issuer_without_a_list_is_refused_unless_configured_otherwise() {
         let (gateway, _endpoint) = world.gateway_with("files: [crl.pem]", &of_root).await;
         let tls = world.client(&world.identities.leaf(CLIENT));
         refused(&gateway, &tls, "unknown_revocation").await;
-        gateway
-            .logged("`trust.crl` has no list for issuer CN=Strait")
-            .await;
+        gateway.logged("`trust.crl` has no list for issuer CN=Strait").await;
         edit(&gateway, "[crl.pem]", "[crl.pem], on_missing: accept");
         let served = async || serves(&gateway, &tls).await;
         until("a tunnel", served, |&served| served).await;
@@ -306,10 +292,7 @@ fn review_16_an_issuer_without_a_list_is_refused_unless_configured_otherwise() {
         std::fs::remove_file(gateway.file("crl.pem")).expect("a file");
         edit(&gateway, ", on_missing: accept", "");
         gateway.logged("crl.pem").await;
-        assert!(
-            serves(&gateway, &tls).await,
-            "a missing file changes nothing"
-        );
+        assert!(serves(&gateway, &tls).await, "a missing file changes nothing");
     });
 }
 
@@ -318,9 +301,8 @@ fn review_16_a_root_without_a_list_is_logged_and_a_problem_until_it_has_one() {
     run(async {
         let world = World::new();
         let of_west = world.identities.west.crl(&[], 1, hours(24));
-        let (gateway, _endpoint) = world
-            .gateway_with("files: [crl.pem]", &of_west.expect("a list"))
-            .await;
+        let (gateway, _endpoint) =
+            world.gateway_with("files: [crl.pem]", &of_west.expect("a list")).await;
         gateway
             .logged("`trust.crl` has no list of a trusted root: peers below it are refused")
             .await;
@@ -421,35 +403,22 @@ fn review_17_without_validation_the_shared_root_decides_and_names_are_clusters()
         assert!(gateway.metric(metric).await < 0.5);
 
         edit(&gateway, "trust:\n", "trust:\n  skip_validation: true\n");
-        edit(
-            &gateway,
-            "to: [{anyone: true}]",
-            "to: [{cluster: north.local}]",
-        );
+        edit(&gateway, "to: [{anyone: true}]", "to: [{cluster: north.local}]");
         let served = async || serves(&gateway, &tls).await;
         until("a tunnel", served, |&served| served).await;
         let west = world.client(&world.identities.leaf(CLIENT));
         assert!(!serves(&gateway, &west).await, "it is of another cluster");
         assert!(gateway.metric(metric).await > 0.5);
-        gateway
-            .logged("is true: a peer of any trust domain is accepted")
-            .await;
+        gateway.logged("is true: a peer of any trust domain is accepted").await;
         let (_, page, _) = gateway.run_command(&["status"]).await;
-        assert!(
-            page.contains("peers of any trust domain are accepted"),
-            "{page}"
-        );
+        assert!(page.contains("peers of any trust domain are accepted"), "{page}");
         // The root is still verified.
         let foreign = Authority::new().and_then(|other| other.intermediate("north"));
         let foreign = foreign.and_then(|other| other.leaf(north)).expect("a leaf");
         refused(&gateway, &world.client(&foreign), "unknown_issuer").await;
 
         let (_client, mut open) = connect(&gateway, &tls).await;
-        edit(
-            &gateway,
-            "to: [{cluster: north.local}]",
-            "to: [{anyone: true}]",
-        );
+        edit(&gateway, "to: [{cluster: north.local}]", "to: [{anyone: true}]");
         edit(&gateway, "  skip_validation: true\n", "");
         assert_eq!(broken(&mut open).await, Some(h2::Reason::INTERNAL_ERROR));
         untrusted(&gateway, "untrusted_domain", 1.0).await;
@@ -482,9 +451,7 @@ fn review_17_domains_that_no_entry_names_share_one_label_and_one_cluster_of_desc
         let count = async || gateway.metric(name).await;
         until(name, count, |&count| count == 3.0).await;
         let page = gateway.scrape().await;
-        let mut tunnels = page
-            .lines()
-            .filter(|it| it.starts_with("strait_tunnels_total"));
+        let mut tunnels = page.lines().filter(|it| it.starts_with("strait_tunnels_total"));
         assert!(tunnels.all(|line| !line.contains(".local")), "{page}");
         let (_, status, _) = gateway.run_command(&["status"]).await;
         assert!(status.contains("cluster unlisted"), "{status}");

@@ -34,9 +34,7 @@ fn settings(net: Net) -> Settings<'static> {
         )
     };
     let services = ["door", "strict", "north"].map(service).concat();
-    let text = settings
-        .mesh
-        .replace("policies:", &format!("{services}policies:"));
+    let text = settings.mesh.replace("policies:", &format!("{services}policies:"));
     let echo = "services: {app/echo";
     let strict = "services: {app/strict.app.svc.cluster.local: {80: 9000}, app/echo";
     settings.mesh = text.replace(echo, strict);
@@ -54,12 +52,7 @@ fn settings(net: Net) -> Settings<'static> {
 }
 
 async fn ended(gateway: &Gateway, reason: &str, count: f64) {
-    until(
-        reason,
-        async || gateway.tunnels(reason).await,
-        |&now| now == count,
-    )
-    .await;
+    until(reason, async || gateway.tunnels(reason).await, |&now| now == count).await;
 }
 
 /// Opens a tunnel and sends these bytes.
@@ -88,9 +81,7 @@ fn the_name_inside_routes_a_tunnel_and_its_tls_ends_at_the_endpoint() {
             async move {
                 let mut tls = acceptor.accept(stream).await.expect("a handshake");
                 let mut requested = String::new();
-                tls.read_to_string(&mut requested)
-                    .await
-                    .expect("a question");
+                tls.read_to_string(&mut requested).await.expect("a question");
                 let answer = requested.to_uppercase();
                 tls.write_all(answer.as_bytes()).await.expect("an answer");
                 tls.shutdown().await.expect("an end");
@@ -105,11 +96,7 @@ fn the_name_inside_routes_a_tunnel_and_its_tls_ends_at_the_endpoint() {
         let inner = TlsConnector::from(Arc::new(inner));
         let cases = [
             (&by_entry, WITHOUT_ENDPOINT, "echo.app.svc.cluster.local"),
-            (
-                &by_entry,
-                WITHOUT_ENDPOINT,
-                "outbound_.80_._.echo.app.svc.cluster.local",
-            ),
+            (&by_entry, WITHOUT_ENDPOINT, "outbound_.80_._.echo.app.svc.cluster.local"),
             (&by_entry, WITHOUT_ENDPOINT, "echo.global"),
             (&by_listener, ECHO, "echo.app.svc.cluster.local"),
             (&by_entry, STRICT, "strict.app.svc.cluster.local"),
@@ -178,16 +165,10 @@ fn what_a_peer_may_not_reach_by_name_is_refused_alike() {
         let client = gateway.client(identities()).await;
         let cases = [
             ("no.app", "unknown_service"),
-            (
-                "outbound_.81_._.echo.app.svc.cluster.local",
-                "unknown_service",
-            ),
+            ("outbound_.81_._.echo.app.svc.cluster.local", "unknown_service"),
             ("secret.app.svc.cluster.local", "not_exposed"),
             ("north.app.svc.cluster.local", "not_for_peer"),
-            (
-                "outbound_.80_.v1_.echo.app.svc.cluster.local",
-                "unknown_sni",
-            ),
+            ("outbound_.80_.v1_.echo.app.svc.cluster.local", "unknown_sni"),
             // Like Istio's clients of double HBONE: without a server name.
             ("10.0.0.1", "unknown_sni"),
             // Exposed, and without an endpoint.
@@ -230,14 +211,9 @@ fn double_hbone_without_a_name_needs_a_tunnel_by_authority() {
         let client = gateway.client(identities()).await;
         let inner = identities().client(CLIENT, ENDPOINT);
         let outer = client.tunnel(ECHO).await.expect("a tunnel");
-        let double = Client::connect_over(outer, &inner)
-            .await
-            .expect("HBONE inside");
+        let double = Client::connect_over(outer, &inner).await.expect("HBONE inside");
         double.tunnel(ECHO).await.expect("a tunnel in the tunnel");
-        let outer = client
-            .tunnel(WITHOUT_ENDPOINT)
-            .await
-            .expect("200 comes first");
+        let outer = client.tunnel(WITHOUT_ENDPOINT).await.expect("200 comes first");
         let refused = Client::connect_over(outer, &inner).await;
         assert!(refused.is_err(), "it asks for no name");
         ended(&gateway, "unknown_sni", 1.0).await;
@@ -344,17 +320,11 @@ fn an_open_tunnel_is_judged_anew_by_what_its_name_asked_for() {
         // Another alias of the same service stays: this tunnel did not request it.
         let path = gateway.file("strait.yaml");
         let text = std::fs::read_to_string(&path).expect("a file");
-        replace(
-            &path,
-            &text.replace("names: [\"echo.global:80\"]", "names: [\"echo.other:80\"]"),
-        );
+        replace(&path, &text.replace("names: [\"echo.global:80\"]", "names: [\"echo.other:80\"]"));
         gateway.logged("reloaded").await;
         tunnel.write_all(b"more").await.expect("an open tunnel");
         tunnel.read_exact(&mut first[..4]).await.expect("an echo");
-        replace(
-            &path,
-            &text.replacen("{cluster: west}", "{cluster: east}", 1),
-        );
+        replace(&path, &text.replacen("{cluster: west}", "{cluster: east}", 1));
         let code = broken(&mut tunnel).await;
         assert_eq!(code, Some(h2::Reason::INTERNAL_ERROR));
         ended(&gateway, "revoked", 1.0).await;

@@ -52,10 +52,7 @@ fn at(name: &str) -> GatewayAddress {
         namespace: "app".into(),
         hostname: format!("{name}.app.svc.cluster.local"),
     };
-    GatewayAddress {
-        destination: Some(Destination::Hostname(hostname)),
-        hbone_mtls_port: 15008,
-    }
+    GatewayAddress { destination: Some(Destination::Hostname(hostname)), hbone_mtls_port: 15008 }
 }
 
 /// The service, behind these waypoints.
@@ -81,9 +78,7 @@ fn of_waypoint(name: &str) -> Address {
         subject_alt_names: vec![CLAIMED_IDENTITY.to_owned()],
         ..Service::default()
     };
-    Address {
-        r#type: Some(address::Type::Service(service)),
-    }
+    Address { r#type: Some(address::Type::Service(service)) }
 }
 
 /// The one workload of a waypoint. Istiod sends the pods of gateways and waypoints without HBONE.
@@ -154,12 +149,7 @@ impl Mesh {
         settings.exposure = exposure.replace(":80\"", "\"");
         let mut gateway = spawn(&settings, NAME);
         gateway.ready().await;
-        Self {
-            gateway,
-            istiod,
-            _serving: serving,
-            _endpoints: endpoints,
-        }
+        Self { gateway, istiod, _serving: serving, _endpoints: endpoints }
     }
 
     /// Returns the endpoint that answers a peer with these `x-istio-source` values.
@@ -201,10 +191,7 @@ fn istiod_1_a_tunnel_reaches_a_waypoint_that_is_sent_without_hbone() {
         let (_, page, _) = mesh.gateway.run_command(&["status", "app/one"]).await;
         let line = page.lines().find(|line| line.contains("15021"));
         assert!(line.is_some(), "{page}");
-        assert!(
-            page.contains("the workload does not support HBONE"),
-            "{page}"
-        );
+        assert!(page.contains("the workload does not support HBONE"), "{page}");
     });
 }
 
@@ -244,24 +231,14 @@ fn istiod_1_a_service_port_15008_with_another_target_opens_no_port_of_a_plain_po
             [(80, 15008), (15008, endpoint_port())],
         ] {
             put([(80, endpoint_port()), (15008, 15008)]);
-            let _ = until(
-                "HBONE",
-                async || tunnel(15008).await,
-                |host| *host == Ok(OWN),
-            )
-            .await;
+            let _ = until("HBONE", async || tunnel(15008).await, |host| *host == Ok(OWN)).await;
             put(plain);
             let refused = until("a refusal", async || tunnel(15008).await, Result::is_err).await;
             assert!(refused.expect_err("a refusal").contains("503"));
-            tunnel(80)
-                .await
-                .expect_err("the workload does not support HBONE");
+            tunnel(80).await.expect_err("the workload does not support HBONE");
         }
         let (_, page, _) = mesh.gateway.run_command(&["status", SERVICE]).await;
-        assert!(
-            page.contains("the workload does not support HBONE"),
-            "{page}"
-        );
+        assert!(page.contains("the workload does not support HBONE"), "{page}");
     });
 }
 
@@ -319,9 +296,7 @@ fn istiod_8_a_waypoint_of_another_cluster_is_trusted_only_if_it_is_configured() 
         until("the waypoint", received, is_received).await;
         assert_eq!(mesh.asks(WAYPOINT, &["waypoint"]).await, Ok(OWN));
         assert_eq!(mesh.asks(REMOTE, &["waypoint"]).await, Ok(ONE));
-        let arguments = [
-            "explain", "--from", REMOTE, "--to", ECHO, "--origin", "waypoint",
-        ];
+        let arguments = ["explain", "--from", REMOTE, "--to", ECHO, "--origin", "waypoint"];
         let (_, text, _) = mesh.gateway.run_command(&arguments).await;
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let wanted = "not a workload of this cluster in the service's waypoint";
@@ -350,15 +325,10 @@ fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_truste
         replace(&file, &text);
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
         assert_eq!(mesh.asks(WAYPOINT, &["waypoint"]).await, Ok(ONE));
-        let arguments = [
-            "explain", "--from", WAYPOINT, "--to", ECHO, "--origin", "waypoint",
-        ];
+        let arguments = ["explain", "--from", WAYPOINT, "--to", ECHO, "--origin", "waypoint"];
         let (_, reported, _) = mesh.gateway.run_command(&arguments).await;
         let why = reported.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(
-            why.contains("clusters cannot be distinguished"),
-            "{reported}"
-        );
+        assert!(why.contains("clusters cannot be distinguished"), "{reported}");
 
         let waypoints = format!("  waypoints: [\"{WAYPOINT}\"]\nlisteners:");
         replace(&file, &text.replace("listeners:", &waypoints));
@@ -371,10 +341,7 @@ fn a_tunnel_that_went_past_a_waypoint_ends_when_its_header_is_trusted_no_more() 
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         let mut kept = mesh.tunnel(CLIENT, &[]).await.expect("a tunnel");
-        let mut lost = mesh
-            .tunnel(WAYPOINT, &["waypoint"])
-            .await
-            .expect("a tunnel");
+        let mut lost = mesh.tunnel(WAYPOINT, &["waypoint"]).await.expect("a tunnel");
         assert_eq!(lost.read_u8().await.expect("a name"), OWN);
         assert_eq!(kept.read_u8().await.expect("a name"), ONE);
         mesh.istiod.put(ADDRESS, SERVICE, &behind(&[("two", 1)]));
@@ -438,19 +405,15 @@ fn waypoints_share_by_weight_and_without_one_nothing_goes_past() {
             }
             hosts
         };
-        until("the one that is left", only_one, |hosts| {
-            hosts.iter().all(|host| *host == Ok(ONE))
-        })
-        .await;
+        until("the one that is left", only_one, |hosts| hosts.iter().all(|host| *host == Ok(ONE)))
+            .await;
         mesh.istiod.remove(ADDRESS, "one");
         let asks = async || mesh.asks(CLIENT, &[]).await;
         let refused = until("a refusal", asks, Result::is_err).await;
         assert!(refused.expect_err("a refusal").contains("503"));
         assert!(mesh.gateway.tunnels("no_waypoint").await > 0.5);
         // Without a workload, no peer has the identity of a waypoint.
-        mesh.asks(WAYPOINT, &["waypoint"])
-            .await
-            .expect_err("there is no such waypoint");
+        mesh.asks(WAYPOINT, &["waypoint"]).await.expect_err("there is no such waypoint");
 
         let none = behind(&[]);
         mesh.istiod.put(ADDRESS, SERVICE, &none);
@@ -484,19 +447,13 @@ fn review_5_only_waypoints_of_the_requested_service_are_trusted() {
         })
         .await;
         let labelled = "spiffe://east.local/ns/shop/sa/one";
-        for (id, want) in [
-            (WAYPOINT, OWN),
-            (OTHER, ONE),
-            (CLAIMED_IDENTITY, ONE),
-            (labelled, ONE),
-            (CLIENT, ONE),
-        ] {
+        for (id, want) in
+            [(WAYPOINT, OWN), (OTHER, ONE), (CLAIMED_IDENTITY, ONE), (labelled, ONE), (CLIENT, ONE)]
+        {
             assert_eq!(mesh.asks(id, &["waypoint"]).await, Ok(want), "{id}");
             assert_eq!(mesh.asks(id, &["gateway"]).await, Ok(want), "{id}");
         }
-        let arguments = [
-            "explain", "--from", OTHER, "--to", ECHO, "--origin", "waypoint",
-        ];
+        let arguments = ["explain", "--from", OTHER, "--to", ECHO, "--origin", "waypoint"];
         let (_, text, _) = mesh.gateway.run_command(&arguments).await;
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(why.contains("and is not trusted"), "{text}");

@@ -14,11 +14,9 @@ use crate::support::{CLIENT, ENDPOINT, Identities, identities};
 /// A folder with `tls.crt`, `tls.key` and `root.crt`.
 fn folder(leaf: &Leaf, root: &str) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
-    for (name, text) in [
-        ("tls.crt", leaf.chain_pem.as_str()),
-        ("tls.key", &leaf.key_pem),
-        ("root.crt", root),
-    ] {
+    for (name, text) in
+        [("tls.crt", leaf.chain_pem.as_str()), ("tls.key", &leaf.key_pem), ("root.crt", root)]
+    {
         std::fs::write(folder.path().join(name), text).expect("a file");
     }
     folder
@@ -72,20 +70,12 @@ impl Load {
     /// Uses another mesh's certificates.
     pub fn of(to: SocketAddr, identities: &Identities) -> Self {
         let folder = folder(&identities.leaf(CLIENT), &identities.root);
-        Self {
-            folder,
-            to,
-            bare: false,
-            namespace: None,
-        }
+        Self { folder, to, bare: false, namespace: None }
     }
 
     /// Uses bare connections through a TLS listener.
     pub fn bare(to: SocketAddr) -> Self {
-        Self {
-            bare: true,
-            ..Self::new(to)
-        }
+        Self { bare: true, ..Self::new(to) }
     }
 
     /// Runs `strait load` to its end, with these arguments, separated by blanks.
@@ -96,9 +86,7 @@ impl Load {
     /// Starts such a run.
     pub fn start(&self, authority: &str, args: &str) -> Child {
         let to = self.to.to_string();
-        let host = authority
-            .rsplit_once(':')
-            .map_or(authority, |(host, _)| host);
+        let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
         let mut command = strait(&self.folder, self.namespace);
         command.args(args.split_whitespace());
         command.args(["--json", "--to", &to]);
@@ -157,10 +145,7 @@ impl Serve {
         let line = BufReader::new(stdout).lines().next_line().await;
         let line = line.expect("its output").expect("a line");
         assert!(line.starts_with(&format!("listening on {at}: ")), "{line}");
-        Self {
-            process,
-            _folder: folder,
-        }
+        Self { process, _folder: folder }
     }
 
     /// Kills it, and waits until its address is free again.

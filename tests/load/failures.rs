@@ -186,15 +186,7 @@ fn review_23_an_alert_of_a_tls_listener_is_reported_by_its_name_and_not_as_bytes
         settings.exposure = format!("    - {{service: \"{ECHO}\", to: [{{anyone: true}}]}}\n");
         let _gateway = Gateway::start(&settings).await;
         let load = Load::bare(listener);
-        let works = [
-            "rr",
-            "churn",
-            "idle",
-            "stall",
-            "down",
-            "up",
-            "up --size 1MiB",
-        ];
+        let works = ["rr", "churn", "idle", "stall", "down", "up", "up --size 1MiB"];
         let alert = "TLS alert unrecognized_name (112)";
         // The second one has no endpoint.
         for name in ["no.such.name", "outbound_.80_._.echo.app.svc.cluster.local"] {

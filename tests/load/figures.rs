@@ -20,11 +20,7 @@ impl World {
     async fn with(net: Net, endpoint: Serve, protocol: &str) -> Self {
         let settings = Settings::new(net, identities()).endpoints(&[(11, 1, protocol)]);
         let gateway = Gateway::start(&settings).await;
-        Self {
-            load: Load::new(gateway.address),
-            gateway,
-            _endpoint: endpoint,
-        }
+        Self { load: Load::new(gateway.address), gateway, _endpoint: endpoint }
     }
 
     async fn run(&self, args: &str) -> LoadResult {
@@ -56,26 +52,18 @@ impl World {
 fn requests_are_those_that_the_gateway_carried() {
     run(async {
         let world = World::start("echo").await;
-        let done = world
-            .run("rr --connections 2 --streams 4 --seconds 0.5")
-            .await;
+        let done = world.run("rr --connections 2 --streams 4 --seconds 0.5").await;
         world.completed(8).await;
         let operations = done.number("operations");
         let bytes = operations * 128;
         assert!(operations >= 8, "{done:?}");
         assert_eq!(done.number("opened_tunnels"), 8);
         assert_eq!(done.number("opened_connections"), 2);
-        assert_eq!(
-            (done.number("sent_bytes"), done.number("received_bytes")),
-            (bytes, bytes)
-        );
+        assert_eq!((done.number("sent_bytes"), done.number("received_bytes")), (bytes, bytes));
         assert_eq!(world.bytes().await, (bytes, bytes));
         let latency = &done.report["latency_us"];
         let quantiles = ["p50", "p90", "p99", "p99_9", "max"].map(|name| latency[name].as_f64());
-        assert!(
-            quantiles.is_sorted() && quantiles[0] > Some(0.0),
-            "{done:?}"
-        );
+        assert!(quantiles.is_sorted() && quantiles[0] > Some(0.0), "{done:?}");
         let seconds = done.report["seconds"].as_f64().expect("a number");
         assert!((0.5..2.0).contains(&seconds), "{seconds}");
         assert!(done.report["cpu_seconds"].as_f64() > Some(0.0), "{done:?}");
@@ -115,9 +103,7 @@ fn by_a_rate_exactly_what_is_due_is_done() {
         let world = World::start("echo").await;
         let done = world.run("rr --streams 4 --rate 200 --seconds 0.5").await;
         assert_eq!(done.number("operations"), 100);
-        let done = world
-            .run("churn --streams 4 --rate 100 --seconds 0.5")
-            .await;
+        let done = world.run("churn --streams 4 --rate 100 --seconds 0.5").await;
         assert_eq!(done.number("operations"), 50);
         world.completed(4 + 50).await;
     });
@@ -170,9 +156,7 @@ fn what_goes_up_is_counted_when_it_has_arrived() {
 fn what_comes_down_is_what_was_asked_for() {
     run(async {
         let world = World::start("source").await;
-        let sized = world
-            .run("down --streams 2 --size 100kB --seconds 0.2")
-            .await;
+        let sized = world.run("down --streams 2 --size 100kB --seconds 0.2").await;
         let operations = sized.number("operations");
         let bytes = operations * 100_000;
         world.completed(operations).await;
@@ -188,9 +172,7 @@ fn what_comes_down_is_what_was_asked_for() {
 fn idle_tunnels_are_held_and_then_ended() {
     run(async {
         let world = World::start("echo").await;
-        let done = world
-            .run("idle --connections 4 --streams 50 --seconds 0.2")
-            .await;
+        let done = world.run("idle --connections 4 --streams 50 --seconds 0.2").await;
         assert_eq!(done.number("held_tunnels"), 200);
         world.completed(200).await;
     });
@@ -212,9 +194,7 @@ fn stalled_tunnels_hold_their_window_and_no_more() {
 fn small_requests_beside_a_bulk_and_a_stalled_stream_are_answered() {
     run(async {
         let world = World::start("echo").await;
-        let done = world
-            .run("mixed --connections 2 --streams 3 --rate 100 --seconds 0.5")
-            .await;
+        let done = world.run("mixed --connections 2 --streams 3 --rate 100 --seconds 0.5").await;
         assert_eq!(done.number("operations"), 50);
         assert_eq!(done.number("opened_tunnels"), 2 * (3 + 2));
         assert!(done.number("received_bytes") > 1_000_000, "{done:?}");

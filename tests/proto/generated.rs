@@ -26,20 +26,13 @@ fn files(folder: &Path) -> BTreeMap<String, String> {
     let entries = fs::read_dir(folder).expect("a folder");
     let read = |path: PathBuf| {
         let name = path.file_name().expect("a name").to_string_lossy();
-        (
-            name.into_owned(),
-            fs::read_to_string(&path).expect("a text"),
-        )
+        (name.into_owned(), fs::read_to_string(&path).expect("a text"))
     };
-    entries
-        .map(|entry| read(entry.expect("a file").path()))
-        .collect()
+    entries.map(|entry| read(entry.expect("a file").path())).collect()
 }
 
 fn generator() -> tonic_prost_build::Builder {
-    tonic_prost_build::configure()
-        .build_transport(false)
-        .emit_rerun_if_changed(false)
+    tonic_prost_build::configure().build_transport(false).emit_rerun_if_changed(false)
 }
 
 /// Generates our messages as Rust. Maps are ordered by key, so that encodings are deterministic,
@@ -61,21 +54,16 @@ fn generate_messages(into: &Path) {
 fn generate_services(into: &Path) {
     let names = ["envoy.service.discovery.v3.proto", "istio.v1.auth.proto"];
     let descriptors = protox::compile(names, [folder(PROTOS)]).expect("valid services");
-    let generator = MODULES.iter().fold(generator(), |to, (package, module)| {
-        to.extern_path(package, module)
-    });
-    generator
-        .out_dir(into)
-        .compile_fds(descriptors)
-        .expect("generated code");
+    let generator =
+        MODULES.iter().fold(generator(), |to, (package, module)| to.extern_path(package, module));
+    generator.out_dir(into).compile_fds(descriptors).expect("generated code");
 }
 
 #[test]
 fn what_is_committed_is_what_is_generated() {
-    for (committed, generate) in [
-        (MESSAGES, generate_messages as fn(&Path)),
-        (SERVICES, generate_services),
-    ] {
+    for (committed, generate) in
+        [(MESSAGES, generate_messages as fn(&Path)), (SERVICES, generate_services)]
+    {
         let scratch = tempfile::tempdir().expect("a folder");
         generate(scratch.path());
         let (mut fresh, committed) = (files(scratch.path()), folder(committed));

@@ -28,24 +28,16 @@ fn any() -> google::protobuf::Any {
 }
 
 fn status() -> google::rpc::Status {
-    google::rpc::Status {
-        code: 3,
-        message: "workload.uid: empty".into(),
-        details: vec![any()],
-    }
+    google::rpc::Status { code: 3, message: "workload.uid: empty".into(), details: vec![any()] }
 }
 
 fn node() -> their_core::Node {
     use google::protobuf::{Struct, Value, value::Kind};
-    let text = Value {
-        kind: Some(Kind::StringValue("east".into())),
-    };
+    let text = Value { kind: Some(Kind::StringValue("east".into())) };
     their_core::Node {
         id: "waypoint~10.0.0.1~gw.app~app.svc.cluster.local".into(),
         cluster: "gw.app".into(),
-        metadata: Some(Struct {
-            fields: [("NETWORK".to_owned(), text)].into_iter().collect(),
-        }),
+        metadata: Some(Struct { fields: [("NETWORK".to_owned(), text)].into_iter().collect() }),
         locality: Some(their_core::Locality {
             region: "r".into(),
             zone: "z".into(),
@@ -64,23 +56,12 @@ fn node() -> their_core::Node {
 fn a_node_is_read_alike() {
     let ours: core::Node = crosses(&node());
     assert_eq!(ours.id, node().id);
-    assert_eq!(
-        (&*ours.cluster, &*ours.user_agent_name),
-        ("gw.app", "strait")
-    );
-    assert_eq!(
-        (&*ours.user_agent_version, &*ours.client_features[0]),
-        ("0.1", "f")
-    );
+    assert_eq!((&*ours.cluster, &*ours.user_agent_name), ("gw.app", "strait"));
+    assert_eq!((&*ours.user_agent_version, &*ours.client_features[0]), ("0.1", "f"));
     let locality = ours.locality.expect("a locality");
     let parts = (&*locality.region, &*locality.zone, &*locality.sub_zone);
     assert_eq!(parts, ("r", "z", "s"));
-    assert!(
-        ours.metadata
-            .expect("metadata")
-            .fields
-            .contains_key("NETWORK")
-    );
+    assert!(ours.metadata.expect("metadata").fields.contains_key("NETWORK"));
 }
 
 #[test]
@@ -118,10 +99,7 @@ fn a_delta_response_is_read_alike() {
         aliases: vec!["east/10.0.0.1".into()],
         version: "7".into(),
         resource: Some(any()),
-        ttl: Some(google::protobuf::Duration {
-            seconds: 5,
-            nanos: 6,
-        }),
+        ttl: Some(google::protobuf::Duration { seconds: 5, nanos: 6 }),
         ..theirs::Resource::default()
     };
     let their = theirs::DeltaDiscoveryResponse {
@@ -130,33 +108,23 @@ fn a_delta_response_is_read_alike() {
         type_url: "t".into(),
         removed_resources: vec!["gone".into()],
         nonce: "n".into(),
-        control_plane: Some(their_core::ControlPlane {
-            identifier: "istiod".into(),
-        }),
+        control_plane: Some(their_core::ControlPlane { identifier: "istiod".into() }),
         ..theirs::DeltaDiscoveryResponse::default()
     };
     let ours: discovery::DeltaDiscoveryResponse = crosses(&their);
     assert_eq!((&*ours.system_version_info, &*ours.nonce), ("v", "n"));
-    assert_eq!(
-        (&*ours.type_url, &*ours.removed_resources[0]),
-        ("t", "gone")
-    );
+    assert_eq!((&*ours.type_url, &*ours.removed_resources[0]), ("t", "gone"));
     assert_eq!(ours.control_plane.expect("a name").identifier, "istiod");
     let resource = &ours.resources[0];
     assert_eq!((&*resource.name, &*resource.version), ("app/echo.app", "7"));
     assert_eq!(resource.aliases, ["east/10.0.0.1"]);
     let body = resource.resource.as_ref().expect("a body");
     assert!(body.type_url.ends_with("Address") && body.value == [1, 2, 3]);
-    assert_eq!(
-        resource.ttl.map(|ttl| (ttl.seconds, ttl.nanos)),
-        Some((5, 6))
-    );
+    assert_eq!(resource.ttl.map(|ttl| (ttl.seconds, ttl.nanos)), Some((5, 6)));
 }
 
 fn their_address(form: their_core::address::Address) -> their_core::Address {
-    their_core::Address {
-        address: Some(form),
-    }
+    their_core::Address { address: Some(form) }
 }
 
 fn their_socket(port: their_core::socket_address::PortSpecifier) -> their_core::SocketAddress {
@@ -174,10 +142,7 @@ fn addresses_are_read_alike() {
     use core::address::Address as Ours;
     use their_core::address::Address as Theirs;
     use their_core::socket_address::PortSpecifier;
-    for port in [
-        PortSpecifier::PortValue(80),
-        PortSpecifier::NamedPort("http".into()),
-    ] {
+    for port in [PortSpecifier::PortValue(80), PortSpecifier::NamedPort("http".into())] {
         let their = their_address(Theirs::SocketAddress(their_socket(port)));
         let ours: core::Address = crosses(&their);
         let Some(Ours::SocketAddress(ours)) = ours.address else {
@@ -187,22 +152,17 @@ fn addresses_are_read_alike() {
         assert_eq!(&*ours.resolver_name, "r");
         assert!(ours.port_specifier.is_some());
     }
-    let pipe = their_address(Theirs::Pipe(their_core::Pipe {
-        path: "/x".into(),
-        mode: 0,
-    }));
+    let pipe = their_address(Theirs::Pipe(their_core::Pipe { path: "/x".into(), mode: 0 }));
     let ours: core::Address = crosses(&pipe);
     assert!(matches!(ours.address, Some(Ours::Pipe(pipe)) if pipe.path == "/x"));
-    let inside = their_address(Theirs::EnvoyInternalAddress(
-        their_core::EnvoyInternalAddress {
-            endpoint_id: "id".into(),
-            address_name_specifier: Some(
-                their_core::envoy_internal_address::AddressNameSpecifier::ServerListenerName(
-                    "l".into(),
-                ),
+    let inside = their_address(Theirs::EnvoyInternalAddress(their_core::EnvoyInternalAddress {
+        endpoint_id: "id".into(),
+        address_name_specifier: Some(
+            their_core::envoy_internal_address::AddressNameSpecifier::ServerListenerName(
+                "l".into(),
             ),
-        },
-    ));
+        ),
+    }));
     let ours: core::Address = crosses(&inside);
     let Some(Ours::EnvoyInternalAddress(ours)) = ours.address else {
         panic!("another form");
@@ -215,16 +175,10 @@ fn their_assignment() -> their_endpoint::ClusterLoadAssignment {
     use their_core::socket_address::PortSpecifier;
     let socket = their_socket(PortSpecifier::PortValue(80));
     let address = their_address(their_core::address::Address::SocketAddress(socket));
-    let text = Value {
-        kind: Some(Kind::StringValue("http".into())),
-    };
-    let fields = Struct {
-        fields: [("tunnel".to_owned(), text)].into_iter().collect(),
-    };
-    let host = their_endpoint::Endpoint {
-        address: Some(address),
-        ..their_endpoint::Endpoint::default()
-    };
+    let text = Value { kind: Some(Kind::StringValue("http".into())) };
+    let fields = Struct { fields: [("tunnel".to_owned(), text)].into_iter().collect() };
+    let host =
+        their_endpoint::Endpoint { address: Some(address), ..their_endpoint::Endpoint::default() };
     let one = their_endpoint::LbEndpoint {
         health_status: their_core::HealthStatus::Degraded.into(),
         metadata: Some(their_core::Metadata {
@@ -272,10 +226,7 @@ fn an_assignment_is_read_alike() {
     let ours: endpoint::ClusterLoadAssignment = crosses(&their_assignment());
     assert_eq!(ours.cluster_name, "c");
     let locality = &ours.endpoints[0];
-    assert_eq!(
-        (locality.load_balancing_weight, locality.priority),
-        (Some(7), 2)
-    );
+    assert_eq!((locality.load_balancing_weight, locality.priority), (Some(7), 2));
     let [one, named] = &locality.lb_endpoints[..] else {
         panic!("two endpoints");
     };
@@ -296,10 +247,7 @@ fn an_assignment_is_read_alike() {
     let overload = &policy.drop_overloads[0];
     let part = overload.drop_percentage.expect("a part");
     let million = number::fractional_percent::DenominatorType::Million.into();
-    assert_eq!(
-        (&*overload.category, part.numerator, part.denominator),
-        ("lb", 5, million)
-    );
+    assert_eq!((&*overload.category, part.numerator, part.denominator), ("lb", 5, million));
 }
 
 #[test]
@@ -313,21 +261,13 @@ fn other_places_for_endpoints_are_distinguished_from_none() {
     };
     let list = of(Theirs::LoadBalancerEndpoints(LbEndpointList::default()));
     let ours: endpoint::LocalityLbEndpoints = crosses(&list);
-    assert!(matches!(
-        ours.lb_config,
-        Some(Ours::LoadBalancerEndpoints(_))
-    ));
-    let leds = of(Theirs::LedsClusterLocalityConfig(
-        their_endpoint::LedsClusterLocalityConfig {
-            leds_collection_name: "n".into(),
-            ..their_endpoint::LedsClusterLocalityConfig::default()
-        },
-    ));
+    assert!(matches!(ours.lb_config, Some(Ours::LoadBalancerEndpoints(_))));
+    let leds = of(Theirs::LedsClusterLocalityConfig(their_endpoint::LedsClusterLocalityConfig {
+        leds_collection_name: "n".into(),
+        ..their_endpoint::LedsClusterLocalityConfig::default()
+    }));
     let ours: endpoint::LocalityLbEndpoints = crosses(&leds);
-    assert!(matches!(
-        ours.lb_config,
-        Some(Ours::LedsClusterLocalityConfig(_))
-    ));
+    assert!(matches!(ours.lb_config, Some(Ours::LedsClusterLocalityConfig(_))));
 }
 
 #[test]
@@ -338,10 +278,8 @@ fn a_cluster_is_read_alike() {
         name: "tls".into(),
         ..their_core::TransportSocket::default()
     };
-    let extension = their_core::TypedExtensionConfig {
-        name: "e".into(),
-        typed_config: Some(any()),
-    };
+    let extension =
+        their_core::TypedExtensionConfig { name: "e".into(), typed_config: Some(any()) };
     let base = their_cluster::Cluster {
         name: "c".into(),
         cluster_discovery_type: Some(theirs::ClusterDiscoveryType::Type(
@@ -379,21 +317,12 @@ fn a_cluster_is_read_alike() {
     let matches = ours.transport_socket_matches[0].transport_socket.clone();
     assert_eq!(matches.expect("a socket").name, "tls");
     let policies = ours.load_balancing_policy.expect("policies").policies;
-    let extension = policies[0]
-        .typed_extension_config
-        .clone()
-        .expect("an extension");
-    assert_eq!(
-        (&*extension.name, extension.typed_config.is_some()),
-        ("e", true)
-    );
+    let extension = policies[0].typed_extension_config.clone().expect("an extension");
+    assert_eq!((&*extension.name, extension.typed_config.is_some()), ("e", true));
 
     let custom = their_cluster::Cluster {
         cluster_discovery_type: Some(theirs::ClusterDiscoveryType::ClusterType(
-            theirs::CustomClusterType {
-                name: "x".into(),
-                ..theirs::CustomClusterType::default()
-            },
+            theirs::CustomClusterType { name: "x".into(), ..theirs::CustomClusterType::default() },
         )),
         ..their_cluster::Cluster::default()
     };
@@ -409,18 +338,12 @@ fn where_endpoints_come_from_is_read_alike() {
     use their_core::config_source::ConfigSourceSpecifier as TheirSource;
     type Is = fn(&OurSource) -> bool;
     let sources: [(TheirSource, Is); 5] = [
-        (TheirSource::Path("p".into()), |ours| {
-            matches!(ours, OurSource::Path(_))
-        }),
+        (TheirSource::Path("p".into()), |ours| matches!(ours, OurSource::Path(_))),
         (TheirSource::ApiConfigSource(Default::default()), |ours| {
             matches!(ours, OurSource::ApiConfigSource(_))
         }),
-        (TheirSource::Ads(Default::default()), |ours| {
-            matches!(ours, OurSource::Ads(_))
-        }),
-        (TheirSource::Self_(Default::default()), |ours| {
-            matches!(ours, OurSource::Self_(_))
-        }),
+        (TheirSource::Ads(Default::default()), |ours| matches!(ours, OurSource::Ads(_))),
+        (TheirSource::Self_(Default::default()), |ours| matches!(ours, OurSource::Self_(_))),
         (TheirSource::PathConfigSource(Default::default()), |ours| {
             matches!(ours, OurSource::PathConfigSource(_))
         }),
@@ -439,9 +362,7 @@ fn where_endpoints_come_from_is_read_alike() {
         let ours: cluster::Cluster = crosses(&their);
         let eds = ours.eds_cluster_config.expect("EDS");
         assert_eq!(eds.service_name, "s");
-        let source = eds
-            .eds_config
-            .and_then(|config| config.config_source_specifier);
+        let source = eds.eds_config.and_then(|config| config.config_source_specifier);
         assert!(source.is_some_and(|source| is(&source)));
     }
 }

@@ -25,10 +25,7 @@ fn leaves(tree: &UseTree, before: &[String], found: &mut Vec<(Module, String)>) 
     let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
     match tree {
         UseTree::Path(path) => leaves(&path.tree, &with(&path.ident), found),
-        UseTree::Group(group) => group
-            .items
-            .iter()
-            .for_each(|one| leaves(one, before, found)),
+        UseTree::Group(group) => group.items.iter().for_each(|one| leaves(one, before, found)),
         UseTree::Name(name) if name.ident == "self" => found.push((before.to_vec(), String::new())),
         UseTree::Name(name) => found.push((with(&name.ident), name.ident.to_string())),
         UseTree::Rename(name) => found.push((with(&name.ident), name.rename.to_string())),
@@ -60,22 +57,16 @@ fn absolute(
 
 /// Returns the file that defines the name of a path.
 fn defining(path: &[String], modules: &BTreeMap<Module, Imports>) -> Option<Module> {
-    let length = (1..=path.len())
-        .rev()
-        .find(|length| modules.contains_key(&path[..*length]))?;
+    let length = (1..=path.len()).rev().find(|length| modules.contains_key(&path[..*length]))?;
     let (module, rest) = path.split_at(length);
-    let exported = rest
-        .first()
-        .and_then(|name| modules.get(module)?.exported.get(name));
+    let exported = rest.first().and_then(|name| modules.get(module)?.exported.get(name));
     exported.map_or_else(|| Some(module.to_vec()), |target| defining(target, modules))
 }
 
 /// Returns the groups of files that import each other, directly or through others.
 fn cycles(sources: &[Source]) -> BTreeSet<BTreeSet<String>> {
-    let mut modules: BTreeMap<Module, Imports> = sources
-        .iter()
-        .map(|source| (source.module(), Imports::default()))
-        .collect();
+    let mut modules: BTreeMap<Module, Imports> =
+        sources.iter().map(|source| (source.module(), Imports::default())).collect();
     for source in sources {
         let module = source.module();
         for item in source.parse().items {
@@ -101,18 +92,13 @@ fn cycles(sources: &[Source]) -> BTreeSet<BTreeSet<String>> {
     let edges: BTreeSet<(Module, Module)> = modules
         .iter()
         .flat_map(|(module, imports)| {
-            let targets = imports
-                .used
-                .iter()
-                .filter_map(|path| defining(path, &modules));
+            let targets = imports.used.iter().filter_map(|path| defining(path, &modules));
             targets.map(|target| (module.clone(), target))
         })
         .filter(|(from, to)| from != to)
         .collect();
-    let reached: BTreeMap<_, _> = modules
-        .keys()
-        .map(|module| (module, reached(module, &edges)))
-        .collect();
+    let reached: BTreeMap<_, _> =
+        modules.keys().map(|module| (module, reached(module, &edges))).collect();
     let group = |module: &Module| -> BTreeSet<String> {
         let others = reached[module].iter();
         let mutual = others.filter(|other| reached[other].contains(module));

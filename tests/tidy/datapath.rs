@@ -51,9 +51,8 @@ fn check(source: &Source, helpers: &BTreeSet<String>) -> Vec<String> {
         let target = unit(rest).unwrap_or("*");
         if let Some(why) = objection(own, target, helpers) {
             let (path, line) = (&source.path, reference.line);
-            findings.push(format!(
-                "{path}:{line}: `{own}` may not use `datapath::{target}`: {why}"
-            ));
+            findings
+                .push(format!("{path}:{line}: `{own}` may not use `datapath::{target}`: {why}"));
         }
     }
     findings
@@ -118,10 +117,7 @@ fn defined(item: &syn::Item) -> Option<String> {
 fn a_stage_uses_only_earlier_stages() {
     let sources = tree::production();
     let helpers = helpers(&sources);
-    let findings: Vec<String> = sources
-        .iter()
-        .flat_map(|source| check(source, &helpers))
-        .collect();
+    let findings: Vec<String> = sources.iter().flat_map(|source| check(source, &helpers)).collect();
     assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
 }
 
@@ -130,28 +126,16 @@ fn a_stage_that_uses_a_later_one_is_caught() {
     let helpers = BTreeSet::from(["io".to_owned()]);
     for (path, text) in [
         ("src/datapath/route.rs", "use super::copy::Outcome;"),
-        (
-            "src/datapath/route.rs",
-            "use crate::datapath::dial::Upstream;",
-        ),
-        (
-            "src/datapath/route.rs",
-            "fn f() { super::policy::judge(); }",
-        ),
+        ("src/datapath/route.rs", "use crate::datapath::dial::Upstream;"),
+        ("src/datapath/route.rs", "fn f() { super::policy::judge(); }"),
         ("src/datapath/route.rs", "use super::forward::forward;"),
         ("src/datapath/accept.rs", "use super::serve::serve;"),
         // Names that the folder re-exports would hide their stage.
         ("src/datapath/route.rs", "use super::Outcome;"),
         ("src/datapath/route.rs", "use crate::datapath;"),
         ("src/datapath/route.rs", "use super::*;"),
-        (
-            "src/datapath/io/buffer.rs",
-            "use crate::datapath::identity::Peer;",
-        ),
-        (
-            "src/datapath/copy/pool.rs",
-            "use super::super::forward::forward;",
-        ),
+        ("src/datapath/io/buffer.rs", "use crate::datapath::identity::Peer;"),
+        ("src/datapath/copy/pool.rs", "use super::super::forward::forward;"),
     ] {
         let findings = check(&Source::new(path, text), &helpers);
         assert_eq!(findings.len(), 1, "{path}: {text}: {findings:?}");
@@ -162,30 +146,12 @@ fn a_stage_that_uses_a_later_one_is_caught() {
 fn stages_in_their_order_pass() {
     let helpers = BTreeSet::from(["io".to_owned()]);
     for (path, text) in [
-        (
-            "src/datapath/copy.rs",
-            "use super::dial::Upstream; use super::io::buffer::Buffer;",
-        ),
-        (
-            "src/datapath/http2/server.rs",
-            "use crate::datapath::identity::Peer;",
-        ),
-        (
-            "src/datapath/passthrough.rs",
-            "use super::forward::forward;",
-        ),
-        (
-            "src/datapath/forward.rs",
-            "use super::{balance, copy, dial, policy, route};",
-        ),
-        (
-            "src/datapath/mod.rs",
-            "pub use serve::serve; pub use self::copy::Outcome;",
-        ),
-        (
-            "src/datapath/copy/mod.rs",
-            "mod pool; use self::pool::Pool;",
-        ),
+        ("src/datapath/copy.rs", "use super::dial::Upstream; use super::io::buffer::Buffer;"),
+        ("src/datapath/http2/server.rs", "use crate::datapath::identity::Peer;"),
+        ("src/datapath/passthrough.rs", "use super::forward::forward;"),
+        ("src/datapath/forward.rs", "use super::{balance, copy, dial, policy, route};"),
+        ("src/datapath/mod.rs", "pub use serve::serve; pub use self::copy::Outcome;"),
+        ("src/datapath/copy/mod.rs", "mod pool; use self::pool::Pool;"),
         ("src/datapath/copy/pool.rs", "use super::Pool;"),
         ("src/snapshot/mod.rs", "use super::snapshot::Reader;"),
     ] {

@@ -16,15 +16,8 @@ const KEY_CHARS_MIN: usize = 40;
 const RECORDINGS: &str = "tests/corpus/istiod/";
 
 /// Texts of credentials and of the machine that recorded, in lower case.
-const SECRETS: &[&str] = &[
-    "bearer",
-    "authorization:",
-    "token",
-    "/home/",
-    "/root/",
-    "/tmp/",
-    "/work",
-];
+const SECRETS: &[&str] =
+    &["bearer", "authorization:", "token", "/home/", "/root/", "/tmp/", "/work"];
 
 /// Start of a JWT: `{"` in base64url.
 const JWT: &str = "eyJ";
@@ -47,9 +40,7 @@ fn tracked() -> Vec<(String, Vec<u8>)> {
     );
     let names = String::from_utf8(listing.stdout).unwrap();
     let names = names.split('\0').filter(|name| !name.is_empty());
-    names
-        .filter_map(|name| Some((name.to_owned(), fs::read(top.join(name)).ok()?)))
-        .collect()
+    names.filter_map(|name| Some((name.to_owned(), fs::read(top.join(name)).ok()?))).collect()
 }
 
 fn check_size(path: &str, content: &[u8]) -> Option<String> {
@@ -63,11 +54,7 @@ fn check_key(path: &str, content: &[u8]) -> Option<String> {
     let has_key = text.match_indices(KEY_HEADER).any(|(start, _)| {
         let body = text[start + KEY_HEADER.len()..].replace("\\n", "\n");
         let gap = |c: char| c.is_whitespace() || matches!(c, '"' | '\\' | '\'');
-        let body: String = body
-            .chars()
-            .take(4 * KEY_CHARS_MIN)
-            .filter(|&c| !gap(c))
-            .collect();
+        let body: String = body.chars().take(4 * KEY_CHARS_MIN).filter(|&c| !gap(c)).collect();
         let base64 = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
         body.chars().take_while(base64).count() >= KEY_CHARS_MIN
     });
@@ -95,10 +82,8 @@ fn no_recording_of_a_control_plane_has_a_secret() {
     let mut tracked = tracked();
     tracked.retain(|(path, _)| path.starts_with(RECORDINGS));
     assert!(!tracked.is_empty(), "no recordings");
-    let findings: Vec<String> = tracked
-        .iter()
-        .filter_map(|(path, content)| check_recording(path, content))
-        .collect();
+    let findings: Vec<String> =
+        tracked.iter().filter_map(|(path, content)| check_recording(path, content)).collect();
     assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
 }
 
@@ -125,20 +110,16 @@ fn a_secret_in_a_recording_is_caught() {
 #[test]
 fn no_file_in_git_is_larger_than_a_mebibyte() {
     let tracked = tracked();
-    let findings: Vec<String> = tracked
-        .iter()
-        .filter_map(|(path, content)| check_size(path, content))
-        .collect();
+    let findings: Vec<String> =
+        tracked.iter().filter_map(|(path, content)| check_size(path, content)).collect();
     assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
 }
 
 #[test]
 fn no_private_key_is_in_git() {
     let tracked = tracked();
-    let findings: Vec<String> = tracked
-        .iter()
-        .filter_map(|(path, content)| check_key(path, content))
-        .collect();
+    let findings: Vec<String> =
+        tracked.iter().filter_map(|(path, content)| check_key(path, content)).collect();
     assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
 }
 

@@ -21,10 +21,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("snapshot", &["wire", "limits", "reason", "status"]),
     ("status", &["labels", "wire", "reason"]),
     ("limits", &["labels", "reason", "status"]),
-    (
-        "telemetry",
-        &["labels", "wire", "config", "limits", "reason", "status"],
-    ),
+    ("telemetry", &["labels", "wire", "config", "limits", "reason", "status"]),
     ("grpc", &["config", "lifecycle"]),
     (
         "tls",
@@ -56,24 +53,11 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "reason",
         ],
     ),
-    (
-        "outer",
-        &[
-            "wire",
-            "limits",
-            "snapshot",
-            "tls",
-            "status",
-            "lifecycle",
-            "reason",
-        ],
-    ),
+    ("outer", &["wire", "limits", "snapshot", "tls", "status", "lifecycle", "reason"]),
     ("responder", &["config", "limits"]),
     (
         "explain",
-        &[
-            "wire", "config", "limits", "snapshot", "tls", "outer", "datapath", "reason", "status",
-        ],
+        &["wire", "config", "limits", "snapshot", "tls", "outer", "datapath", "reason", "status"],
     ),
     (
         "xds",
@@ -143,9 +127,7 @@ fn check_modules(source: &Source) -> Vec<String> {
         let is_allowed = allowed.is_some_and(|modules| modules.contains(&target.as_str()))
             || forbidden.is_some_and(|modules| !modules.contains(&target.as_str()));
         if target != own && !is_allowed {
-            findings.push(format!(
-                "{path}:{line}: `{own}` may not use `crate::{target}`"
-            ));
+            findings.push(format!("{path}:{line}: `{own}` may not use `crate::{target}`"));
         }
     }
     findings
@@ -162,9 +144,7 @@ fn check_crates_of_wire(source: &Source, dependencies: &[String]) -> Vec<String>
         };
         if dependencies.contains(name) && !CRATES_OF_WIRE.contains(&name.as_str()) {
             let (path, line) = (&source.path, reference.line);
-            findings.push(format!(
-                "{path}:{line}: `wire` may not use the crate `{name}`"
-            ));
+            findings.push(format!("{path}:{line}: `wire` may not use the crate `{name}`"));
         }
     }
     findings
@@ -199,10 +179,8 @@ fn wire_uses_no_crate_but_bytes_and_thiserror() {
     let names = dependencies(&fs::read_to_string(manifest).unwrap());
     assert!(names.contains(&"tokio".to_owned()), "{names:?}");
     let sources = tree::production();
-    let findings: Vec<String> = sources
-        .iter()
-        .flat_map(|source| check_crates_of_wire(source, &names))
-        .collect();
+    let findings: Vec<String> =
+        sources.iter().flat_map(|source| check_crates_of_wire(source, &names)).collect();
     assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
 }
 
@@ -228,20 +206,11 @@ fn an_import_outside_the_table_is_caught() {
 #[test]
 fn an_import_inside_the_table_passes() {
     for (path, text) in [
-        (
-            "src/datapath/copy.rs",
-            "use crate::datapath::dial::Upstream; use crate::reason::Reason;",
-        ),
-        (
-            "src/xds/client.rs",
-            "use super::cache; use crate::snapshot::Publisher; use std::fs;",
-        ),
+        ("src/datapath/copy.rs", "use crate::datapath::dial::Upstream; use crate::reason::Reason;"),
+        ("src/xds/client.rs", "use super::cache; use crate::snapshot::Publisher; use std::fs;"),
         ("src/cli/run.rs", "use crate::app::App;"),
         ("src/cli/mod.rs", "use crate::tools::load;"),
-        (
-            "src/app/mod.rs",
-            "#[cfg(test)] mod tests { use crate::tools::dev; }",
-        ),
+        ("src/app/mod.rs", "#[cfg(test)] mod tests { use crate::tools::dev; }"),
         ("src/lib.rs", "pub use crate::xds::Client;"),
         ("src/main.rs", "use strait::cli::run;"),
         ("src/wire/mod.rs", "pub(crate) fn f() {}"),

@@ -17,10 +17,7 @@ pub(crate) struct Reference {
 
 /// Returns all references of a file, except for those in test code.
 pub(crate) fn references(source: &Source) -> Vec<Reference> {
-    let mut collector = Collector {
-        module: source.module(),
-        found: Vec::new(),
-    };
+    let mut collector = Collector { module: source.module(), found: Vec::new() };
     collector.visit_file(&source.parse());
     collector.found
 }
@@ -150,11 +147,8 @@ impl<'ast> Visit<'ast> for Collector {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if path.segments.len() > 1 {
-            let written: Vec<String> = path
-                .segments
-                .iter()
-                .map(|segment| segment.ident.to_string())
-                .collect();
+            let written: Vec<String> =
+                path.segments.iter().map(|segment| segment.ident.to_string()).collect();
             self.add(path.span().start().line, &written);
         }
         visit::visit_path(self, path);
@@ -191,10 +185,7 @@ pub(crate) fn attributes(item: &syn::Item) -> &[syn::Attribute] {
 #[cfg(test)]
 fn paths(path: &str, text: &str) -> Vec<String> {
     let references = references(&Source::new(path, text));
-    references
-        .iter()
-        .map(|reference| reference.path.join("::"))
-        .collect()
+    references.iter().map(|reference| reference.path.join("::")).collect()
 }
 
 #[test]
@@ -230,13 +221,7 @@ fn test_code_refers_to_what_it_likes() {
 
 #[test]
 fn a_relative_path_in_a_folder_module_is_resolved() {
-    assert_eq!(
-        paths("src/tls/mod.rs", "use super::xds::A;"),
-        ["crate::xds::A"]
-    );
-    assert_eq!(
-        paths("src/tls/mod.rs", "use self::dev::A;"),
-        ["crate::tls::dev::A"]
-    );
+    assert_eq!(paths("src/tls/mod.rs", "use super::xds::A;"), ["crate::xds::A"]);
+    assert_eq!(paths("src/tls/mod.rs", "use self::dev::A;"), ["crate::tls::dev::A"]);
     assert_eq!(paths("src/tls/dev.rs", "use super::A;"), ["crate::tls::A"]);
 }

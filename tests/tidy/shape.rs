@@ -15,16 +15,10 @@ const LINE_CHARS_MAX: usize = 100;
 const CODE: &[&str] = &["src", "tests", "benches"];
 
 fn check_functions(source: &Source) -> Vec<String> {
-    let mut functions = Functions {
-        findings: Vec::new(),
-    };
+    let mut functions = Functions { findings: Vec::new() };
     functions.visit_file(&source.parse());
     let path = &source.path;
-    functions
-        .findings
-        .iter()
-        .map(|finding| format!("{path}:{finding}"))
-        .collect()
+    functions.findings.iter().map(|finding| format!("{path}:{finding}")).collect()
 }
 
 struct Functions {
@@ -38,8 +32,7 @@ impl Functions {
         let lines = block.span().end().line + 1 - first;
         if lines > FUNCTION_LINES_MAX {
             let name = &signature.ident;
-            self.findings
-                .push(format!("{first}: `{name}` has {lines} lines"));
+            self.findings.push(format!("{first}: `{name}` has {lines} lines"));
         }
     }
 }
@@ -74,11 +67,7 @@ impl<'ast> Visit<'ast> for Functions {
 fn check_file_length(source: &Source) -> Vec<String> {
     let lines = source.text.lines().count();
     let path = &source.path;
-    if lines > FILE_LINES_MAX {
-        vec![format!("{path}: {lines} lines")]
-    } else {
-        Vec::new()
-    }
+    if lines > FILE_LINES_MAX { vec![format!("{path}: {lines} lines")] } else { Vec::new() }
 }
 
 fn check_line_width(source: &Source) -> Vec<String> {
@@ -98,9 +87,7 @@ fn check_opening(source: &Source) -> Vec<String> {
         return Vec::new();
     }
     let path = &source.path;
-    vec![format!(
-        "{path}: begins without a `//!` that says what the file is for"
-    )]
+    vec![format!("{path}: begins without a `//!` that says what the file is for")]
 }
 
 fn check_folder_modules(sources: &[Source]) -> Vec<String> {
@@ -125,31 +112,19 @@ fn check_folder_modules(sources: &[Source]) -> Vec<String> {
 
 fn check_reachable(sources: &[Source]) -> Vec<String> {
     let reached = tree::reach(sources);
-    let unreached = sources
-        .iter()
-        .filter(|source| !reached.contains_key(&source.path));
+    let unreached = sources.iter().filter(|source| !reached.contains_key(&source.path));
     unreached
         .map(|source| {
-            format!(
-                "{}: no `mod` line declares it, so it is never compiled",
-                source.path
-            )
+            format!("{}: no `mod` line declares it, so it is never compiled", source.path)
         })
         .collect()
 }
 
 fn check_forbids_unsafe(source: &Source) -> Vec<String> {
-    if source
-        .text
-        .lines()
-        .any(|line| line == "#![forbid(unsafe_code)]")
-    {
+    if source.text.lines().any(|line| line == "#![forbid(unsafe_code)]") {
         return Vec::new();
     }
-    vec![format!(
-        "{}: has no line #![forbid(unsafe_code)]",
-        source.path
-    )]
+    vec![format!("{}: has no line #![forbid(unsafe_code)]", source.path)]
 }
 
 fn assert_none(findings: &[String]) {
@@ -158,19 +133,13 @@ fn assert_none(findings: &[String]) {
 
 #[test]
 fn functions_have_at_most_70_lines() {
-    let findings: Vec<String> = tree::production()
-        .iter()
-        .flat_map(check_functions)
-        .collect();
+    let findings: Vec<String> = tree::production().iter().flat_map(check_functions).collect();
     assert_none(&findings);
 }
 
 #[test]
 fn files_have_at_most_600_lines() {
-    let findings: Vec<String> = tree::read(CODE)
-        .iter()
-        .flat_map(check_file_length)
-        .collect();
+    let findings: Vec<String> = tree::read(CODE).iter().flat_map(check_file_length).collect();
     assert_none(&findings);
 }
 
@@ -182,10 +151,7 @@ fn lines_have_at_most_100_columns() {
 
 #[test]
 fn every_file_says_first_what_it_is_for() {
-    let findings: Vec<String> = tree::read(&["src"])
-        .iter()
-        .flat_map(check_opening)
-        .collect();
+    let findings: Vec<String> = tree::read(&["src"]).iter().flat_map(check_opening).collect();
     assert_none(&findings);
 }
 
@@ -202,10 +168,7 @@ fn every_file_is_declared_by_a_mod_line() {
 #[test]
 fn library_and_binary_forbid_unsafe_code() {
     let sources = tree::read(&["src"]);
-    let roots: Vec<&Source> = sources
-        .iter()
-        .filter(|source| source.module().is_empty())
-        .collect();
+    let roots: Vec<&Source> = sources.iter().filter(|source| source.module().is_empty()).collect();
     assert_eq!(roots.len(), 2, "src/lib.rs and src/main.rs");
     let findings: Vec<String> = roots.into_iter().flat_map(check_forbids_unsafe).collect();
     assert_none(&findings);
@@ -224,12 +187,7 @@ fn a_function_of_71_lines_is_caught() {
         format!("fn outer() {{\n{long}}}").replace("outer() {", "outer() { // also too long"),
     ] {
         let findings = check_functions(&Source::new("src/a.rs", &text));
-        assert!(
-            findings
-                .iter()
-                .any(|finding| finding.contains("`long` has 71")),
-            "{findings:?}"
-        );
+        assert!(findings.iter().any(|finding| finding.contains("`long` has 71")), "{findings:?}");
     }
     let test = format!("#[cfg(test)] mod tests {{\n{long}}}\n#[test]\n{long}");
     for text in [body(FUNCTION_LINES_MAX - 2), test] {
@@ -255,39 +213,18 @@ fn a_line_of_101_columns_is_caught() {
 
 #[test]
 fn a_file_without_an_opening_is_caught() {
-    assert_eq!(
-        check_opening(&Source::new("src/a.rs", "use std::fs;\n")).len(),
-        1
-    );
-    assert_eq!(
-        check_opening(&Source::new("src/a.rs", "// Not a doc comment.\n")).len(),
-        1
-    );
-    assert_none(&check_opening(&Source::new(
-        "src/a.rs",
-        "//! Does a thing.\n",
-    )));
+    assert_eq!(check_opening(&Source::new("src/a.rs", "use std::fs;\n")).len(), 1);
+    assert_eq!(check_opening(&Source::new("src/a.rs", "// Not a doc comment.\n")).len(), 1);
+    assert_none(&check_opening(&Source::new("src/a.rs", "//! Does a thing.\n")));
 }
 
 #[test]
 fn a_folder_module_beside_its_folder_is_caught() {
-    let beside = [
-        Source::new("src/tls.rs", ""),
-        Source::new("src/tls/dev.rs", ""),
-    ];
-    assert_eq!(
-        check_folder_modules(&beside),
-        ["src/tls.rs: move it to src/tls/mod.rs"]
-    );
-    let missing = [
-        Source::new("src/tls/dev.rs", ""),
-        Source::new("src/lib.rs", ""),
-    ];
+    let beside = [Source::new("src/tls.rs", ""), Source::new("src/tls/dev.rs", "")];
+    assert_eq!(check_folder_modules(&beside), ["src/tls.rs: move it to src/tls/mod.rs"]);
+    let missing = [Source::new("src/tls/dev.rs", ""), Source::new("src/lib.rs", "")];
     assert_eq!(check_folder_modules(&missing), ["src/tls: has no mod.rs"]);
-    let fine = [
-        Source::new("src/tls/mod.rs", ""),
-        Source::new("src/tls/dev.rs", ""),
-    ];
+    let fine = [Source::new("src/tls/mod.rs", ""), Source::new("src/tls/dev.rs", "")];
     assert_none(&check_folder_modules(&fine));
 }
 
@@ -309,10 +246,7 @@ fn a_file_without_a_mod_line_is_caught() {
 #[test]
 fn a_root_that_allows_unsafe_code_is_caught() {
     let lacking = "//! Docs that mention #![forbid(unsafe_code)].\n";
-    assert_eq!(
-        check_forbids_unsafe(&Source::new("src/lib.rs", lacking)).len(),
-        1
-    );
+    assert_eq!(check_forbids_unsafe(&Source::new("src/lib.rs", lacking)).len(), 1);
     let fine = "//! Docs.\n#![forbid(unsafe_code)]\n";
     assert_none(&check_forbids_unsafe(&Source::new("src/lib.rs", fine)));
 }

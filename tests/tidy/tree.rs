@@ -15,10 +15,7 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn new(path: &str, text: &str) -> Self {
-        Self {
-            path: path.to_owned(),
-            text: text.to_owned(),
-        }
+        Self { path: path.to_owned(), text: text.to_owned() }
     }
 
     pub(crate) fn parse(&self) -> syn::File {
@@ -92,15 +89,11 @@ pub(crate) enum Reach {
 
 /// Follows `mod` lines from the roots. A file without an entry in the result is never compiled.
 pub(crate) fn reach(sources: &[Source]) -> BTreeMap<String, Reach> {
-    let by_path: BTreeMap<&str, &Source> = sources
-        .iter()
-        .map(|source| (source.path.as_str(), source))
-        .collect();
+    let by_path: BTreeMap<&str, &Source> =
+        sources.iter().map(|source| (source.path.as_str(), source)).collect();
     let mut reached = BTreeMap::new();
-    let mut left: Vec<(String, Reach)> = ROOTS
-        .iter()
-        .map(|root| (format!("src/{root}.rs"), Reach::Production))
-        .collect();
+    let mut left: Vec<(String, Reach)> =
+        ROOTS.iter().map(|root| (format!("src/{root}.rs"), Reach::Production)).collect();
     while let Some((path, reach)) = left.pop() {
         let Some(source) = by_path.get(path.as_str()) else {
             continue;
@@ -118,11 +111,7 @@ pub(crate) fn reach(sources: &[Source]) -> BTreeMap<String, Reach> {
 fn declared(items: &[Item], module: &[String], reach: Reach, found: &mut Vec<(String, Reach)>) {
     for item in items {
         let Item::Mod(item) = item else { continue };
-        let reach = if is_test_code(&item.attrs) {
-            Reach::Tests
-        } else {
-            reach
-        };
+        let reach = if is_test_code(&item.attrs) { Reach::Tests } else { reach };
         let mut path = module.to_vec();
         path.push(item.ident.to_string());
         if let Some((_, items)) = &item.content {
@@ -139,24 +128,13 @@ fn declared(items: &[Item], module: &[String], reach: Reach, found: &mut Vec<(St
 /// …))]`.
 pub(crate) fn is_test_code(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
-        Meta::Path(path) => path
-            .segments
-            .last()
-            .is_some_and(|last| last.ident == "test"),
+        Meta::Path(path) => path.segments.last().is_some_and(|last| last.ident == "test"),
         Meta::List(list) if list.path.is_ident("cfg") => {
-            let condition: String = list
-                .tokens
-                .to_string()
-                .chars()
-                .filter(|c| !c.is_whitespace())
-                .collect();
+            let condition: String =
+                list.tokens.to_string().chars().filter(|c| !c.is_whitespace()).collect();
             condition == "test" || condition.starts_with("all(test,")
         }
-        Meta::List(list) => list
-            .path
-            .segments
-            .last()
-            .is_some_and(|last| last.ident == "test"),
+        Meta::List(list) => list.path.segments.last().is_some_and(|last| last.ident == "test"),
         Meta::NameValue(_) => false,
     })
 }
@@ -186,10 +164,7 @@ fn test_code_is_distinguished_from_the_rest() {
 #[test]
 fn a_file_that_only_tests_reach_is_known_as_such() {
     let sources = [
-        Source::new(
-            "src/lib.rs",
-            "mod a; #[cfg(test)] mod support; mod b { mod c; }",
-        ),
+        Source::new("src/lib.rs", "mod a; #[cfg(test)] mod support; mod b { mod c; }"),
         Source::new("src/a.rs", ""),
         Source::new("src/support/mod.rs", "mod deep;"),
         Source::new("src/support/deep.rs", ""),

@@ -33,9 +33,8 @@ const RETIRED: &[(&str, &str)] = &[
     ("told", "received, reported, distinguished"),
 ];
 
-const INTERROGATIVES: &[&str] = &[
-    "How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why",
-];
+const INTERROGATIVES: &[&str] =
+    &["How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"];
 
 const CODE: &[&str] = &["src", "tests", "benches"];
 
@@ -64,11 +63,7 @@ fn retired(text: &str) -> Vec<&'static str> {
         is_lower = c.is_lowercase();
     }
     let find = |word: String| RETIRED.iter().find(|(retired, _)| *retired == word);
-    words
-        .into_iter()
-        .filter_map(find)
-        .map(|&(word, _)| word)
-        .collect()
+    words.into_iter().filter_map(find).map(|&(word, _)| word).collect()
 }
 
 /// Returns the text without its code spans.
@@ -118,11 +113,7 @@ fn check_document(source: &Source) -> Vec<Finding> {
 }
 
 fn findings(path: &str, texts: &[(usize, String)]) -> Vec<Finding> {
-    let finding = |line: usize, word| Finding {
-        path: path.to_owned(),
-        line,
-        word,
-    };
+    let finding = |line: usize, word| Finding { path: path.to_owned(), line, word };
     texts
         .iter()
         .flat_map(|(line, text)| retired(text).into_iter().map(|word| finding(*line, word)))
@@ -133,9 +124,7 @@ fn findings(path: &str, texts: &[(usize, String)]) -> Vec<Finding> {
 fn check_openings(source: &Source) -> Vec<String> {
     let doc = |line: &str| {
         let line = line.trim_start();
-        let text = line
-            .strip_prefix("///")
-            .or_else(|| line.strip_prefix("//!"))?;
+        let text = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
         text.split_whitespace().next().map(str::to_owned)
     };
     let mut found = Vec::new();
@@ -173,11 +162,8 @@ fn documents() -> Vec<Source> {
 
 #[test]
 fn retired_words_are_not_used() {
-    let mut found: Vec<Finding> = tree::read(CODE)
-        .iter()
-        .filter(|source| source.path != THIS)
-        .flat_map(check_code)
-        .collect();
+    let mut found: Vec<Finding> =
+        tree::read(CODE).iter().filter(|source| source.path != THIS).flat_map(check_code).collect();
     found.extend(documents().iter().flat_map(check_document));
     let lines: Vec<String> = found
         .iter()
@@ -197,25 +183,12 @@ fn doc_comments_open_with_a_noun_or_a_verb() {
 
 #[test]
 fn a_retired_word_is_caught_in_comments_documents_and_identifiers() {
-    let words = |findings: Vec<Finding>| {
-        findings
-            .iter()
-            .map(|f| (f.line, f.word))
-            .collect::<Vec<_>>()
-    };
+    let words =
+        |findings: Vec<Finding>| findings.iter().map(|f| (f.line, f.word)).collect::<Vec<_>>();
     let code =
         "/// Was told.\nfn is_told(saidBy: ToldBy) {} // a stranger\nfn good() { f(\"told\") }";
     let found = words(check_code(&Source::new("src/a.rs", code)));
-    assert_eq!(
-        found,
-        [
-            (2, "told"),
-            (2, "said"),
-            (2, "told"),
-            (1, "told"),
-            (2, "stranger")
-        ]
-    );
+    assert_eq!(found, [(2, "told"), (2, "said"), (2, "told"), (1, "told"), (2, "stranger")]);
     let text = "# Odds\n`odds`\n```\nodds\n```\nWhat was told.\n";
     let found = words(check_document(&Source::new("a.md", text)));
     assert_eq!(found, [(1, "odds"), (6, "told")]);
@@ -225,14 +198,7 @@ fn a_retired_word_is_caught_in_comments_documents_and_identifiers() {
 fn a_doc_comment_that_opens_with_an_interrogative_is_caught() {
     let found = |text: &str| check_openings(&Source::new("src/a.rs", text)).len();
     for word in INTERROGATIVES {
-        assert_eq!(
-            found(&format!("fn f() {{}}\n    /// {word} a peer sends.\n")),
-            1,
-            "{word}"
-        );
+        assert_eq!(found(&format!("fn f() {{}}\n    /// {word} a peer sends.\n")), 1, "{word}");
     }
-    assert_eq!(
-        found("/// Fields of a message.\n/// Which ones, the peer decides.\n// How\n"),
-        0
-    );
+    assert_eq!(found("/// Fields of a message.\n/// Which ones, the peer decides.\n// How\n"), 0);
 }

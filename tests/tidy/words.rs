@@ -47,21 +47,15 @@ fn check_unfinished(source: &Source) -> Vec<String> {
 fn check_unbounded(source: &Source) -> Vec<String> {
     check_lines(source, |line| {
         let word = UNBOUNDED.iter().find(|word| has_word(code(line), word))?;
-        Some(format!(
-            "`{word}`: see .clippy.toml for what to use in its place"
-        ))
+        Some(format!("`{word}`: see .clippy.toml for what to use in its place"))
     })
 }
 
 fn check_allow(source: &Source) -> Vec<String> {
     check_lines(source, |line| {
-        ALLOW
-            .iter()
-            .any(|allow| code(line).contains(allow))
-            .then(|| {
-                "write #[expect(LINT, reason = \"…\")], which says why and ends when it is over"
-                    .into()
-            })
+        ALLOW.iter().any(|allow| code(line).contains(allow)).then(|| {
+            "write #[expect(LINT, reason = \"…\")], which says why and ends when it is over".into()
+        })
     })
 }
 
@@ -69,16 +63,12 @@ fn check_ignore(source: &Source) -> Vec<String> {
     check_lines(source, |line| {
         let (_, rest) = code(line).split_once(IGNORE)?;
         let reason = rest.trim_start().strip_prefix('=')?.trim_start();
-        Some(reason)
-            .filter(|reason| reason.len() <= 3)
-            .map(|_| NO_REASON.to_owned())
+        Some(reason).filter(|reason| reason.len() <= 3).map(|_| NO_REASON.to_owned())
     })
     .into_iter()
     .chain(check_lines(source, |line| {
         let (_, rest) = code(line).split_once(IGNORE)?;
-        rest.trim_start()
-            .starts_with(']')
-            .then(|| NO_REASON.to_owned())
+        rest.trim_start().starts_with(']').then(|| NO_REASON.to_owned())
     }))
     .collect()
 }
@@ -92,9 +82,7 @@ fn check_sleep(source: &Source) -> Vec<String> {
     let mut findings = Vec::new();
     let mut above = "";
     for (index, line) in source.text.lines().enumerate() {
-        let explained = [above, line]
-            .iter()
-            .any(|line| line.contains("// deadline: "));
+        let explained = [above, line].iter().any(|line| line.contains("// deadline: "));
         if has_word(code(line), SLEEP) && !explained {
             findings.push(format!(
                 "{}:{}: wait for the event with a deadline, or explain by `// deadline: …`",
@@ -109,11 +97,7 @@ fn check_sleep(source: &Source) -> Vec<String> {
 
 /// Returns the part of a line that is not a whole-line comment.
 fn code(line: &str) -> &str {
-    if line.trim_start().starts_with("//") {
-        ""
-    } else {
-        line
-    }
+    if line.trim_start().starts_with("//") { "" } else { line }
 }
 
 /// Returns true if the line has the word by itself, not as a part of a longer one.
@@ -133,63 +117,34 @@ fn assert_none(findings: &[String]) {
 
 #[test]
 fn nothing_is_left_unfinished() {
-    assert_none(
-        &tree::read(CODE)
-            .iter()
-            .flat_map(check_unfinished)
-            .collect::<Vec<_>>(),
-    );
+    assert_none(&tree::read(CODE).iter().flat_map(check_unfinished).collect::<Vec<_>>());
 }
 
 #[test]
 fn nothing_grows_without_bound_or_blocks_a_worker() {
-    assert_none(
-        &tree::read(CODE)
-            .iter()
-            .flat_map(check_unbounded)
-            .collect::<Vec<_>>(),
-    );
+    assert_none(&tree::read(CODE).iter().flat_map(check_unbounded).collect::<Vec<_>>());
 }
 
 #[test]
 fn lints_are_expected_with_a_reason_and_never_allowed() {
-    assert_none(
-        &tree::read(CODE)
-            .iter()
-            .flat_map(check_allow)
-            .collect::<Vec<_>>(),
-    );
+    assert_none(&tree::read(CODE).iter().flat_map(check_allow).collect::<Vec<_>>());
 }
 
 #[test]
 fn an_ignored_test_says_why() {
-    assert_none(
-        &tree::read(CODE)
-            .iter()
-            .flat_map(check_ignore)
-            .collect::<Vec<_>>(),
-    );
+    assert_none(&tree::read(CODE).iter().flat_map(check_ignore).collect::<Vec<_>>());
 }
 
 #[test]
 fn tests_wait_under_a_deadline_and_do_not_sleep() {
-    assert_none(
-        &tree::read(&["tests"])
-            .iter()
-            .flat_map(check_sleep)
-            .collect::<Vec<_>>(),
-    );
+    assert_none(&tree::read(&["tests"]).iter().flat_map(check_sleep).collect::<Vec<_>>());
 }
 
 #[test]
 fn an_unfinished_piece_is_caught() {
     for word in UNFINISHED {
         for text in [format!("// {word} later"), format!("    {word}")] {
-            assert_eq!(
-                check_unfinished(&Source::new("src/a.rs", &text)).len(),
-                1,
-                "{text}"
-            );
+            assert_eq!(check_unfinished(&Source::new("src/a.rs", &text)).len(), 1, "{text}");
         }
     }
     // Letters inside of something longer, as in base64.
@@ -201,11 +156,7 @@ fn an_unfinished_piece_is_caught() {
 fn an_unbounded_call_is_caught() {
     for word in UNBOUNDED {
         let call = format!("    std::{word}(1);");
-        assert_eq!(
-            check_unbounded(&Source::new("src/a.rs", &call)).len(),
-            1,
-            "{call}"
-        );
+        assert_eq!(check_unbounded(&Source::new("src/a.rs", &call)).len(), 1, "{call}");
         let remark = format!("    // We do not use {word} because it hides errors.");
         assert_none(&check_unbounded(&Source::new("src/a.rs", &remark)));
     }
@@ -215,11 +166,7 @@ fn an_unbounded_call_is_caught() {
 fn an_allowed_lint_is_caught() {
     for allow in ALLOW {
         let text = format!("{allow}dead_code)]");
-        assert_eq!(
-            check_allow(&Source::new("src/a.rs", &text)).len(),
-            1,
-            "{text}"
-        );
+        assert_eq!(check_allow(&Source::new("src/a.rs", &text)).len(), 1, "{text}");
     }
     let expect = "#[expect(dead_code, reason = \"read by Debug\")]";
     assert_none(&check_allow(&Source::new("src/a.rs", expect)));
@@ -229,11 +176,7 @@ fn an_allowed_lint_is_caught() {
 fn an_ignored_test_without_a_reason_is_caught() {
     for rest in ["]", " ]", " = \"\"]"] {
         let text = format!("{IGNORE}{rest}\nfn f() {{}}");
-        assert_eq!(
-            check_ignore(&Source::new("tests/a.rs", &text)).len(),
-            1,
-            "{text}"
-        );
+        assert_eq!(check_ignore(&Source::new("tests/a.rs", &text)).len(), 1, "{text}");
     }
     let text = format!("{IGNORE} = \"needs root\"]");
     assert_none(&check_ignore(&Source::new("tests/a.rs", &text)));
@@ -243,11 +186,7 @@ fn an_ignored_test_without_a_reason_is_caught() {
 fn a_sleep_without_an_explanation_is_caught() {
     for start in ["    tokio::time::", "    "] {
         let call = format!("{start}{SLEEP}d).await;");
-        assert_eq!(
-            check_sleep(&Source::new("tests/a.rs", &call)).len(),
-            1,
-            "{call}"
-        );
+        assert_eq!(check_sleep(&Source::new("tests/a.rs", &call)).len(), 1, "{call}");
         let above = format!("    // deadline: the drain's own lag is what is tested\n{call}");
         assert_none(&check_sleep(&Source::new("tests/a.rs", &above)));
         let beside = format!("{call} // deadline: the drain's own lag");

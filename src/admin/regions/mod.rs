@@ -82,15 +82,9 @@ impl DrainRequest {
     /// Builds the next snapshot and evaluates it. Publishes it if this is no preview.
     fn run(&self, state: &AdminState) -> (StatusCode, String) {
         let region = self.region.clone();
-        let overrides = if self.undo {
-            Override::Restore(region)
-        } else {
-            Override::Evacuate(region)
-        };
-        let change = Change {
-            overrides: Some(overrides),
-            ..Change::default()
-        };
+        let overrides =
+            if self.undo { Override::Restore(region) } else { Override::Evacuate(region) };
+        let change = Change { overrides: Some(overrides), ..Change::default() };
         let config = state.config.load();
         let check = |before: &Snapshot, next: &Snapshot| {
             if self.undo {
@@ -206,11 +200,7 @@ fn known_places_hint(snapshot: &Snapshot, requested: &RegionPattern) -> String {
 
 /// Joins the names, at most [`NAMED_MAX`] of them.
 fn join_names(names: &BTreeSet<String>) -> String {
-    let first: Vec<_> = names
-        .iter()
-        .take(NAMED_MAX)
-        .map(|name| escape_control(name))
-        .collect();
+    let first: Vec<_> = names.iter().take(NAMED_MAX).map(|name| escape_control(name)).collect();
     match names.len() - first.len() {
         0 => first.join(", "),
         more => format!("{} and {more} more", first.join(", ")),
@@ -229,10 +219,7 @@ fn services_without_endpoints(
         let same = |(host, old): (&Arc<str>, &Arc<Service>)| {
             Some((Arc::clone(old), new.get(host)?.clone()))
         };
-        let changed = old
-            .iter()
-            .filter_map(same)
-            .filter(|(old, new)| !Arc::ptr_eq(old, new));
+        let changed = old.iter().filter_map(same).filter(|(old, new)| !Arc::ptr_eq(old, new));
         let lost = changed.filter(|(old, new)| loses_endpoints(listeners, before, (old, new)));
         lost.map(|(old, _)| old).collect::<Vec<_>>()
     };
@@ -258,10 +245,7 @@ fn loses_endpoints(
 ) -> bool {
     let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
     let by_transit = |of: &Service, port: u16, transit| {
-        is_empty(
-            of.endpoints_by(port, transit)
-                .or_else(|| of.ports.get(&port)),
-        )
+        is_empty(of.endpoints_by(port, transit).or_else(|| of.ports.get(&port)))
     };
     let limits: BTreeSet<_> = listeners
         .iter()
@@ -272,9 +256,7 @@ fn loses_endpoints(
         .collect();
     let is_lost = |port: &u16| {
         let granted = before.transits(old, *port);
-        let used = granted
-            .iter()
-            .flat_map(|of| limits.iter().map(|limit| *of.min(limit)));
+        let used = granted.iter().flat_map(|of| limits.iter().map(|limit| *of.min(limit)));
         let used: BTreeSet<_> = used.collect();
         used.into_iter()
             .any(|transit| !by_transit(old, *port, transit) && by_transit(new, *port, transit))
@@ -297,6 +279,5 @@ fn bindings_without_gateways(
         let gateways = BoundEndpoints::new(clusters, host.into(), port.unwrap_or_default());
         gateways.is_empty_in(next) && !gateways.is_empty_in(before)
     });
-    lost.map(|binding| format!("binding {}", binding.service))
-        .collect()
+    lost.map(|binding| format!("binding {}", binding.service)).collect()
 }

@@ -16,17 +16,11 @@ fn located(fixture: &Fixture, regions: &[&str]) {
         if index > 0 {
             workload.uid = format!("{}-{index}", first.uid).into();
         }
-        workload.locality = Arc::new(Locality {
-            region: (*region).into(),
-            ..Locality::default()
-        });
+        workload.locality = Arc::new(Locality { region: (*region).into(), ..Locality::default() });
         let uid = Arc::clone(&workload.uid);
         mesh.workloads.insert(uid, Arc::new(workload));
     }
-    fixture.publisher.update(Change {
-        mesh: Some((mesh, "east".into())),
-        ..Change::default()
-    });
+    fixture.publisher.update(Change { mesh: Some((mesh, "east".into())), ..Change::default() });
 }
 
 async fn request(fixture: &Fixture, method: &str, uri: &str) -> (StatusCode, String) {
@@ -50,20 +44,13 @@ async fn review_22_a_service_whose_waypoint_loses_its_endpoints_is_named() {
         waypoints: vec![mesh::Waypoint { gateway, weight: 1 }],
         ..mesh::Service::default()
     };
-    mesh.services
-        .insert("app/behind.app".into(), Arc::new(behind));
+    mesh.services.insert("app/behind.app".into(), Arc::new(behind));
     let mut workload = mesh.workloads.sorted()[0].as_ref().clone();
-    workload.locality = Arc::new(Locality {
-        region: "us-east-2".into(),
-        ..Locality::default()
-    });
+    workload.locality = Arc::new(Locality { region: "us-east-2".into(), ..Locality::default() });
     workload.protocol = Protocol::Hbone;
     let uid = Arc::clone(&workload.uid);
     mesh.workloads.insert(uid, Arc::new(workload));
-    fixture.publisher.update(Change {
-        mesh: Some((mesh, "east".into())),
-        ..Change::default()
-    });
+    fixture.publisher.update(Change { mesh: Some((mesh, "east".into())), ..Change::default() });
     let order = "/drain/region?region=us-east-2";
     let (_, text) = request(&fixture, "GET", order).await;
     assert!(text.contains(&name), "{text}");
@@ -79,10 +66,7 @@ fn mesh_of_two_networks() -> Mesh {
         (one.uid, one.network) = (uid.into(), network.into());
         one.addresses = [address.into()].into();
         let region = region.into();
-        one.locality = Arc::new(Locality {
-            region,
-            ..Locality::default()
-        });
+        one.locality = Arc::new(Locality { region, ..Locality::default() });
         mesh.workloads.insert(uid.into(), Arc::new(one));
     };
     add(&local.uid, "", "us-east-2", [10, 0, 0, 1]);
@@ -95,10 +79,7 @@ fn mesh_of_two_networks() -> Mesh {
 /// Publishes the mesh of two networks, and exposes its service.
 fn publish_two_networks(fixture: &Fixture, transit: Transit) {
     let mut exposure = ExposureTable::new(false);
-    let entry = Exposure {
-        transit: Some(transit),
-        ..Exposure::default()
-    };
+    let entry = Exposure { transit: Some(transit), ..Exposure::default() };
     exposure.add_entry("echo.app", &entry, []);
     fixture.publisher.update(Change {
         mesh: Some((mesh_of_two_networks(), "east".into())),
@@ -126,18 +107,10 @@ async fn a_binding_that_loses_its_last_gateway_is_named() {
     let fixture = fixture();
     let mut mesh = mesh_of_two_networks();
     let record = "NetworkGateway/west/192.0.2.1/15008";
-    let mut gateway = mesh
-        .workloads
-        .get(record)
-        .expect("a gateway")
-        .as_ref()
-        .clone();
+    let mut gateway = mesh.workloads.get(record).expect("a gateway").as_ref().clone();
     gateway.cluster = "west".into();
     mesh.workloads.insert(record.into(), Arc::new(gateway));
-    fixture.publisher.update(Change {
-        mesh: Some((mesh, "east".into())),
-        ..Change::default()
-    });
+    fixture.publisher.update(Change { mesh: Some((mesh, "east".into())), ..Change::default() });
     let order = "/drain/region?region=us-west-2";
     let (status, text) = request(&fixture, "POST", order).await;
     assert_eq!(status, StatusCode::OK, "{text}");
@@ -182,10 +155,7 @@ async fn a_service_whose_last_endpoints_are_in_another_network_is_named() {
             let uid = Arc::clone(&workload.uid);
             mesh.workloads.insert(uid, Arc::new(workload));
         }
-        fixture.publisher.update(Change {
-            mesh: Some((mesh, "east".into())),
-            ..Change::default()
-        });
+        fixture.publisher.update(Change { mesh: Some((mesh, "east".into())), ..Change::default() });
         let order = "/drain/region?region=us-west-2";
         let (status, text) = request(&fixture, "GET", order).await;
         let case = format!("{transit} {is_ready_here}: {text}");
@@ -211,16 +181,10 @@ async fn a_region_is_evacuated_shown_and_put_back() {
     assert!(text.contains(why), "{text}");
     let (_, dump) = request(&fixture, "GET", "/config_dump").await;
     let dump: serde_json::Value = serde_json::from_str(&dump).expect("JSON");
-    assert_eq!(
-        dump["strait"]["evacuated"],
-        serde_json::json!(["us-east-2"])
-    );
+    assert_eq!(dump["strait"]["evacuated"], serde_json::json!(["us-east-2"]));
     let undo = "/drain/region?region=us-east-2&undo";
     let (status, text) = request(&fixture, "POST", undo).await;
-    assert_eq!(
-        (status, &*text),
-        (StatusCode::OK, "us-east-2 is used again\n")
-    );
+    assert_eq!((status, &*text), (StatusCode::OK, "us-east-2 is used again\n"));
     let (status, text) = request(&fixture, "POST", undo).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert!(text.ends_with("by an operator; no region is\n"), "{text}");
@@ -232,14 +196,8 @@ async fn a_region_is_evacuated_shown_and_put_back() {
 async fn a_region_in_which_nothing_is_is_refused_with_those_that_there_are() {
     let fixture = fixture();
     for (place, text) in [
-        (
-            None,
-            "no workload is there, as no `workloads[].locality` names a region\n",
-        ),
-        (
-            Some("us-east-2"),
-            "no workload is there; write one of us-east-2\n",
-        ),
+        (None, "no workload is there, as no `workloads[].locality` names a region\n"),
+        (Some("us-east-2"), "no workload is there; write one of us-east-2\n"),
     ] {
         if let Some(place) = place {
             located(&fixture, &[place]);
@@ -293,20 +251,11 @@ async fn what_leaves_a_service_without_endpoints_is_refused_without_force() {
 #[tokio::test]
 async fn what_is_no_region_or_too_much_is_refused() {
     let fixture = fixture();
-    for uri in [
-        "",
-        "?region=",
-        "?region=a//b",
-        "?undo",
-        "?region=*",
-        "?region=r0&dryrun",
-    ] {
+    for uri in ["", "?region=", "?region=a//b", "?undo", "?region=*", "?region=r0&dryrun"] {
         let (status, text) = request(&fixture, "POST", &format!("/drain/region{uri}")).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{uri}: {text}");
     }
-    let regions: Vec<_> = (0..=EVACUATED_MAX)
-        .map(|index| format!("r{index}"))
-        .collect();
+    let regions: Vec<_> = (0..=EVACUATED_MAX).map(|index| format!("r{index}")).collect();
     let regions: Vec<_> = regions.iter().map(String::as_str).collect();
     located(&fixture, &regions);
     for (index, region) in regions.iter().enumerate() {
@@ -318,8 +267,5 @@ async fn what_is_no_region_or_too_much_is_refused() {
     // A region that is already evacuated does not count again.
     let (status, _) = request(&fixture, "POST", "/drain/region?region=r0").await;
     assert_eq!(status, StatusCode::OK);
-    assert_eq!(
-        fixture.state.reader.load().balancing.evacuated.len(),
-        EVACUATED_MAX
-    );
+    assert_eq!(fixture.state.reader.load().balancing.evacuated.len(), EVACUATED_MAX);
 }

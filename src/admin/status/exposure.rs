@@ -19,9 +19,7 @@ pub(super) fn exposed_to(
     if let Some(namespace) = snapshot.required_namespace(&service.hostname)
         && *namespace != *service.namespace
     {
-        return vec![format!(
-            "nobody: `exposure` selects the service of namespace {namespace}"
-        )];
+        return vec![format!("nobody: `exposure` selects the service of namespace {namespace}")];
     }
     let (by_rules, by_listeners) = (by_exposure(snapshot, service), unverified.of(service));
     match (by_rules, by_listeners.is_empty()) {
@@ -59,10 +57,7 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     }
     let mut audiences: Vec<_> = by_link.collect();
     let ports = service.ports.keys();
-    let exported = join(
-        ports.filter(|port| snapshot.is_exported(host, **port)),
-        ", ",
-    );
+    let exported = join(ports.filter(|port| snapshot.is_exported(host, **port)), ", ");
     let transit = other_networks(snapshot.default_transit(host));
     if snapshot.scope.exported.contains(host) {
         audiences.push(format!("the trust set (exported){transit}"));
@@ -85,11 +80,7 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
 fn of_entry(entry: &Exposure, default: Transit) -> impl Iterator<Item = String> {
     let port = entry.port.map(|port| format!(" on port {port}"));
     let port = port.unwrap_or_default();
-    let workloads = if entry.exposes_workloads {
-        ", its workloads too"
-    } else {
-        ""
-    };
+    let workloads = if entry.exposes_workloads { ", its workloads too" } else { "" };
     let transit = other_networks(entry.transit.unwrap_or(default));
     let limits = entry.limits;
     let limits = limits.is_some().then(|| format!(" (limits: {limits})"));
@@ -132,11 +123,7 @@ impl<'a> AnonymousAccess<'a> {
             let protocol = &listener.protocol;
             matches!(protocol, ListenerProtocol::Tls(TlsRouting::Istio { .. }))
         };
-        Self {
-            snapshot,
-            by_route,
-            istio: listeners.filter(is_istio).collect(),
-        }
+        Self { snapshot, by_route, istio: listeners.filter(is_istio).collect() }
     }
 
     /// Returns a line for each way in which peers without an identity reach the service.
@@ -165,14 +152,10 @@ impl<'a> AnonymousAccess<'a> {
 
     /// Returns true if `exposure` permits peers without an identity on a port.
     fn is_open(&self, host: &str, port: u16) -> bool {
-        let requested = Authority {
-            host: Host::Name(host.into()),
-            port,
-        };
+        let requested = Authority { host: Host::Name(host.into()), port };
         let of = ServicePort { host, port };
         let judged =
-            self.snapshot
-                .evaluate_exposure(Caller::UNKNOWN, &requested, of, &MatchedBy::Service);
+            self.snapshot.evaluate_exposure(Caller::UNKNOWN, &requested, of, &MatchedBy::Service);
         judged == ExposureVerdict::Allowed
     }
 }

@@ -47,8 +47,7 @@ pub(super) async fn status(
 ) -> Response {
     // On a blocking thread, because a large mesh takes long.
     let made = tokio::task::spawn_blocking(move || answer(&state, &parameters));
-    made.await
-        .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+    made.await.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
 }
 
 fn answer(state: &AdminState, parameters: &Parameters) -> Response {
@@ -232,9 +231,8 @@ fn services(
     let view = View::new(snapshot, &state.deny_list, Instant::now());
     let access = AnonymousAccess::new(snapshot, listeners);
     let wanted_host = wanted.map(without_port);
-    let aliased: Vec<_> = wanted_host.map_or_else(Vec::new, |name| {
-        hosts_named(snapshot, &name.to_ascii_lowercase())
-    });
+    let aliased: Vec<_> =
+        wanted_host.map_or_else(Vec::new, |name| hosts_named(snapshot, &name.to_ascii_lowercase()));
     let is_wanted = |service: &&Service| {
         let is_its = |name| matches_name(service, name) || aliased.contains(&service.hostname);
         wanted_host.is_none_or(is_its)
@@ -253,13 +251,9 @@ fn hosts_named(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
     let exposed = snapshot.exposure.hosts_with_alias(name);
     let aliases = snapshot.names.aliases_of(name).iter();
     let targets = aliases.flat_map(|alias| &alias.targets);
-    let hosts = exposed
-        .chain(targets.map(|(host, _)| &**host))
-        .chain([name]);
+    let hosts = exposed.chain(targets.map(|(host, _)| &**host)).chain([name]);
     let services = hosts.filter_map(|host| snapshot.service_by_name(host));
-    services
-        .map(|service| Arc::clone(&service.hostname))
-        .collect()
+    services.map(|service| Arc::clone(&service.hostname)).collect()
 }
 
 /// Removes the port from a name.

@@ -107,9 +107,7 @@ fn links(
         let is_ours = |from: &str, to: &str| (from, to) == (own, cluster);
         let from_us =
             configured.is_none_or(|links| links.iter().any(|link| is_ours(&link.from, &link.to)));
-        let behind = gateways
-            .iter()
-            .filter(|gateway| *gateway.cluster == *cluster);
+        let behind = gateways.iter().filter(|gateway| *gateway.cluster == *cluster);
         let ready = behind.clone().filter(|gateway| gateway.state == "ready");
         let tunnels: usize = behind.clone().map(|gateway| gateway.streams).sum();
         let of_cluster = |row: &&IssuerRow| row.cluster.as_deref() == Some(cluster);
@@ -211,11 +209,7 @@ fn to_text(page: &Value, color: bool) -> String {
     let mut text = Text::new(color);
     text.heading("Links", "");
     let state = |row: &Value| {
-        let state = if row["linked"] == true {
-            "linked"
-        } else {
-            "not linked"
-        };
+        let state = if row["linked"] == true { "linked" } else { "not linked" };
         state.to_owned()
     };
     text.table(
@@ -237,11 +231,7 @@ fn to_text(page: &Value, color: bool) -> String {
         text.heading("Tunnels of peer gateways", "");
         text.table(
             peers,
-            &[
-                ("IDENTITY", &key("identity")),
-                ("IN", &key("in")),
-                ("OUT", &key("out")),
-            ],
+            &[("IDENTITY", &key("identity")), ("IN", &key("in")), ("OUT", &key("out"))],
         );
     }
     text::gateways(&mut text, page, usize::MAX);
@@ -343,10 +333,7 @@ mod tests {
             (&json!("20ms"), &json!("idle"))
         );
         let row = &page["gateways"][0];
-        assert_eq!(
-            (&row["rttMicroseconds"], &row["sharePercent"]),
-            (&json!(20_000), &json!(100))
-        );
+        assert_eq!((&row["rttMicroseconds"], &row["sharePercent"]), (&json!(20_000), &json!(100)));
         assert_eq!(page["gateways"][1]["rttMicroseconds"], Value::Null);
         let (_, text) = ask(router, "GET", "/peers").await;
         let lines: Vec<_> = text
@@ -385,10 +372,7 @@ mod tests {
         let (_, unused) = ask(router.clone(), "GET", "/peers").await;
         assert!(!unused.contains("echo.app:80"), "{unused}");
         state.record_dial(Duration::from_millis(80));
-        let load = ServiceLoad {
-            ready: 8,
-            free_percent: 50,
-        };
+        let load = ServiceLoad { ready: 8, free_percent: 50 };
         state.record_load(load, Instant::now());
         let (_, text) = ask(router, "GET", "/peers").await;
         let words: Vec<_> = text.split_whitespace().collect();
@@ -399,11 +383,8 @@ mod tests {
     #[tokio::test]
     async fn budgets_are_listed_with_their_usage() {
         let fixture = fixture();
-        let budget = LinkBudget {
-            bytes: 1 << 20,
-            period: Duration::from_secs(60),
-            excess_weight: Some(10),
-        };
+        let budget =
+            LinkBudget { bytes: 1 << 20, period: Duration::from_secs(60), excess_weight: Some(10) };
         let link = Link {
             from: "west".to_owned(),
             to: "north".to_owned(),

@@ -44,11 +44,7 @@ pub(super) fn find(
 
 /// Formats the number of rejected resources of a type.
 pub(super) fn format_rejected(kind: &Value) -> String {
-    let at_least = if kind["atLeast"] == true {
-        "at least "
-    } else {
-        ""
-    };
+    let at_least = if kind["atLeast"] == true { "at least " } else { "" };
     format!("{at_least}{}", kind["rejected"])
 }
 
@@ -57,16 +53,11 @@ fn of_inputs(page: &Value) -> Vec<String> {
     let mut problems = Vec::new();
     let stream = &page["source"]["stream"];
     if stream["connected"] == false {
-        let why = stream["why"]
-            .as_str()
-            .unwrap_or("no stream was attempted yet");
+        let why = stream["why"].as_str().unwrap_or("no stream was attempted yet");
         problems.push(format!("no stream to the control plane: {why}"));
     }
     problems.extend(stream["fromDisk"].as_str().map(ToOwned::to_owned));
-    for kind in list(&stream["types"])
-        .iter()
-        .filter(|kind| kind["rejected"] != 0)
-    {
+    for kind in list(&stream["types"]).iter().filter(|kind| kind["rejected"] != 0) {
         let (count, name) = (format_rejected(kind), cell(&kind["name"]));
         problems.push(format!("{count} of {name} are rejected"));
     }
@@ -76,9 +67,7 @@ fn of_inputs(page: &Value) -> Vec<String> {
         problems.extend(lines.map(|line| format!("{what}: {line}")));
     }
     let hosts = &page["hosts"];
-    let mut failing = list(&hosts["list"])
-        .iter()
-        .filter(|host| !host["error"].is_null());
+    let mut failing = list(&hosts["list"]).iter().filter(|host| !host["error"].is_null());
     if let Some(first) = failing.next() {
         let (name, why) = (cell(&first["name"]), cell(&first["error"]));
         let others = others(failing.count(), "; so do those of");
@@ -86,9 +75,7 @@ fn of_inputs(page: &Value) -> Vec<String> {
     }
     if hosts["leftOut"] != 0 {
         let count = &hosts["leftOut"];
-        problems.push(format!(
-            "{count} hostnames are not looked up: there are too many"
-        ));
+        problems.push(format!("{count} hostnames are not looked up: there are too many"));
     }
     problems
 }
@@ -96,14 +83,9 @@ fn of_inputs(page: &Value) -> Vec<String> {
 /// Returns the problems of revocation lists and of our certificates.
 fn of_certificates(page: &Value) -> Vec<String> {
     let mut problems = Vec::new();
-    for crl in list(&page["crls"])
-        .iter()
-        .filter(|crl| crl["stale"] == true)
-    {
+    for crl in list(&page["crls"]).iter().filter(|crl| crl["stale"] == true) {
         let (issuer, file) = (cell(&crl["issuer"]), cell(&crl["file"]));
-        problems.push(format!(
-            "the revocation list of {issuer} in {file} is stale"
-        ));
+        problems.push(format!("the revocation list of {issuer} in {file} is stale"));
     }
     for certificate in list(&page["certificates"]) {
         let [identity, state, expires] =

@@ -37,10 +37,7 @@ fn stream() -> Stream {
         rejections: vec![rejection; 11],
         ..ResourceType::default()
     };
-    let unused = Unused {
-        name: "x\u{1b}".into(),
-        why: "no service by its name".into(),
-    };
+    let unused = Unused { name: "x\u{1b}".into(), why: "no service by its name".into() };
     let clusters = ResourceType {
         name: "clusters",
         unused: 12,
@@ -132,10 +129,7 @@ fn listeners() -> Vec<ListenerRow> {
 
 fn page() -> Value {
     let hosts = HostnameStatuses {
-        list: vec![
-            host("a.example", None),
-            host("db.example", Some("timed out")),
-        ],
+        list: vec![host("a.example", None), host("db.example", Some("timed out"))],
         left_out: 0,
     };
     json!({
@@ -237,30 +231,18 @@ Services
 
 #[test]
 fn a_binding_is_used_by_the_identities_of_its_clients() {
-    let cluster = |name: &str| Audience {
-        cluster: Some(name.to_owned()),
-        ..Audience::default()
-    };
+    let cluster = |name: &str| Audience { cluster: Some(name.to_owned()), ..Audience::default() };
     let narrow = Audience {
         namespaces: vec!["shop".to_owned(), "web".to_owned()],
         service_accounts: vec![("shop".to_owned(), "cart".to_owned())],
         ..Audience::default()
     };
-    let anyone = Audience {
-        anyone: true,
-        ..Audience::default()
-    };
+    let anyone = Audience { anyone: true, ..Audience::default() };
     for (to, want) in [
         (vec![], "anyone from 10.0.0.0/8"),
         (vec![anyone], "the trust set from 10.0.0.0/8"),
-        (
-            vec![cluster("west"), cluster("north")],
-            "cluster west; cluster north from 10.0.0.0/8",
-        ),
-        (
-            vec![narrow],
-            "any cluster, namespace shop or web, account shop/cart from 10.0.0.0/8",
-        ),
+        (vec![cluster("west"), cluster("north")], "cluster west; cluster north from 10.0.0.0/8"),
+        (vec![narrow], "any cluster, namespace shop or web, account shop/cart from 10.0.0.0/8"),
     ] {
         let template = ObjectBindings {
             addresses: "127.64.0.0/10".parse().unwrap(),
@@ -320,11 +302,8 @@ async fn istiod_5_issuers_are_a_table_with_the_busiest_first() {
         accepted,
         refused,
     };
-    let rows = vec![
-        row("b", None, 1, 1),
-        row("c", Some("west"), 7, 0),
-        row("a", Some("east"), 2, 0),
-    ];
+    let rows =
+        vec![row("b", None, 1, 1), row("c", Some("west"), 7, 0), row("a", Some("east"), 2, 0)];
     let want = "
   SPKI SHA-256  SUBJECT  CLUSTER  ACCEPTED  REFUSED
   c             CN=c     west     7         0
@@ -376,15 +355,9 @@ fn exposure_says_to_whom_and_by_which_rule() {
         exposed_to(&snapshot, &access, snapshot.mesh.services.sorted()[0])
     };
     assert_eq!(reported(ExposureTable::new(false), &[]), ["nobody"]);
+    assert_eq!(reported(ExposureTable::new(true), &[]), ["the trust set (exposure.default)"]);
     assert_eq!(
-        reported(ExposureTable::new(true), &[]),
-        ["the trust set (exposure.default)"]
-    );
-    assert_eq!(
-        reported(
-            ExposureTable::new(false),
-            &[("echo.app", 81), ("echo.app", 99)]
-        ),
+        reported(ExposureTable::new(false), &[("echo.app", 81), ("echo.app", 99)]),
         ["the trust set on port 81 (export set)"]
     );
     let to = vec![
@@ -394,18 +367,11 @@ fn exposure_says_to_whom_and_by_which_rule() {
             service_accounts: vec![("a".into(), "x".into())],
             ..Audience::default()
         },
-        Audience {
-            anyone: true,
-            ..Audience::default()
-        },
+        Audience { anyone: true, ..Audience::default() },
     ];
     let entry = |to| {
         let mut table = ExposureTable::new(true);
-        let entry = Exposure {
-            port: Some(80),
-            audiences: to,
-            ..Exposure::default()
-        };
+        let entry = Exposure { port: Some(80), audiences: to, ..Exposure::default() };
         table.add_entry("echo.app", &entry, []);
         table
     };
@@ -420,10 +386,7 @@ fn exposure_says_to_whom_and_by_which_rule() {
     let mut of_other = ExposureTable::new(true);
     let entry = Exposure {
         namespace: Some("other".into()),
-        audiences: vec![Audience {
-            anyone: true,
-            ..Audience::default()
-        }],
+        audiences: vec![Audience { anyone: true, ..Audience::default() }],
         ..Exposure::default()
     };
     of_other.add_entry("echo.app", &entry, []);

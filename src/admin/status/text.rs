@@ -87,9 +87,7 @@ fn summary(text: &mut Text, page: &Value) {
         }
     };
     let (cluster, network) = (cell(&page["cluster"]), cell(&page["network"]));
-    text.line(&format!(
-        "cluster {cluster}, network {network}, {locality}; {mesh}"
-    ));
+    text.line(&format!("cluster {cluster}, network {network}, {locality}; {mesh}"));
 }
 
 fn listeners(text: &mut Text, listeners: &[Value]) {
@@ -206,10 +204,7 @@ fn write_stream(text: &mut Text, stream: &Value, now: SystemTime) {
         text.line(&format!("  {}", cell(&stream["why"])));
         let next = humantime::parse_rfc3339(&cell(&stream["nextTry"])).ok();
         let next = next.and_then(|next| next.duration_since(now).ok());
-        let next = next.map_or_else(
-            || "now".to_owned(),
-            |wait| format!("in {}s", wait.as_secs()),
-        );
+        let next = next.map_or_else(|| "now".to_owned(), |wait| format!("in {}s", wait.as_secs()));
         let tried = count(&stream["retries"], "time", "times");
         text.line(&format!("  tried {tried}, next {next}"));
     }
@@ -258,9 +253,7 @@ fn rejections(text: &mut Text, kind: &Value, now: SystemTime) {
             version => format!("version {version}, "),
         };
         let since = ago(now, &rejection["since"]);
-        text.line(&format!(
-            "  rejected of {of}: {name}: {reason} ({version}{since})"
-        ));
+        text.line(&format!("  rejected of {of}: {name}: {reason} ({version}{since})"));
     }
     text.more(more(&kind["rejected"]), see);
     for unused in list(&kind["unusedFirst"]).iter().take(REJECTIONS_SHOWN) {
@@ -283,11 +276,7 @@ fn certificates(text: &mut Text, page: &Value, now: SystemTime) {
     });
     let crls = list(&page["crls"]).iter().map(|row| {
         let name = format!("CRL of {} ({})", cell(&row["issuer"]), cell(&row["file"]));
-        let state = if row["stale"] == true {
-            "Stale"
-        } else {
-            "Available"
-        };
+        let state = if row["stale"] == true { "Stale" } else { "Available" };
         let number = row["number"].as_str().unwrap_or_default().to_owned();
         [name, state.to_owned(), number, cell(&row["nextUpdate"])]
     });
@@ -358,11 +347,7 @@ fn inputs(text: &mut Text, page: &Value, now: SystemTime) {
         };
         text.table(
             reloads,
-            &[
-                ("SOURCE", &key("what")),
-                ("READ", &|row| ago(now, &row["at"])),
-                ("RESULT", &result),
-            ],
+            &[("SOURCE", &key("what")), ("READ", &|row| ago(now, &row["at"])), ("RESULT", &result)],
         );
     }
     let mut hosts: Vec<_> = list(&page["hosts"]["list"]).iter().collect();
@@ -391,10 +376,7 @@ fn inputs(text: &mut Text, page: &Value, now: SystemTime) {
         text.heading("Descriptors", &used);
         text.table(
             holders,
-            &[
-                ("HOLDER", &|row| cell(&row[0])),
-                ("DESCRIPTORS", &|row| cell(&row[1])),
-            ],
+            &[("HOLDER", &|row| cell(&row[0])), ("DESCRIPTORS", &|row| cell(&row[1]))],
         );
     }
 }
@@ -407,9 +389,7 @@ fn services(text: &mut Text, services: &Value) {
         &[
             ("SERVICE", &key("service")),
             ("PORTS", &key("ports")),
-            ("ENDPOINTS USED", &|row| {
-                format!("{} of {}", row["used"], row["total"])
-            }),
+            ("ENDPOINTS USED", &|row| format!("{} of {}", row["used"], row["total"])),
             ("TUNNELS", &key("tunnels")),
             ("EXPOSED TO", &|row| joined(&row["exposedTo"], "; ")),
         ],

@@ -1,9 +1,6 @@
 //! Test of the dump with the types that `istioctl ztunnel-config` unmarshals. Go rejects values of
 //! another type than its struct fields, and ignores missing keys (docs/wire-contract.md 6.3).
-#![expect(
-    dead_code,
-    reason = "that a field can be read with its type is what is tested"
-)]
+#![expect(dead_code, reason = "that a field can be read with its type is what is tested")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -138,25 +135,15 @@ fn decimal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 fn policy() -> Rules {
     let mut policy =
         Rules::deny_all_unreadable("app".into(), "p".into(), PolicyScope::Namespace, false);
-    let ports = Condition {
-        any: vec![80],
-        none: Vec::new(),
-    };
-    let one = Match {
-        destination_ports: ports,
-        ..Match::default()
-    };
+    let ports = Condition { any: vec![80], none: Vec::new() };
+    let one = Match { destination_ports: ports, ..Match::default() };
     policy.rules[0].clauses = vec![Clause { matches: vec![one] }];
     policy
 }
 
 #[tokio::test]
 async fn istioctl_reads_the_dump() {
-    let Fixture {
-        state,
-        publisher,
-        _log,
-    } = fixture();
+    let Fixture { state, publisher, _log } = fixture();
     let mut mesh = mesh();
     let gateway = GatewayAddress {
         place: Place::Address("west".into(), "10.9.0.1".parse().expect("an address")),
@@ -191,16 +178,10 @@ async fn istioctl_reads_the_dump() {
     let [echo, west] = &dump.workloads[..] else {
         panic!("{dump:?}");
     };
-    assert_eq!(
-        (&*echo.name, &*echo.protocol, &*echo.status),
-        ("echo-1", "HBONE", "Healthy")
-    );
+    assert_eq!((&*echo.name, &*echo.protocol, &*echo.status), ("echo-1", "HBONE", "Healthy"));
     assert_eq!(echo.services, ["app/echo.app"]);
     let through = west.network_gateway.as_ref().expect("a gateway");
-    assert_eq!(
-        (&*through.destination, through.hbone_mtls_port),
-        ("west/10.9.0.1", 15008)
-    );
+    assert_eq!((&*through.destination, through.hbone_mtls_port), ("west/10.9.0.1", 15008));
     let behind = &dump.services[1];
     assert!(behind.waypoint.is_some() && dump.services[0].waypoint.is_none());
     let balancer = behind.load_balancer.as_ref().expect("a load balancer");
@@ -209,10 +190,7 @@ async fn istioctl_reads_the_dump() {
         ("Failover", &["Network".to_owned(), "Zone".to_owned()][..])
     );
     assert_eq!(dump.policies[0].scope, "Namespace");
-    assert_eq!(
-        dump.policies[0].rules[0][0][0]["destinationPorts"],
-        json!([80])
-    );
+    assert_eq!(dump.policies[0].rules[0][0][0]["destinationPorts"], json!([80]));
     assert_eq!(dump.certificates[0].cert_chain[0].serial_number, SERIAL);
     assert!(dump.workload_state.is_empty());
 }

@@ -58,11 +58,7 @@ impl Fixture {
 }
 
 pub(super) fn fixture() -> Fixture {
-    let log = Log {
-        level: "info".into(),
-        format: LogFormat::Text,
-        ..Log::default()
-    };
+    let log = Log { level: "info".into(), format: LogFormat::Text, ..Log::default() };
     let (subscriber, log) = logging::build(&log, std::io::sink, false, None).expect("a log");
     let publisher = Arc::new(Publisher::new());
     let state = AdminState {
@@ -84,10 +80,7 @@ pub(super) fn fixture() -> Fixture {
                 return Err("write it right".to_owned());
             }
             let requested = serde_urlencoded::to_string(question).expect("a query");
-            Ok(Answer {
-                notes: vec![requested],
-                ..Answer::default()
-            })
+            Ok(Answer { notes: vec![requested], ..Answer::default() })
         }),
         listeners: Arc::new(|| {
             let listeners = config().listeners.into_iter();
@@ -100,29 +93,18 @@ pub(super) fn fixture() -> Fixture {
             listeners.map(row).collect()
         }),
     };
-    Fixture {
-        state,
-        publisher,
-        _log: Box::new(subscriber),
-    }
+    Fixture { state, publisher, _log: Box::new(subscriber) }
 }
 
 async fn send(router: Router, request: Request<Body>) -> (StatusCode, HeaderMap, String) {
     let response = router.oneshot(request).await.expect("infallible");
     let (parts, body) = response.into_parts();
     let body = to_bytes(body, 1 << 20).await.expect("a body");
-    (
-        parts.status,
-        parts.headers,
-        String::from_utf8_lossy(&body).into_owned(),
-    )
+    (parts.status, parts.headers, String::from_utf8_lossy(&body).into_owned())
 }
 
 pub(super) async fn ask(router: Router, method: &str, uri: &str) -> (StatusCode, String) {
-    let request = Request::builder()
-        .method(method)
-        .uri(uri)
-        .header("host", "127.0.0.1:15000");
+    let request = Request::builder().method(method).uri(uri).header("host", "127.0.0.1:15000");
     let (status, _, body) = send(router, request.body(Body::empty()).expect("a request")).await;
     (status, body)
 }
@@ -171,17 +153,12 @@ async fn metrics_come_in_the_format_that_the_scraper_names() {
         let (status, headers, body) =
             send(router, request.body(Body::empty()).expect("a request")).await;
         assert_eq!(status, StatusCode::OK);
-        let kind = headers
-            .get(header::CONTENT_TYPE)
-            .and_then(|kind| kind.to_str().ok());
+        let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         (kind.unwrap_or_default().to_owned(), body)
     };
     let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2";
     let (kind, body) = scrape(Some(prometheus), "/metrics").await;
-    assert_eq!(
-        kind,
-        "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    );
+    assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     assert!(body.contains("# TYPE strait_tunnels counter\n") && body.ends_with("# EOF\n"));
     for accept in [None, Some("*/*")] {
         let (kind, body) = scrape(accept, "/stats/prometheus").await;
@@ -214,10 +191,7 @@ async fn a_wrong_level_is_answered_with_the_right_words() {
     let router = admin_router(fixture.state.clone());
     let (status, body) = ask(router, "POST", "/logging?level=loud").await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    assert!(
-        body.contains("off, error, warn, info, debug, trace"),
-        "{body}"
-    );
+    assert!(body.contains("off, error, warn, info, debug, trace"), "{body}");
     assert_eq!(fixture.state.log.current(), "info");
 }
 
@@ -301,10 +275,7 @@ async fn conflicts_of_objects_are_problems_and_only_the_first_are_shown() {
     state.status.set_conflicts(conflicts.collect());
     let (_, text) = ask(admin_router(state.clone()), "GET", "/status").await;
     assert_eq!(text.matches("  o.yaml:").count(), 20, "{text}");
-    assert!(
-        text.contains("  2 more objects conflict; see `strait check`\n"),
-        "{text}"
-    );
+    assert!(text.contains("  2 more objects conflict; see `strait check`\n"), "{text}");
     state.status.set_conflicts(Vec::new());
     let (_, text) = ask(admin_router(state), "GET", "/status").await;
     assert!(!text.contains("Problems"), "{text}");
@@ -330,15 +301,8 @@ pub(super) fn certificate() -> Certificate {
 
 #[tokio::test(start_paused = true)]
 async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
-    let Fixture {
-        state,
-        publisher,
-        _log,
-    } = fixture();
-    publisher.update(Change {
-        mesh: Some((mesh(), "east".into())),
-        ..Change::default()
-    });
+    let Fixture { state, publisher, _log } = fixture();
+    publisher.update(Change { mesh: Some((mesh(), "east".into())), ..Change::default() });
     let endpoint_state = {
         let snapshot = state.reader.load();
         let service = snapshot.services.get("echo.app").expect("a service");
@@ -346,17 +310,12 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
     };
     let _in_flight = InFlight::new(&endpoint_state);
     endpoint_state.eject(tokio::time::Instant::now());
-    state
-        .status
-        .set_reload(ReloadSource::Mesh, Err("line 3".into()));
+    state.status.set_reload(ReloadSource::Mesh, Err("line 3".into()));
     state.status.set_certificate(certificate());
     let (status, body) = ask(admin_router(state), "GET", "/config_dump").await;
     assert_eq!(status, StatusCode::OK);
     let dump: Value = serde_json::from_str(&body).expect("JSON");
-    assert_eq!(
-        (&dump["strait"]["snapshot"], &dump["policies"]),
-        (&json!(1), &json!([]))
-    );
+    assert_eq!((&dump["strait"]["snapshot"], &dump["policies"]), (&json!(1), &json!([])));
     assert_eq!(dump["config"]["gateway"]["cluster"], "east");
     let service = &dump["services"][0];
     assert_eq!(service["vips"], json!(["east/10.96.0.1"]));
@@ -402,43 +361,27 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
 
 #[tokio::test]
 async fn the_status_has_all_services_or_one_and_refuses_what_it_does_not_know() {
-    let Fixture {
-        state,
-        publisher,
-        _log,
-    } = fixture();
+    let Fixture { state, publisher, _log } = fixture();
     let mut mesh = mesh();
     for index in 0..60 {
         let hostname: Arc<str> = format!("s{index}.app").into();
-        let service = Service {
-            hostname: Arc::clone(&hostname),
-            ..Service::default()
-        };
+        let service = Service { hostname: Arc::clone(&hostname), ..Service::default() };
         mesh.services.insert(hostname, Arc::new(service));
     }
-    publisher.update(Change {
-        mesh: Some((mesh, "east".into())),
-        ..Change::default()
-    });
+    publisher.update(Change { mesh: Some((mesh, "east".into())), ..Change::default() });
     let page = async |query: &str| {
         let path = format!("/status{query}");
         ask(admin_router(state.clone()), "GET", &path).await
     };
     let (status, text) = page("").await;
     assert_eq!(status, StatusCode::OK);
-    assert!(
-        text.starts_with("strait 0.1.0  not ready, pending: certificates, mesh\n"),
-        "{text}"
-    );
+    assert!(text.starts_with("strait 0.1.0  not ready, pending: certificates, mesh\n"), "{text}");
     assert!(text.contains("\nDiscovery  file "), "{text}");
     assert!(text.contains("  50 of 61 services; see one by "), "{text}");
     assert!(page("?all").await.1.contains("/s59.app "));
     for name in ["echo", "echo.app", "app/echo", "app/ECHO.app"] {
         let (_, text) = page(&format!("?service={name}")).await;
-        assert!(
-            text.contains("10.0.0.1:15008  3       0        used"),
-            "{name}: {text}"
-        );
+        assert!(text.contains("10.0.0.1:15008  3       0        used"), "{name}: {text}");
     }
     let (status, text) = page("?service=other/echo").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
@@ -447,19 +390,12 @@ async fn the_status_has_all_services_or_one_and_refuses_what_it_does_not_know() 
     let (_, json) = page("?format=json&service=echo").await;
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["ready"], false);
-    assert_eq!(
-        json["services"]["list"][0]["endpoints"][0]["uid"],
-        "east//Pod/app/echo-1"
-    );
+    assert_eq!(json["services"]["list"][0]["endpoints"][0]["uid"], "east//Pod/app/echo-1");
 }
 
 #[tokio::test]
 async fn a_denied_address_and_a_namesake_are_reported() {
-    let Fixture {
-        state,
-        publisher,
-        _log,
-    } = fixture();
+    let Fixture { state, publisher, _log } = fixture();
     let mut mesh = mesh();
     let mut workload = Workload::clone(mesh.workloads.sorted()[0]);
     workload.addresses = ["127.0.0.1".parse().expect("an address")].into();
@@ -472,12 +408,8 @@ async fn a_denied_address_and_a_namesake_are_reported() {
     let mut own = Service::clone(mesh.services.sorted()[0]);
     own.canonical = true;
     mesh.services.insert("app/echo.app".into(), Arc::new(own));
-    mesh.services
-        .insert("zeta/echo.app".into(), Arc::new(namesake));
-    publisher.update(Change {
-        mesh: Some((mesh, "east".into())),
-        ..Change::default()
-    });
+    mesh.services.insert("zeta/echo.app".into(), Arc::new(namesake));
+    publisher.update(Change { mesh: Some((mesh, "east".into())), ..Change::default() });
     let (_, text) = ask(admin_router(state), "GET", "/status?service=echo").await;
     assert!(
         text.contains("not used: its address is a loopback address; see `dial.allow`"),
@@ -492,47 +424,30 @@ async fn a_denied_address_and_a_namesake_are_reported() {
 
 #[tokio::test(start_paused = true)]
 async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_problem() {
-    let Fixture {
-        state,
-        publisher,
-        _log,
-    } = fixture();
+    let Fixture { state, publisher, _log } = fixture();
     state.status.pending("discovery");
     let router = || admin_router(state.clone());
     let (status, text) = ask(router(), "GET", "/status").await;
     assert_eq!(status, StatusCode::OK);
     assert!(text.contains("; no mesh yet"), "{text}");
     let mut exposure = ExposureTable::new(false);
-    let entry = Exposure {
-        port: Some(80),
-        ..Exposure::default()
-    };
+    let entry = Exposure { port: Some(80), ..Exposure::default() };
     exposure.add_entry("echo.app", &entry, [("echo.global", None)]);
     let mut lost = (**mesh().services.sorted()[0]).clone();
-    let gateway = GatewayAddress {
-        place: Place::Name("app/nobody.app".into()),
-        port: 15008,
-    };
+    let gateway = GatewayAddress { place: Place::Name("app/nobody.app".into()), port: 15008 };
     lost.waypoints = vec![Waypoint { gateway, weight: 1 }];
     publisher.update(Change {
         mesh: Some((Mesh::new([lost], []), "east".into())),
         exposure: Some(exposure),
         ..Change::default()
     });
-    for name in [
-        "echo.app:80",
-        "app/echo:80",
-        "Echo.global:80",
-        "echo.global",
-    ] {
+    for name in ["echo.app:80", "app/echo:80", "Echo.global:80", "echo.global"] {
         let (status, text) = ask(router(), "GET", &format!("/status?service={name}")).await;
         assert_eq!(status, StatusCode::OK, "{name}: {text}");
     }
     let (status, _) = ask(router(), "GET", "/status?service=other.global:80").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    state
-        .status
-        .set_reload(ReloadSource::Mesh, Err("a:1: x\na:2: y".into()));
+    state.status.set_reload(ReloadSource::Mesh, Err("a:1: x\na:2: y".into()));
     let (_, text) = ask(router(), "GET", "/status").await;
     let lost = "  tunnels to app/echo.app are rejected: its waypoint app/nobody.app is unknown";
     assert!(text.contains(lost), "{text}");

@@ -59,22 +59,17 @@ pub(super) fn run(args: &Args) -> ExitCode {
     if let Some(file) = &args.config {
         return explain_from_files(&Source::file(file), &args.question, args.json);
     }
-    ask::fetch_whole(
-        &args.admin,
-        "/explain",
-        &args.question,
-        |answer| match answer {
-            Ok(bytes) => {
-                let answer = serde_json::from_slice(&bytes);
-                let answer = answer.context(
-                    "cannot decode the gateway's answer; use the gateway's version \
+    ask::fetch_whole(&args.admin, "/explain", &args.question, |answer| match answer {
+        Ok(bytes) => {
+            let answer = serde_json::from_slice(&bytes);
+            let answer = answer.context(
+                "cannot decode the gateway's answer; use the gateway's version \
                                     of strait",
-                )?;
-                Ok(print_answer(&answer, args.json))
-            }
-            Err(why) => Ok(print_error(&why)),
-        },
-    )
+            )?;
+            Ok(print_answer(&answer, args.json))
+        }
+        Err(why) => Ok(print_error(&why)),
+    })
 }
 
 fn explain_from_files(source: &Source, question: &Question, json: bool) -> ExitCode {

@@ -53,10 +53,7 @@ impl Page {
         }
         if let Some(route) = &lookup.route {
             let (service, port) = (&route.service, route.port);
-            self.field(
-                "Service",
-                &format!("{service} port {port}: {}", route.description),
-            );
+            self.field("Service", &format!("{service} port {port}: {}", route.description));
             if route.route_by == "strict" || (route.route_by == "sni" && lookup.from.is_none()) {
                 let what = match &*route.route_by {
                     "sni" => "the server name inside the tunnel decides where it goes (sni)",
@@ -69,10 +66,7 @@ impl Page {
             }
         }
         let rule = &lookup.rule;
-        self.field(
-            if rule.allowed { "Allowed" } else { "Rejected" },
-            &rule.description,
-        );
+        self.field(if rule.allowed { "Allowed" } else { "Rejected" }, &rule.description);
         for entry in &rule.entries {
             self.continuation(&describe_entry(entry));
         }
@@ -92,9 +86,7 @@ impl Page {
         self.0.line("");
         let spill = answer.spill.as_ref();
         let spill = spill.map(|spill| format!("a tier spills below {spill} ready"));
-        let latency = answer
-            .by_latency
-            .then(|| "dial latency counts as load".to_owned());
+        let latency = answer.by_latency.then(|| "dial latency counts as load".to_owned());
         let notes: Vec<_> = spill.into_iter().chain(latency).collect();
         self.field("Tiers", &notes.join("; "));
         self.0.table(
@@ -102,9 +94,7 @@ impl Page {
             &[
                 ("SHARE", &|group| percent(group.share)),
                 ("TIER", &|group| group.tier.clone()),
-                ("PLACE", &|group| {
-                    or_dash(group.place.as_ref().or(group.waypoint.as_ref()))
-                }),
+                ("PLACE", &|group| or_dash(group.place.as_ref().or(group.waypoint.as_ref()))),
                 ("WEIGHT", &|group| or_dash(group.weight)),
                 ("READY", &|group| match group.all {
                     Some(all) => format!("{} of {all}", group.ready),
@@ -129,9 +119,7 @@ impl Page {
                 ("ADDRESS", &|row| row.address.clone()),
                 ("NETWORK", &|row| or_dash(row.network.as_ref())),
                 ("GATEWAY", &|row| or_dash(row.gateway_certificate.as_ref())),
-                ("WORKLOAD", &|row| {
-                    or_dash(row.workload_certificate.as_ref())
-                }),
+                ("WORKLOAD", &|row| or_dash(row.workload_certificate.as_ref())),
             ],
         );
     }
@@ -173,10 +161,7 @@ impl Page {
             self.field("Not used", "");
             self.0.table(
                 &answer.unused,
-                &[
-                    ("WORKLOAD", &|row| row.workload.to_string()),
-                    ("WHY", &|row| row.why.clone()),
-                ],
+                &[("WORKLOAD", &|row| row.workload.to_string()), ("WHY", &|row| row.why.clone())],
             );
             self.0.more(answer.more_unused, SEE_ALL);
         }
@@ -191,20 +176,14 @@ fn describe_entry(entry: &EntryRow) -> String {
         Some(file) => format!(" ({file}:{line})"),
         None => format!(" (line {line})"),
     });
-    let to = if entry.to.is_empty() {
-        "nobody".to_owned()
-    } else {
-        entry.to.join("; ")
-    };
+    let to = if entry.to.is_empty() { "nobody".to_owned() } else { entry.to.join("; ") };
     let line = line.unwrap_or_default();
     format!("exposure.services[{}]{line}: {to}", entry.index)
 }
 
 fn state(endpoint: &EndpointRow) -> String {
     let refused = endpoint.refused.clone();
-    let ejected = endpoint
-        .ejected
-        .map(|left| format!("ejected for {left}s more"));
+    let ejected = endpoint.ejected.map(|left| format!("ejected for {left}s more"));
     let audited = endpoint.audited.as_ref();
     let audited = audited.map(|why| format!("only logged: {why}"));
     let description: Vec<_> = [refused, ejected, audited].into_iter().flatten().collect();

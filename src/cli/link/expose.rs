@@ -78,11 +78,7 @@ pub(super) fn text_of_exposure(args: &ExposeArgs) -> anyhow::Result<String> {
              --namespace {of} too, or no --namespace"
         );
     }
-    let known = Known {
-        name,
-        namespace,
-        port,
-    };
+    let known = Known { name, namespace, port };
     let output = &args.output;
     let mut parts = vec![output.sections(&args.of, &exposure(args))];
     if output.kubernetes {
@@ -139,11 +135,7 @@ fn exposure(args: &ExposeArgs) -> String {
 /// or a binding, as a comment, for other clients beside the gateway.
 fn consumer(args: &ExposeArgs, cluster: &str, port: u16) -> String {
     let service = quoted(&args.service.to_string());
-    let local_port = if port < UNPRIVILEGED_PORT {
-        port.saturating_add(LOCAL_PORTS)
-    } else {
-        port
-    };
+    let local_port = if port < UNPRIVILEGED_PORT { port.saturating_add(LOCAL_PORTS) } else { port };
     format!(
         "# Clients in the mesh use the service through this gateway by transit
 exposure:
@@ -172,11 +164,7 @@ fn audience(cluster: &str, limits: &[(&str, Vec<String>)]) -> String {
 
 /// Returns the service with its instances in the mesh file of a peer.
 fn mesh_file(args: &ExposeArgs, cluster: &str, known: &Known<'_>) -> String {
-    let Known {
-        name,
-        namespace,
-        port,
-    } = known;
+    let Known { name, namespace, port } = known;
     let host = &args.service.host;
     let network = args.network.as_ref().unwrap_or(&args.of);
     format!(
@@ -211,9 +199,7 @@ workloads:
 /// Returns the ServiceEntry by which istiod of a peer knows the service behind the gateways of its
 /// network.
 fn service_entry(args: &ExposeArgs, cluster: &str, known: &Known<'_>) -> String {
-    let Known {
-        namespace, port, ..
-    } = known;
+    let Known { namespace, port, .. } = known;
     let host = &args.service.host;
     let network = args.network.as_ref().unwrap_or(&args.of);
     format!(

@@ -85,18 +85,11 @@ impl Output {
     /// Joins the documents of the selected clusters by `---`.
     fn join(&self, parts: &[Part]) -> anyhow::Result<String> {
         let is_selected = |part: &&Part| self.only.as_ref().is_none_or(|of| *of == part.cluster);
-        let texts: Vec<_> = parts
-            .iter()
-            .filter(is_selected)
-            .map(|part| &*part.text)
-            .collect();
+        let texts: Vec<_> = parts.iter().filter(is_selected).map(|part| &*part.text).collect();
         if let (Some(only), true) = (&self.only, texts.is_empty()) {
             let known: BTreeSet<_> = parts.iter().map(|part| &*part.cluster).collect();
             let known: Vec<_> = known.into_iter().collect();
-            bail!(
-                "nothing is for cluster {only}; write --for with one of {}",
-                known.join(", ")
-            );
+            bail!("nothing is for cluster {only}; write --for with one of {}", known.join(", "));
         }
         Ok(texts.join("---\n"))
     }
@@ -223,18 +216,10 @@ impl<'a> View<'a> {
             let first = args.clusters.first();
             first.is_some_and(|first| first.cluster == side.cluster)
         };
-        let others = || {
-            args.clusters
-                .iter()
-                .filter(|side| side.cluster != own.cluster)
-        };
+        let others = || args.clusters.iter().filter(|side| side.cluster != own.cluster);
         let opens = others().filter(|_| args.both || is_first(own));
         let receives = others().filter(|side| args.both || is_first(side));
-        Self {
-            own,
-            opens: opens.collect(),
-            receives: receives.collect(),
-        }
+        Self { own, opens: opens.collect(), receives: receives.collect() }
     }
 
     /// Returns the sections of `strait.yaml`.
@@ -250,20 +235,15 @@ impl<'a> View<'a> {
             let (name, cluster) = (quoted(&one.trust_domain), quoted(&one.cluster));
             let _ = writeln!(text, "    - {{name: {name}, cluster: {cluster}}}");
         }
-        let gateways: Vec<_> = self
-            .receives
-            .iter()
-            .filter_map(|peer| peer.identity.clone())
-            .collect();
+        let gateways: Vec<_> =
+            self.receives.iter().filter_map(|peer| peer.identity.clone()).collect();
         if !gateways.is_empty() {
             let _ = writeln!(text, "  gateways: {}", list(gateways));
         }
         if !self.receives.is_empty() {
             text += "links:\n";
             let clusters = &args.clusters;
-            let pairs = clusters
-                .iter()
-                .flat_map(|from| clusters.iter().map(move |to| [from, to]));
+            let pairs = clusters.iter().flat_map(|from| clusters.iter().map(move |to| [from, to]));
             let is_linked = |[from, to]: &[&Side; 2]| {
                 let is_own = |side: &Side| side.cluster == own.cluster;
                 let ends = (is_own(from), is_own(to));
@@ -377,11 +357,7 @@ fn remote_gateways(cluster: &str, peer: &Side) -> Vec<Part> {
             0 => format!("eastwest-of-{}", peer.cluster),
             _ => format!("eastwest-{index}-of-{}", peer.cluster),
         };
-        let kind = if gateway.is_address() {
-            "IPAddress"
-        } else {
-            "Hostname"
-        };
+        let kind = if gateway.is_address() { "IPAddress" } else { "Hostname" };
         let [namespace, account] = gateway_account(peer);
         let text = format!(
             "# In cluster {cluster}

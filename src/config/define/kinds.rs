@@ -24,19 +24,14 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Bounds of an idle timeout.
-const IDLE: (Duration, Duration) = (
-    Duration::from_secs(1),
-    Duration::from_secs(7 * 24 * 60 * 60),
-);
+const IDLE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(7 * 24 * 60 * 60));
 
 /// Upper bound of a number of connections: more than the files of a process.
 const CONNECTIONS_MAX: u32 = 1 << 20;
 
 /// Bounds of a certificate's lifetime: less cannot be renewed in time.
-const TTL: (Duration, Duration) = (
-    Duration::from_secs(60),
-    Duration::from_secs(365 * 24 * 60 * 60),
-);
+const TTL: (Duration, Duration) =
+    (Duration::from_secs(60), Duration::from_secs(365 * 24 * 60 * 60));
 
 /// Bounds of a tunnel's limits of time: less than a second would end tunnels between two requests.
 const TUNNEL_TIME: (Duration, Duration) = (Duration::from_secs(1), TTL.1);
@@ -182,9 +177,7 @@ fn time_within(
 impl Hostname {
     /// Parses a hostname without port.
     pub(in crate::config) fn parse(text: &str) -> Option<String> {
-        let named = HostPort::parse(text)
-            .ok()
-            .filter(|named| !named.is_address());
+        let named = HostPort::parse(text).ok().filter(|named| !named.is_address());
         Some(named.filter(|named| named.port.is_none())?.host)
     }
 }

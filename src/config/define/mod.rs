@@ -61,11 +61,7 @@ pub(super) enum Shape {
 
 impl Shape {
     pub(super) fn list(of: Self, needs_entry: bool, or_one: bool) -> Self {
-        Self::List {
-            of: Box::new(of),
-            needs_entry,
-            or_one,
-        }
+        Self::List { of: Box::new(of), needs_entry, or_one }
     }
 }
 

@@ -34,10 +34,9 @@ impl Setting {
     /// Returns the items of a list with commas between them.
     pub(super) fn items(&self) -> impl Iterator<Item = Self> {
         let items = self.value.split(',').map(str::trim);
-        items.filter(|item| !item.is_empty()).map(|item| Self {
-            value: item.to_owned(),
-            by: self.by.clone(),
-        })
+        items
+            .filter(|item| !item.is_empty())
+            .map(|item| Self { value: item.to_owned(), by: self.by.clone() })
     }
 }
 
@@ -71,12 +70,7 @@ impl Environment {
             Some(Err(findings)) => (None, findings),
             None => (None, Findings::default()),
         };
-        Self {
-            variables,
-            folder: folder.to_owned(),
-            proxy_config,
-            findings,
-        }
+        Self { variables, folder: folder.to_owned(), proxy_config, findings }
     }
 
     /// Returns the mistakes in `PROXY_CONFIG`.
@@ -88,10 +82,10 @@ impl Environment {
     /// `proxyMetadata` of `PROXY_CONFIG`.
     pub(super) fn first(&self, names: &[&str]) -> Option<Setting> {
         names.iter().find_map(|name| {
-            let value = self.variables.get(*name).map(|value| Setting {
-                value: value.clone(),
-                by: (*name).to_owned(),
-            });
+            let value = self
+                .variables
+                .get(*name)
+                .map(|value| Setting { value: value.clone(), by: (*name).to_owned() });
             value.or_else(|| {
                 let metadata = self.proxy_config.as_ref()?.root.get("proxyMetadata")?;
                 self.scalar(metadata, name, "proxyMetadata.")
@@ -118,19 +112,14 @@ impl Environment {
             }
             _ => return None,
         };
-        (!value.is_empty()).then(|| Setting {
-            value,
-            by: format!("{PROXY_CONFIG}.{prefix}{key}"),
-        })
+        (!value.is_empty()).then(|| Setting { value, by: format!("{PROXY_CONFIG}.{prefix}{key}") })
     }
 
     /// Returns the variables with a prefix, by the rest of their names, those of `proxyMetadata`
     /// included.
     pub(super) fn prefixed(&self, prefix: &str) -> Vec<(&str, Setting)> {
-        let metadata = self
-            .proxy_config
-            .as_ref()
-            .and_then(|config| config.root.get("proxyMetadata"));
+        let metadata =
+            self.proxy_config.as_ref().and_then(|config| config.root.get("proxyMetadata"));
         let more = match metadata.map(|metadata| &metadata.kind) {
             Some(Kind::Map(entries)) => &entries[..],
             _ => &[],
@@ -151,10 +140,7 @@ impl Environment {
         let by = self.path(file);
         let mut text = String::new();
         let opened = File::open(&by).ok()?;
-        opened
-            .take(LABELS_BYTES_MAX)
-            .read_to_string(&mut text)
-            .ok()?;
+        opened.take(LABELS_BYTES_MAX).read_to_string(&mut text).ok()?;
         let mut lines = text.lines();
         let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
         // Values of labels have no characters that need escapes.

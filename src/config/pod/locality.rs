@@ -33,10 +33,7 @@ pub(super) fn locality(builder: &mut Builder<'_>) -> Option<Node> {
 fn parts(environment: &Environment) -> Vec<(&'static str, Setting)> {
     let label = |key: &str| {
         let setting = environment.label(LABELS, key)?;
-        Some(Setting {
-            by: format!("label {key}"),
-            ..setting
-        })
+        Some(Setting { by: format!("label {key}"), ..setting })
     };
     let all = environment.first(&[VARIABLE]);
     let Some(all) = all.or_else(|| LABELS_OF_ALL.iter().find_map(|key| label(key))) else {
@@ -45,10 +42,7 @@ fn parts(environment: &Environment) -> Vec<(&'static str, Setting)> {
     };
     let separator = if all.value.contains('/') { '/' } else { '.' };
     let values = all.value.splitn(PARTS.len(), separator);
-    let named = PARTS
-        .iter()
-        .zip(values)
-        .filter(|(_, value)| !value.is_empty());
+    let named = PARTS.iter().zip(values).filter(|(_, value)| !value.is_empty());
     let part = |((key, _), value): (&(&'static str, _), &str)| {
         let (value, by) = (value.to_owned(), all.by.clone());
         (*key, Setting { value, by })

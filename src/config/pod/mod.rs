@@ -51,10 +51,7 @@ const END: Duration = Duration::from_secs(5);
 
 /// Variables without effect in this version, and the behaviour instead.
 const UNHEARD: [(&str, &str); 2] = [
-    (
-        "PROV_CERT",
-        "istiod receives only a token, that of AUTH_TOKEN",
-    ),
+    ("PROV_CERT", "istiod receives only a token, that of AUTH_TOKEN"),
     (
         "COMPLIANCE_POLICY",
         "no such policy is enforced: TLS 1.3 with post-quantum key exchange preferred",
@@ -82,11 +79,8 @@ pub struct Defaults {
 impl Defaults {
     /// Returns the settings of a pod with this environment and these arguments.
     pub fn new(environment: &Environment, flags: &Flags) -> Self {
-        let mut builder = Builder {
-            environment,
-            origins: Vec::new(),
-            findings: environment.findings().clone(),
-        };
+        let mut builder =
+            Builder { environment, origins: Vec::new(), findings: environment.findings().clone() };
         let entries = vec![
             ("gateway", Some(builder.gateway())),
             ("identity", Some(builder.identity())),
@@ -108,13 +102,7 @@ impl Defaults {
                 builder.warn(&setting, what, "");
             }
         }
-        Self {
-            layer: Layer {
-                root,
-                origins: builder.origins,
-            },
-            findings: builder.findings,
-        }
+        Self { layer: Layer { root, origins: builder.origins }, findings: builder.findings }
     }
 
     /// Returns the layer below this file, or below none. The pod's trust domain stands for its
@@ -157,10 +145,7 @@ fn own_cluster(root: &mut Node) -> Option<&mut Node> {
 
 /// Makes a value that no variable sets.
 fn setting(value: &str) -> Setting {
-    Setting {
-        value: value.to_owned(),
-        by: DEFAULT.to_owned(),
-    }
+    Setting { value: value.to_owned(), by: DEFAULT.to_owned() }
 }
 
 /// Builder of the layer, with the origins of its values.
@@ -182,9 +167,7 @@ impl Builder<'_> {
 
     /// Notes a warning about a value, once.
     fn warn(&mut self, setting: &Setting, what: String, how: &str) {
-        self.report(setting, |report| {
-            report.warning(Position::Line(0), what, how)
-        });
+        self.report(setting, |report| report.warning(Position::Line(0), what, how));
     }
 
     /// Notes a finding about a value, once.
@@ -213,11 +196,7 @@ impl Builder<'_> {
     fn map(&mut self, entries: Vec<(&str, Option<Node>)>) -> Node {
         let entries = entries.into_iter().filter_map(|(key, value)| {
             let value = value?;
-            Some(Entry {
-                key: key.into(),
-                position: value.position,
-                value,
-            })
+            Some(Entry { key: key.into(), position: value.position, value })
         });
         let entries = Kind::Map(entries.collect());
         self.node(DEFAULT, entries)
@@ -240,26 +219,16 @@ impl Builder<'_> {
 
     fn gateway(&mut self) -> Node {
         let cluster = self.text(&self.cluster());
-        let names = [
-            "ISTIO_META_NETWORK",
-            "NETWORK",
-            "ISTIO_META_REQUESTED_NETWORK_VIEW",
-        ];
+        let names = ["ISTIO_META_NETWORK", "NETWORK", "ISTIO_META_REQUESTED_NETWORK_VIEW"];
         let network = self.environment.first(&names);
         let network = network.or_else(|| self.environment.label(LABELS, NETWORK_LABEL));
         let network = network.map(|network| self.text(&network));
         let locality = locality::locality(self);
-        self.map(vec![
-            ("cluster", Some(cluster)),
-            ("network", network),
-            ("locality", locality),
-        ])
+        self.map(vec![("cluster", Some(cluster)), ("network", network), ("locality", locality)])
     }
 
     fn cluster(&self) -> Setting {
-        let cluster = self
-            .environment
-            .first(&["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"]);
+        let cluster = self.environment.first(&["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"]);
         cluster.unwrap_or_else(|| setting("Kubernetes"))
     }
 
@@ -271,10 +240,7 @@ impl Builder<'_> {
             return self.files(&by, MOUNTED);
         }
         for folder in [CREDENTIALS, MOUNTED] {
-            if FILES
-                .iter()
-                .all(|file| environment.has(&format!("{folder}/{file}")))
-            {
+            if FILES.iter().all(|file| environment.has(&format!("{folder}/{file}"))) {
                 return self.files(DEFAULT, folder);
             }
         }
@@ -306,10 +272,7 @@ impl Builder<'_> {
     }
 
     fn files(&mut self, by: &str, folder: &str) -> Node {
-        let setting = |value: &str| Setting {
-            value: value.to_owned(),
-            by: by.to_owned(),
-        };
+        let setting = |value: &str| Setting { value: value.to_owned(), by: by.to_owned() };
         let mut entries = vec![("kind", Some(self.text(&setting("files"))))];
         for (key, file) in ["chain", "key", "roots"].into_iter().zip(FILES) {
             let path = self.environment.path(&format!("{folder}/{file}"));
@@ -395,20 +358,13 @@ impl Builder<'_> {
         let (domains, crl) = (self.list(domains), self.crl());
         let skip = self.flag("SKIP_VALIDATE_TRUST_DOMAIN");
         let skip = skip.map(|(skip, by)| self.node(&by, Kind::Bool(skip)));
-        self.map(vec![
-            ("domains", Some(domains)),
-            ("crl", crl),
-            ("skip_validation", skip),
-        ])
+        self.map(vec![("domains", Some(domains)), ("crl", crl), ("skip_validation", skip)])
     }
 
     /// Makes `trust.crl` of `CRL_PATH`, as lenient as ztunnel is.
     fn crl(&mut self) -> Option<Node> {
         let file = self.environment.first(&["CRL_PATH"])?;
-        let accept = Setting {
-            value: "accept".to_owned(),
-            by: file.by.clone(),
-        };
+        let accept = Setting { value: "accept".to_owned(), by: file.by.clone() };
         let files = vec![self.text(&file)];
         let files = self.list(files);
         let (stale, missing) = (self.text(&accept), self.text(&accept));
@@ -474,9 +430,7 @@ impl Builder<'_> {
     fn drain(&mut self) -> Option<Node> {
         let environment = self.environment;
         let lag = environment.first(&["MINIMUM_DRAIN_DURATION"]);
-        let time = lag
-            .as_ref()
-            .map_or(Ok(DRAIN_LAG), |lag| humantime::parse_duration(&lag.value));
+        let time = lag.as_ref().map_or(Ok(DRAIN_LAG), |lag| humantime::parse_duration(&lag.value));
         let deadline = environment.first(&["CONNECTION_TERMINATION_DEADLINE"]);
         // The reader reports a wrong lag.
         let deadline = deadline.or_else(|| self.left_of_grace(time.ok()?));
@@ -490,9 +444,7 @@ impl Builder<'_> {
 
     /// Returns the time that the grace period leaves for open tunnels after the lag.
     fn left_of_grace(&mut self, lag: Duration) -> Option<Setting> {
-        let grace = self
-            .environment
-            .first(&["TERMINATION_GRACE_PERIOD_SECONDS"])?;
+        let grace = self.environment.first(&["TERMINATION_GRACE_PERIOD_SECONDS"])?;
         let spent = lag.saturating_add(END);
         let Ok(seconds) = grace.value.parse() else {
             let what = format!("is `{}`", grace.shown());

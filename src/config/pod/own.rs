@@ -49,10 +49,7 @@ impl Pod {
             |setting: Option<String>, default: &str| setting.unwrap_or_else(|| default.to_owned());
         let gateway = environment.label(LABELS, GATEWAY_LABEL);
         let gateway = gateway.map(|setting| setting.value);
-        let namespace = or(
-            namespace.or_else(|| get(&["POD_NAMESPACE"])),
-            "istio-system",
-        );
+        let namespace = or(namespace.or_else(|| get(&["POD_NAMESPACE"])), "istio-system");
         let cluster = &config.gateway.cluster;
         let record = |name: String| format!("{cluster}//Pod/{namespace}/{name}");
         Self {

@@ -26,9 +26,7 @@ fn write(folder: &TempDir, file: &str, text: &str) {
 
 /// A pod in a folder with variables, and `strait.yaml` over it, if it is not empty.
 fn source(folder: &TempDir, variables: &[(&str, &str)], file: &str) -> Source {
-    let variables = variables
-        .iter()
-        .map(|&(name, value)| (name.to_owned(), value.to_owned()));
+    let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
     let environment = Environment::new(variables, folder.path());
     let usual = folder.path().join("strait.yaml");
     if !file.is_empty() {
@@ -65,12 +63,7 @@ fn a_pod_needs_no_file_and_no_variable() {
     };
     assert_eq!(ca.plane.address.to_string(), ISTIOD);
     assert_eq!((&*ca.trust_domain, &ca.namespace), (TRUST_DOMAIN, &None));
-    let trust: Vec<_> = config
-        .trust
-        .domains
-        .iter()
-        .map(|of| (&*of.name, &*of.cluster))
-        .collect();
+    let trust: Vec<_> = config.trust.domains.iter().map(|of| (&*of.name, &*of.cluster)).collect();
     assert_eq!(trust, [("cluster.local", "Kubernetes")]);
     let Discovery::Istio { plane, cache } = &config.discovery else {
         panic!("{:?}", config.discovery);
@@ -79,12 +72,7 @@ fn a_pod_needs_no_file_and_no_variable() {
     assert!(plane.token.as_ref().unwrap().ends_with(TOKEN));
     assert_eq!((plane.san.as_deref(), cache.as_deref()), (None, None));
     let metrics = [0, 1].map(|index| config.metrics.bind[index]);
-    let binds = [
-        config.admin.bind,
-        metrics[0],
-        metrics[1],
-        config.readiness.bind,
-    ];
+    let binds = [config.admin.bind, metrics[0], metrics[1], config.readiness.bind];
     assert_eq!(
         binds.map(|bind| bind.to_string()),
         ["127.0.0.1:15000", "[::]:15020", "[::]:15090", "[::]:15021"]
@@ -97,19 +85,12 @@ fn a_pod_needs_no_file_and_no_variable() {
 fn istios_variables_say_what_they_say_to_its_proxies() {
     let folder = folder();
     write(&folder, &format!("{DATA}/x"), "");
-    write(
-        &folder,
-        LABELS,
-        "app=\"x\"\ntopology.istio.io/network=\"net-1\"\n",
-    );
+    write(&folder, LABELS, "app=\"x\"\ntopology.istio.io/network=\"net-1\"\n");
     let variables = [
         ("ISTIO_META_CLUSTER_ID", "east"),
         ("TRUST_DOMAIN", "east.local"),
         ("TRUST_DOMAINS", "west.local, east.local,west.local"),
-        (
-            "XDS_ADDRESS",
-            "https://istiod-canary.istio-system.svc:15012/",
-        ),
+        ("XDS_ADDRESS", "https://istiod-canary.istio-system.svc:15012/"),
         ("ISTIOD_SAN", "istiod.other"),
         ("XDS_HEADER_X-Tenant", "a b"),
         ("ENVOY_STATUS_PORT", "16021"),
@@ -125,44 +106,22 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
     let examined = source(&folder, &variables, "").examine();
     assert_eq!(examined.findings.to_string(), "");
     let config = examined.config.unwrap();
-    assert_eq!(
-        (&*config.gateway.cluster, &*config.gateway.network),
-        ("east", "net-1")
-    );
-    let trust: Vec<_> = config
-        .trust
-        .domains
-        .iter()
-        .map(|of| (&*of.name, &*of.cluster))
-        .collect();
-    assert_eq!(
-        trust,
-        [("east.local", "east"), ("west.local", "west.local")]
-    );
+    assert_eq!((&*config.gateway.cluster, &*config.gateway.network), ("east", "net-1"));
+    let trust: Vec<_> = config.trust.domains.iter().map(|of| (&*of.name, &*of.cluster)).collect();
+    assert_eq!(trust, [("east.local", "east"), ("west.local", "west.local")]);
     let Discovery::Istio { plane, cache, .. } = &config.discovery else {
         panic!("{:?}", config.discovery);
     };
-    assert_eq!(
-        plane.address.to_string(),
-        "istiod-canary.istio-system.svc:15012"
-    );
+    assert_eq!(plane.address.to_string(), "istiod-canary.istio-system.svc:15012");
     assert_eq!(plane.san.as_deref(), Some("istiod.other"));
     assert_eq!(plane.headers, [("x-tenant".to_owned(), "a b".to_owned())]);
-    assert!(
-        cache
-            .as_ref()
-            .unwrap()
-            .starts_with(folder.path().join(DATA))
-    );
+    assert!(cache.as_ref().unwrap().starts_with(folder.path().join(DATA)));
     assert_eq!(config.readiness.bind.to_string(), "0.0.0.0:16021");
     assert_eq!(config.listeners[0].bind.to_string(), "0.0.0.0:15008");
     assert_eq!(config.drain.lag, Duration::from_secs(10));
     assert_eq!(config.drain.deadline, Duration::from_secs(60 - 10 - 5));
     assert_eq!(config.workers, 3);
-    assert_eq!(
-        (config.log.format, &*config.log.level),
-        (LogFormat::Json, "debug")
-    );
+    assert_eq!((config.log.format, &*config.log.level), (LogFormat::Json, "debug"));
 }
 
 #[test]
@@ -244,15 +203,9 @@ fn a_word_that_means_nothing_is_warned_of_once_and_booleans_have_one_rule() {
         assert_eq!(findings(&[("SKIP_VALIDATE_TRUST_DOMAIN", no)], ""), "");
     }
     let files = findings(&[("FILE_MOUNTED_CERTS", "yes")], "");
-    assert!(
-        files.contains("FILE_MOUNTED_CERTS: error: `identity.chain`"),
-        "{files}"
-    );
+    assert!(files.contains("FILE_MOUNTED_CERTS: error: `identity.chain`"), "{files}");
     let format = findings(&[("LOG_FORMAT", "xml")], "");
-    assert_eq!(
-        format,
-        "LOG_FORMAT: warning: is `xml`, and is ignored; write `json` or `text`"
-    );
+    assert_eq!(format, "LOG_FORMAT: warning: is `xml`, and is ignored; write `json` or `text`");
 }
 
 #[test]
@@ -290,10 +243,7 @@ fn a_grace_period_that_is_no_number_or_leaves_nothing_is_named() {
          as `30`"
     );
     let none = findings(&[grace("30"), ("MINIMUM_DRAIN_DURATION", "40s")], "");
-    assert!(
-        none.contains("warning: is 30 s, of which lag and end take 45s"),
-        "{none}"
-    );
+    assert!(none.contains("warning: is 30 s, of which lag and end take 45s"), "{none}");
 }
 
 #[test]
@@ -304,10 +254,7 @@ fn the_file_lies_over_the_pod_and_its_mistakes_have_lines() {
                 drain: {lag: 1s}\n\
                 exposure: {services: []}\n";
     let config = good(&[("ISTIO_META_CLUSTER_ID", "east")], file);
-    assert_eq!(
-        (&*config.gateway.cluster, &*config.gateway.network),
-        ("east", "mine")
-    );
+    assert_eq!((&*config.gateway.cluster, &*config.gateway.network), ("east", "mine"));
     assert_eq!(config.trust.domains.len(), 1);
     assert!(matches!(&config.discovery, Discovery::File { path } if path.ends_with("strait.yaml")));
 
@@ -333,10 +280,7 @@ fn a_file_that_was_named_has_to_be_there() {
     let source = |named| Source::pod(environment.clone(), &flags, named, &absent).examine();
     assert_eq!(source(None).findings.to_string(), "");
     let named = source(Some(absent.as_path())).findings.to_string();
-    assert!(
-        named.contains("the file cannot be read: No such file"),
-        "{named}"
-    );
+    assert!(named.contains("the file cannot be read: No such file"), "{named}");
 }
 
 #[test]
@@ -344,33 +288,20 @@ fn certificates_in_files_come_before_a_socket_and_that_before_the_authority() {
     let folder = tempfile::tempdir().unwrap();
     let kind = |variables: &[(&str, &str)]| {
         let printed = source(&folder, variables, "").print().unwrap();
-        let lines = printed
-            .lines()
-            .skip_while(|line| !line.starts_with("identity:"));
-        lines
-            .take(3)
-            .map(|line| line.split('#').next().unwrap().trim().to_owned())
-            .collect()
+        let lines = printed.lines().skip_while(|line| !line.starts_with("identity:"));
+        lines.take(3).map(|line| line.split('#').next().unwrap().trim().to_owned()).collect()
     };
     let all: Vec<String> = kind(&[("CA_ADDR", "istiod.b:15012")]);
     assert_eq!(all[1..], ["kind: istio-ca", "address: \"istiod.b:15012\""]);
     write(&folder, &format!("{SOCKETS}/socket"), "");
     assert_eq!(kind(&[])[1], "kind: spiffe");
-    FILES
-        .iter()
-        .for_each(|file| write(&folder, &format!("{MOUNTED}/{file}"), ""));
-    let chain = format!(
-        "chain: {}/{MOUNTED}/cert-chain.pem",
-        folder.path().display()
-    );
+    FILES.iter().for_each(|file| write(&folder, &format!("{MOUNTED}/{file}"), ""));
+    let chain = format!("chain: {}/{MOUNTED}/cert-chain.pem", folder.path().display());
     assert_eq!(kind(&[])[1..], ["kind: files", &chain]);
     let folder = tempfile::tempdir().unwrap();
     let source = source(&folder, &[("FILE_MOUNTED_CERTS", "true")], "");
     let findings = source.examine().findings.to_string();
-    assert!(
-        findings.contains("FILE_MOUNTED_CERTS: error: `identity.chain` is"),
-        "{findings}"
-    );
+    assert!(findings.contains("FILE_MOUNTED_CERTS: error: `identity.chain` is"), "{findings}");
 }
 
 #[test]
@@ -409,9 +340,7 @@ fn what_is_printed_says_who_says_so_and_reads_as_the_same_configuration() {
 #[test]
 fn headers_are_not_printed() {
     let folder = folder();
-    let text = source(&folder, &[("XDS_HEADER_X-Key", "hunter2")], "")
-        .print()
-        .unwrap();
+    let text = source(&folder, &[("XDS_HEADER_X-Key", "hunter2")], "").print().unwrap();
     assert!(text.contains("X-Key: hidden"), "{text}");
     assert!(!text.contains("hunter2"), "{text}");
     let config = good(&[("XDS_HEADER_X-Key", "hunter2")], "");
@@ -420,22 +349,13 @@ fn headers_are_not_printed() {
     let wrong = [
         (("XDS_HEADER_X-Key", "hunter2\n"), ""),
         (("CA_HEADER_X-Key", "hunter2\u{7}"), ""),
-        (
-            ("POD_NAME", "a"),
-            "discovery: {headers: {x-key: \"hunter2\\n\"}}",
-        ),
-        (
-            ("POD_NAME", "a"),
-            "discovery: {headers: \"x-key: hunter2\"}",
-        ),
+        (("POD_NAME", "a"), "discovery: {headers: {x-key: \"hunter2\\n\"}}"),
+        (("POD_NAME", "a"), "discovery: {headers: \"x-key: hunter2\"}"),
         (("POD_NAME", "a"), "identity: {headers: {x-key: [hunter2]}}"),
     ];
     for (variable, file) in wrong {
         let reported = findings(&[variable], file);
-        assert!(
-            reported.contains("headers"),
-            "{variable:?} {file}: {reported}"
-        );
+        assert!(reported.contains("headers"), "{variable:?} {file}: {reported}");
         assert!(!reported.contains("hunter2"), "{reported}");
     }
     let reported = findings(&[wrong[0].0], "");
@@ -451,24 +371,14 @@ fn the_control_plane_receives_what_the_configuration_says() {
     let account = |pod: &Pod| pod.service_account.clone();
     let who = |variables: &[(&str, &str)], file: &str| {
         let folder = folder();
-        write(
-            &folder,
-            LABELS,
-            "gateway.networking.k8s.io/gateway-name=\"gate\"\n",
-        );
+        write(&folder, LABELS, "gateway.networking.k8s.io/gateway-name=\"gate\"\n");
         let source = source(&folder, variables, file);
         source.who(&source.examine().config.unwrap())
     };
     let pod = who(&[], "");
     assert_eq!((&*pod.namespace, account(&pod)), ("istio-system", None));
-    assert_eq!(
-        (&*pod.name, &*pod.ip, &*pod.gateway),
-        ("strait", NO_ADDRESS, "gate")
-    );
-    assert_eq!(
-        pod.identity("a.b"),
-        "spiffe://a.b/ns/istio-system/sa/default"
-    );
+    assert_eq!((&*pod.name, &*pod.ip, &*pod.gateway), ("strait", NO_ADDRESS, "gate"));
+    assert_eq!(pod.identity("a.b"), "spiffe://a.b/ns/istio-system/sa/default");
 
     let variables = [
         ("ISTIO_META_CLUSTER_ID", "east"),
@@ -481,10 +391,7 @@ fn the_control_plane_receives_what_the_configuration_says() {
     ];
     let pod = who(&variables, "");
     assert_eq!((&*pod.cluster, &*pod.namespace), ("east", "n"));
-    assert_eq!(
-        (&*pod.name, &*pod.ip, &*pod.istio_version),
-        ("p", "10.0.0.9", "1.30.2")
-    );
+    assert_eq!((&*pod.name, &*pod.ip, &*pod.istio_version), ("p", "10.0.0.9", "1.30.2"));
     assert_eq!(account(&pod).as_deref(), Some("own"));
 
     let file = "gateway: {cluster: mine}\nidentity: {namespace: x, service_account: y}\n";
@@ -508,10 +415,7 @@ fn headers_come_from_proxy_metadata_too() {
 
 #[test]
 fn our_trust_domain_stands_for_the_cluster_that_the_file_names() {
-    let variables = [
-        ("ISTIO_META_CLUSTER_ID", "east"),
-        ("TRUST_DOMAINS", "west.local"),
-    ];
+    let variables = [("ISTIO_META_CLUSTER_ID", "east"), ("TRUST_DOMAINS", "west.local")];
     let clusters = |file: &str| -> Vec<String> {
         let domains = good(&variables, file).trust.domains.into_iter();
         domains.map(|domain| domain.cluster).collect()
@@ -522,10 +426,7 @@ fn our_trust_domain_stands_for_the_cluster_that_the_file_names() {
     let own = "gateway: {cluster: a}\ntrust: {domains: [{name: a.local, cluster: a}]}";
     assert_eq!(clusters(own), ["a"]);
     let reported = findings(&variables, "gateway: {cluster: [mine]}");
-    assert_eq!(
-        reported,
-        "strait.yaml:1: error: `gateway.cluster` is a list; write text"
-    );
+    assert_eq!(reported, "strait.yaml:1: error: `gateway.cluster` is a list; write text");
 }
 
 #[test]
@@ -548,24 +449,14 @@ fn istiod_6_the_locality_is_that_of_the_first_source_and_a_file_replaces_all_of_
     let file = "gateway: {locality: {zone: z}}\n";
     for (labels, variable, file, place, origin) in [
         ("", "", "", "//", LocalityOrigin::Unknown),
-        (
-            labels,
-            "",
-            "",
-            "us/us-a/rack",
-            pod("label topology.kubernetes.io/region"),
-        ),
+        (labels, "", "", "us/us-a/rack", pod("label topology.kubernetes.io/region")),
         (&both, "", "", "eu/eu-b/shelf", pod("label istio-locality")),
         (&both, "a/b.c", "", "a/b.c/", pod("ISTIO_META_LOCALITY")),
         (&both, "a/b/c/d", "", "a/b/c/d", pod("ISTIO_META_LOCALITY")),
         (&both, "a/b", file, "/z/", LocalityOrigin::Configuration),
     ] {
         let got = locality(labels, variable, file);
-        assert_eq!(
-            got,
-            (place.to_owned(), origin),
-            "{labels} {variable} {file}"
-        );
+        assert_eq!(got, (place.to_owned(), origin), "{labels} {variable} {file}");
     }
 }
 

@@ -71,9 +71,7 @@ fn rows(key: &Key, path: &str, kinds: &str) -> Vec<String> {
     };
     let (about, format, since) = (&key.about, format(&key.shape), key.since);
     let about = format!("{about}{kinds}").replace('|', "\\|");
-    let mut all = vec![format!(
-        "| `{path}` | {about} | {format} | {default} | {since} |\n"
-    )];
+    let mut all = vec![format!("| `{path}` | {about} | {format} | {default} | {since} |\n")];
     all.extend(rows_below(&key.shape, path));
     all
 }
@@ -97,11 +95,7 @@ fn rows_below(shape: &Shape, path: &str) -> Vec<String> {
             )];
             for (key, kinds) in by_key(kinds) {
                 let path = format!("{path}.{}", key.name);
-                all.extend(rows(
-                    key,
-                    &path,
-                    &format!(" (`kind: {}`)", kinds.join("`, `")),
-                ));
+                all.extend(rows(key, &path, &format!(" (`kind: {}`)", kinds.join("`, `"))));
             }
             all
         }
@@ -130,11 +124,7 @@ fn format(shape: &Shape) -> String {
         Shape::Scalar(format, _) => format.clone(),
         Shape::List { of, or_one, .. } => {
             let of = format(of);
-            if *or_one {
-                format!("{of}; or a list of such")
-            } else {
-                format!("list: {of}")
-            }
+            if *or_one { format!("{of}; or a list of such") } else { format!("list: {of}") }
         }
         Shape::Either(of) => of.each_ref().map(format).join("; or "),
         Shape::Pairs(of) => format!("map of names to values: {}", format(of)),
@@ -181,20 +171,12 @@ fn key(key: &Key) -> Json {
 fn values(shape: &Shape) -> Json {
     match shape {
         Shape::Scalar(_, schema) => schema.clone(),
-        Shape::List {
-            of,
-            needs_entry,
-            or_one,
-        } => {
+        Shape::List { of, needs_entry, or_one } => {
             let mut list = json!({"type": "array", "items": values(of)});
             if *needs_entry {
                 list["minItems"] = json!(1);
             }
-            if *or_one {
-                json!({"anyOf": [values(of), list]})
-            } else {
-                list
-            }
+            if *or_one { json!({"anyOf": [values(of), list]}) } else { list }
         }
         Shape::Either(of) => json!({"anyOf": of.each_ref().map(values)}),
         Shape::Pairs(of) => json!({"type": "object", "additionalProperties": values(of)}),
@@ -213,15 +195,8 @@ fn values(shape: &Shape) -> Json {
 
 fn map(keys: &[Key]) -> Json {
     let is_required = |key: &&Key| matches!(key.absent, Absent::Error);
-    let required: Vec<_> = keys
-        .iter()
-        .filter(is_required)
-        .map(|key| key.name)
-        .collect();
-    let properties: Map<_, _> = keys
-        .iter()
-        .map(|one| (one.name.to_owned(), key(one)))
-        .collect();
+    let required: Vec<_> = keys.iter().filter(is_required).map(|key| key.name).collect();
+    let properties: Map<_, _> = keys.iter().map(|one| (one.name.to_owned(), key(one))).collect();
     let mut map = json!({
         "type": "object",
         "properties": properties,

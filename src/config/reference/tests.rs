@@ -37,11 +37,7 @@ fn find(schema: &Json, path: &str, wrap: &dyn Fn(&str) -> String, all: &mut Vec<
             "" => name.clone(),
             path => format!("{path}.{name}"),
         };
-        all.push(Found {
-            path: path.clone(),
-            name: name.clone(),
-            text: wrap("~"),
-        });
+        all.push(Found { path: path.clone(), name: name.clone(), text: wrap("~") });
         find(below, &path, &wrap, all);
     }
 }
@@ -76,8 +72,7 @@ fn reader_schema_and_document_have_the_same_keys() {
     let document = markdown();
     let rows = document.lines().filter_map(|line| {
         let row = line.strip_prefix("| `").and_then(|row| row.split_once('`'));
-        row.map(|(path, _)| path)
-            .or_else(|| line.strip_prefix("## "))
+        row.map(|(path, _)| path).or_else(|| line.strip_prefix("## "))
     });
     let of_document: BTreeSet<_> = rows.map(str::to_owned).collect();
     assert_eq!(of_document, of_schema);
@@ -87,33 +82,20 @@ fn reader_schema_and_document_have_the_same_keys() {
 fn the_reader_and_the_schema_require_the_same_keys() {
     let of_map = |schema: &Json| -> Vec<String> {
         let names = schema["required"].as_array().expect("a list").iter();
-        names
-            .map(|name| name.as_str().expect("a name").to_owned())
-            .collect()
+        names.map(|name| name.as_str().expect("a name").to_owned()).collect()
     };
     let schema = schema();
     let empty = reported("{workers: 0}");
     for name in of_map(&schema) {
-        assert!(
-            empty.contains(&format!("the file has no `{name}`")),
-            "{empty}"
-        );
+        assert!(empty.contains(&format!("the file has no `{name}`")), "{empty}");
     }
     for section in ["identity", "discovery"] {
-        for branch in schema["properties"][section]["oneOf"]
-            .as_array()
-            .expect("kinds")
-        {
-            let kind = branch["properties"]["kind"]["const"]
-                .as_str()
-                .expect("a kind");
+        for branch in schema["properties"][section]["oneOf"].as_array().expect("kinds") {
+            let kind = branch["properties"]["kind"]["const"].as_str().expect("a kind");
             let findings = reported(&format!("{section}: {{kind: {kind}}}"));
             for name in of_map(branch) {
                 let want = format!("`{section}` has no `{name}`");
-                assert!(
-                    name == "kind" || findings.contains(&want),
-                    "{kind}: {findings}"
-                );
+                assert!(name == "kind" || findings.contains(&want), "{kind}: {findings}");
             }
         }
     }
@@ -128,11 +110,7 @@ fn the_schema_requires_the_keys_that_other_keys_require() {
     let auto = |rule: &str| format!("exposure: {{files: [src], auto: [{rule}]}}");
     let hash = "0".repeat(64);
     for (bad, good, want) in [
-        (
-            "trust: {}",
-            "trust: {skip_validation: true}",
-            "`trust` has no `domains`",
-        ),
+        ("trust: {}", "trust: {skip_validation: true}", "`trust` has no `domains`"),
         (
             "trust: {domains: [{name: a}], unknown_issuers: reject}",
             &*format!(
@@ -191,19 +169,14 @@ fn the_files_in_docs_are_current() {
         let path = Path::new(ROOT).join("docs").join(file);
         let current = fs::read_to_string(path).unwrap_or_default();
         let how = format!("cargo run -- schema{flag} > docs/{file}");
-        assert!(
-            current == text,
-            "docs/{file} is outdated; write it anew: {how}"
-        );
+        assert!(current == text, "docs/{file} is outdated; write it anew: {how}");
     }
 }
 
 /// Compiles a schema by an independent validator.
 fn compile(schema: Json) -> (Schemas, SchemaIndex) {
     let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
-    compiler
-        .add_resource("strait.json", schema)
-        .expect("a schema");
+    compiler.add_resource("strait.json", schema).expect("a schema");
     let index = compiler.compile("strait.json", &mut schemas);
     (schemas, index.expect("a valid schema"))
 }

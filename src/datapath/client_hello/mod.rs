@@ -28,13 +28,8 @@ pub const CLIENT_HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// ALPN protocols by which Istio's sidecars mark traffic for another sidecar
 /// (docs/wire-contract.md 1.9).
-const ISTIO_ALPN: [&[u8]; 5] = [
-    b"istio",
-    b"istio-peer-exchange",
-    b"istio-http/1.0",
-    b"istio-http/1.1",
-    b"istio-h2",
-];
+const ISTIO_ALPN: [&[u8]; 5] =
+    [b"istio", b"istio-peer-exchange", b"istio-http/1.0", b"istio-http/1.1", b"istio-h2"];
 
 /// Bytes of a peer up to the end of its ClientHello, with the parsed fields.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,11 +50,7 @@ pub fn is_istio_alpn(protocol: &[u8]) -> bool {
 impl ClientHello {
     /// Returns a ClientHello with this server name and without bytes, for explanations.
     pub fn without_bytes(name: Option<&str>, offers_istio: bool) -> Self {
-        Self {
-            bytes: Vec::new(),
-            sni: name.and_then(sni::normalise),
-            offers_istio,
-        }
+        Self { bytes: Vec::new(), sni: name.and_then(sni::normalise), offers_istio }
     }
 }
 
@@ -77,11 +68,7 @@ pub struct ClientHelloError {
 impl ClientHelloError {
     /// Returns a refusal without an alert.
     pub fn new(refusal: HandshakeRefusal, detail: &dyn ToString) -> Self {
-        Self {
-            refusal,
-            detail: detail.to_string(),
-            alert: Vec::new(),
-        }
+        Self { refusal, detail: detail.to_string(), alert: Vec::new() }
     }
 }
 

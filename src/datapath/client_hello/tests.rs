@@ -31,9 +31,7 @@ fn extension(kind: u16, body: &[u8]) -> Vec<u8> {
 }
 
 fn random(random: &mut fastrand::Rng, count: usize) -> Vec<u8> {
-    std::iter::repeat_with(|| random.u8(..))
-        .take(count)
-        .collect()
+    std::iter::repeat_with(|| random.u8(..)).take(count).collect()
 }
 
 /// Returns server names with their expected results.
@@ -81,12 +79,7 @@ fn generate(rng: &mut fastrand::Rng) -> GeneratedHello {
     let (alpn, offers_istio) = match rng.usize(..=protocols.len()) {
         0 => (None, false),
         count => (
-            Some(
-                protocols[..count]
-                    .iter()
-                    .flat_map(|one| sized(1, one))
-                    .collect::<Vec<_>>(),
-            ),
+            Some(protocols[..count].iter().flat_map(|one| sized(1, one)).collect::<Vec<_>>()),
             count >= 2,
         ),
     };
@@ -104,10 +97,7 @@ fn generate(rng: &mut fastrand::Rng) -> GeneratedHello {
     ];
     match rng.u8(..8) {
         0 => sni = Ok(None),
-        _ => extensions.push(extension(
-            0,
-            &sized(2, &[&[0][..], &sized(2, name)].concat()),
-        )),
+        _ => extensions.push(extension(0, &sized(2, &[&[0][..], &sized(2, name)].concat()))),
     }
     extensions.extend(alpn.map(|all| extension(16, &sized(2, &all))));
     if rng.bool() {
@@ -131,11 +121,7 @@ fn generate(rng: &mut fastrand::Rng) -> GeneratedHello {
         sized(1, &[0]),
         sized(2, &extensions.concat()),
     ];
-    GeneratedHello {
-        message: [&[1][..], &sized(3, &body.concat())].concat(),
-        sni,
-        offers_istio,
-    }
+    GeneratedHello { message: [&[1][..], &sized(3, &body.concat())].concat(), sni, offers_istio }
 }
 
 /// Splits the message into records with sizes from `size`.
@@ -191,20 +177,10 @@ fn in_every_segmentation(
 ) -> Option<Result<ClientHello, ClientHelloError>> {
     let whole = read_in_segments(bytes, || usize::MAX);
     let some = read_in_segments(bytes, || rng.usize(1..200));
-    assert_eq!(
-        without_bytes(&some),
-        without_bytes(&whole),
-        "{}",
-        bytes.escape_ascii()
-    );
+    assert_eq!(without_bytes(&some), without_bytes(&whole), "{}", bytes.escape_ascii());
     if rng.u8(..4) == 0 {
         let single = read_in_segments(bytes, || 1);
-        assert_eq!(
-            without_bytes(&single),
-            without_bytes(&whole),
-            "{}",
-            bytes.escape_ascii()
-        );
+        assert_eq!(without_bytes(&single), without_bytes(&whole), "{}", bytes.escape_ascii());
     }
     whole
 }
@@ -271,31 +247,19 @@ fn what_never_becomes_a_hello_ends_at_the_bound_with_an_alert() {
     for size in [1, 100, 10_000] {
         let message = [&[1, 0, 0xff, 0xff][..], &[0; 0xffff]].concat();
         let endless = records(&message, || size);
-        let refused = read_in_segments(&endless, || 1000)
-            .expect("an end")
-            .expect_err("no hello");
+        let refused = read_in_segments(&endless, || 1000).expect("an end").expect_err("no hello");
         assert_eq!(refused.refusal, HandshakeRefusal::Other);
         assert_eq!(refused.alert, alert(40), "{}", refused.detail);
     }
-    for text in [
-        &b"GET / HTTP/1.1\r\n"[..],
-        &[0; 100],
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-    ] {
-        let refused = read_in_segments(text, || 1)
-            .expect("an end")
-            .expect_err("no hello");
+    for text in [&b"GET / HTTP/1.1\r\n"[..], &[0; 100], b"SSH-2.0-OpenSSH_9.2\r\n"] {
+        let refused = read_in_segments(text, || 1).expect("an end").expect_err("no hello");
         assert!(!refused.detail.is_empty());
     }
 }
 
 #[test]
 fn the_hellos_of_our_own_tls_library_are_read() {
-    for (sni, alpn) in [
-        ("Echo.App", &["istio"][..]),
-        ("10.0.0.1", &[]),
-        ("a", &["h2"]),
-    ] {
+    for (sni, alpn) in [("Echo.App", &["istio"][..]), ("10.0.0.1", &[]), ("a", &["h2"])] {
         let mut config = ClientConfig::builder()
             .with_root_certificates(RootCertStore::empty())
             .with_no_client_auth();
@@ -305,9 +269,7 @@ fn the_hellos_of_our_own_tls_library_are_read() {
         let mut bytes = Vec::new();
         client.write_tls(&mut bytes).expect("a hello");
         assert!(bytes.len() > 1216, "with a post-quantum share");
-        let hello = read_in_segments(&bytes, || 7)
-            .expect("whole")
-            .expect("a hello");
+        let hello = read_in_segments(&bytes, || 7).expect("whole").expect("a hello");
         let wanted = (sni != "10.0.0.1").then(|| sni.to_ascii_lowercase());
         assert_eq!(hello.sni.as_deref(), wanted.as_deref());
         assert_eq!(hello.offers_istio, alpn == ["istio"]);
@@ -316,9 +278,7 @@ fn the_hellos_of_our_own_tls_library_are_read() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hello_that_does_not_come_is_given_up_after_five_seconds() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("a listener");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a listener");
     let address = listener.local_addr().expect("an address");
     let _client = TcpStream::connect(address).await.expect("a client");
     let (mut stream, _) = listener.accept().await.expect("a connection");

@@ -23,10 +23,7 @@ pub struct Backlog {
 impl Backlog {
     /// Creates an empty backlog on this account, or on one of its own.
     pub fn new(account: Option<&Arc<BufferAccount>>) -> Self {
-        Self {
-            bytes: BytesMut::new(),
-            account: account.map(Arc::clone),
-        }
+        Self { bytes: BytesMut::new(), account: account.map(Arc::clone) }
     }
 
     /// Returns the bytes.
@@ -103,11 +100,7 @@ mod tests {
         let mut backlog = Backlog::default();
         let bytes: Vec<u8> = (0..BYTES).map(|at| at.to_le_bytes()[0]).collect();
         let slices = [IoSlice::new(&bytes[..10]), IoSlice::new(&bytes[10..])];
-        backlog.push(
-            (&budget, &Source::prefix([192, 0, 2, 1].into())),
-            &slices,
-            4,
-        );
+        backlog.push((&budget, &Source::prefix([192, 0, 2, 1].into())), &slices, 4);
         assert_eq!(backlog.bytes(), &bytes[4..]);
         assert_eq!(budget.held(), BYTES - 4);
         backlog.advance(BYTES - 104);

@@ -63,11 +63,7 @@ pub async fn run<C: AsyncRead + AsyncWrite + Unpin>(
         {
             // The tunnel is no longer read, and the upload may have nothing to write. A gateway
             // may end a tunnel so once the workload has closed its connection.
-            let ended = if is_end {
-                Ok(())
-            } else {
-                Err(Reason::UpstreamReset)
-            };
+            let ended = if is_end { Ok(()) } else { Err(Reason::UpstreamReset) };
             return Poll::Ready(ended);
         }
         if before != (record.sent_bytes(), record.received_bytes()) {
@@ -94,10 +90,7 @@ pub async fn run<C: AsyncRead + AsyncWrite + Unpin>(
             ended = Err(reason);
         }
     }
-    CopyOutcome {
-        result: ended,
-        delivery_deadline: upload.done.then_some(deadline),
-    }
+    CopyOutcome { result: ended, delivery_deadline: upload.done.then_some(deadline) }
 }
 
 /// One direction.
@@ -113,13 +106,7 @@ struct Direction<'a> {
 
 impl<'a> Direction<'a> {
     fn new(account: &'a Arc<BufferAccount>) -> Self {
-        Self {
-            account,
-            pending: Bytes::new(),
-            held: None,
-            ended: false,
-            done: false,
-        }
+        Self { account, pending: Bytes::new(), held: None, ended: false, done: false }
     }
 
     /// Moves bytes to the tunnel. Ready once END_STREAM was sent.
@@ -309,19 +296,12 @@ mod tests {
     const BYTES: usize = 20_000;
 
     /// Returns a TLS connection over a pipe that takes few bytes.
-    async fn tls_pair() -> (
-        server::TlsStream<DuplexStream>,
-        client::TlsStream<DuplexStream>,
-    ) {
+    async fn tls_pair() -> (server::TlsStream<DuplexStream>, client::TlsStream<DuplexStream>) {
         let authority = Authority::new().unwrap();
         let leaf = authority.intermediate("east").unwrap().leaf(ID).unwrap();
         let root = authority.root_pem();
         let own = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &root).unwrap();
-        let domain = TrustedDomain {
-            name: "east.local".into(),
-            issuers: None,
-            roots: None,
-        };
+        let domain = TrustedDomain { name: "east.local".into(), issuers: None, roots: None };
         let server = TlsAcceptor::from(tls::endpoint_server_config(&own, vec![domain]).unwrap());
         let client = TlsConnector::from(tls::client_config(&own, &[ID]).unwrap());
         let (near, far) = duplex(64);

@@ -28,10 +28,7 @@ pub struct CopyOutcome {
 impl CopyOutcome {
     /// Returns the outcome of a tunnel that neither side ended.
     pub fn broken(reason: Reason) -> Self {
-        Self {
-            result: Err(reason),
-            delivery_deadline: None,
-        }
+        Self { result: Err(reason), delivery_deadline: None }
     }
 }
 

@@ -122,10 +122,7 @@ mod tests {
         assert_eq!(judged(closed), ends);
         progress.record_endpoint_bytes(&alert());
         assert_eq!(judged(progress), ends);
-        assert_eq!(
-            progress.classify_end(Reason::Revoked, 0, false),
-            Reason::Revoked
-        );
+        assert_eq!(progress.classify_end(Reason::Revoked, 0, false), Reason::Revoked);
     }
 
     #[test]

@@ -61,9 +61,7 @@ fn poll_first_byte_timeout(
     if is_answered {
         *silence = None;
     }
-    silence
-        .as_mut()
-        .is_some_and(|waiting| waiting.as_mut().poll(cx).is_ready())
+    silence.as_mut().is_some_and(|waiting| waiting.as_mut().poll(cx).is_ready())
 }
 
 /// Copies until both directions have ended, one side broke, or the endpoint missed the deadline
@@ -133,10 +131,7 @@ pub async fn run(
             ended = Err(reason);
         }
     }
-    CopyOutcome {
-        result: ended,
-        delivery_deadline: upload.done.then_some(deadline),
-    }
+    CopyOutcome { result: ended, delivery_deadline: upload.done.then_some(deadline) }
 }
 
 /// Side of a direction that has broken.
@@ -343,19 +338,12 @@ mod tests {
 
     /// Returns bytes that do not repeat at short distances.
     fn bytes(count: usize) -> Vec<u8> {
-        let word = |at: usize| {
-            (at as u64)
-                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                .to_be_bytes()
-        };
+        let word = |at: usize| (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
         (0..count / 8).flat_map(word).collect()
     }
 
     fn initial(client_hello: &[u8]) -> Box<InitialState> {
-        Box::new(InitialState {
-            client_hello: client_hello.to_vec(),
-            loop_entry: None,
-        })
+        Box::new(InitialState { client_hello: client_hello.to_vec(), loop_entry: None })
     }
 
     /// State that a copy needs, and the budget that its account belongs to.

@@ -44,11 +44,7 @@ impl Upstream {
     /// Creates the connection to a picked endpoint from its socket.
     pub(super) fn new(pick: Pick, stream: EndpointStream, descriptor: TunnelDescriptor) -> Self {
         let (permit, endpoint, in_flight) = pick.into_parts();
-        Self {
-            stream,
-            grant: permit.into_grant(endpoint),
-            held: (in_flight, descriptor),
-        }
+        Self { stream, grant: permit.into_grant(endpoint), held: (in_flight, descriptor) }
     }
 
     /// Returns the source that the tunnel is charged to.
@@ -232,10 +228,7 @@ impl DenyList {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let own = self.own_listeners.load();
         let mut on_port = own.iter().filter(|own| own.port() == address.port());
-        if on_port
-            .clone()
-            .any(|own| own.ip().to_canonical() == address.ip())
-        {
+        if on_port.clone().any(|own| own.ip().to_canonical() == address.ip()) {
             return Ok(true);
         }
         // A wildcard is any address of this host. The port alone decides nothing, because every
@@ -384,10 +377,7 @@ fn is_local_address(ip: IpAddr) -> io::Result<Option<bool>> {
 fn is_without_route(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let error = error.raw_os_error().map(Errno::from_raw_os_error);
-    matches!(
-        error,
-        Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::ACCESS)
-    )
+    matches!(error, Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::ACCESS))
 }
 
 #[cfg(test)]
@@ -463,22 +453,12 @@ mod tests {
     #[test]
     fn allow_opens_the_fixed_list_and_never_our_own_listeners() {
         let allow = vec!["127.0.0.0/8".parse().expect("a network")];
-        let deny = DenyList::new(
-            allow,
-            vec![address("127.0.0.1:15008"), address("[::]:15021")],
-        );
+        let deny = DenyList::new(allow, vec![address("127.0.0.1:15008"), address("[::]:15021")]);
         assert_eq!(deny.denies(address("127.0.0.2:15008")), None);
         assert!(deny.denies(address("127.0.0.1:15008")).is_some());
         assert!(deny.denies(address("[::ffff:127.0.0.1]:15008")).is_some());
-        assert!(
-            deny.denies(address("127.0.0.9:15021")).is_some(),
-            "a wildcard takes them all"
-        );
-        assert_eq!(
-            deny.denies(address("192.0.2.1:15021")),
-            None,
-            "the port alone is no loop"
-        );
+        assert!(deny.denies(address("127.0.0.9:15021")).is_some(), "a wildcard takes them all");
+        assert_eq!(deny.denies(address("192.0.2.1:15021")), None, "the port alone is no loop");
     }
 
     #[test]
@@ -508,21 +488,10 @@ mod tests {
     fn routes_that_lead_nowhere_are_no_routes_and_a_lack_of_descriptors_is_none() {
         use rustix::io::Errno;
         let is_none = |error: Errno| is_without_route(&error.into());
-        for error in [
-            Errno::NETUNREACH,
-            Errno::HOSTUNREACH,
-            Errno::INVAL,
-            Errno::ACCESS,
-        ] {
+        for error in [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::INVAL, Errno::ACCESS] {
             assert!(is_none(error), "{error}");
         }
-        for error in [
-            Errno::MFILE,
-            Errno::NFILE,
-            Errno::NOBUFS,
-            Errno::NOMEM,
-            Errno::PERM,
-        ] {
+        for error in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::PERM] {
             assert!(!is_none(error), "{error}");
         }
     }

@@ -99,14 +99,7 @@ pub(super) async fn open(
         return Err(Failure::new(Reason::OverShare, "the tunnel has no source"));
     };
     let at = (&**pick.route().endpoints(), &**pick.endpoint());
-    send(
-        data_path,
-        at,
-        (target, holders.source()),
-        &request,
-        deadline,
-    )
-    .await
+    send(data_path, at, (target, holders.source()), &request, deadline).await
 }
 
 /// Returns the deadline for a try of an endpoint. If it is behind a gateway, the time is divided
@@ -172,9 +165,7 @@ async fn send(
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     // The pool dials the addresses that are not denied.
-    let checked = target
-        .addresses()
-        .map(|address| data_path.deny.check(address));
+    let checked = target.addresses().map(|address| data_path.deny.check(address));
     if let Some(denied) = checked.reduce(Result::or) {
         denied?;
     }
@@ -208,10 +199,8 @@ async fn send(
         answer.stream
     });
     opened.inspect_err(|failure| {
-        let is_gateway = matches!(
-            failure.reason,
-            Reason::GatewayUnreachable | Reason::GatewayUntrusted
-        );
+        let is_gateway =
+            matches!(failure.reason, Reason::GatewayUnreachable | Reason::GatewayUntrusted);
         let is_proved = data_path.outer.has_failed(target);
         if is_gateway && is_proved && has_alternative(data_path, endpoints, target) {
             data_path.outer.eject(target);
@@ -288,10 +277,7 @@ fn request(data_path: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, Fa
         return Err(Failure::new(Reason::BadSource, detail));
     }
     let traces = forwarded.map(|forwarded| {
-        [
-            (TRACEPARENT, forwarded.traceparent.as_deref()),
-            (BAGGAGE, forwarded.baggage.as_deref()),
-        ]
+        [(TRACEPARENT, forwarded.traceparent.as_deref()), (BAGGAGE, forwarded.baggage.as_deref())]
     });
     for (name, value) in traces.into_iter().flatten() {
         if let Some(value) = value

@@ -85,9 +85,7 @@ pub fn run(data_path: Arc<DataPath>, accepted: AcceptedConnection) -> impl Futur
         let Some(mut connection) = established.await else {
             return;
         };
-        let Connection {
-            client, upstream, ..
-        } = &mut *connection;
+        let Connection { client, upstream, .. } = &mut *connection;
         let outcome = client.copy(upstream).await;
         Box::pin(connection.end(outcome)).await;
     }
@@ -100,18 +98,14 @@ async fn establish(
 ) -> Option<Box<Connection>> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     let binding = listener.binding()?;
-    let VerifiedClient {
-        peer,
-        socket,
-        tls,
-        resources,
-    } = match Box::pin(verify_client(&data_path, accepted, &binding)).await {
-        Ok(session) => session,
-        Err(refused) => {
-            refused.close(&data_path, address).await;
-            return None;
-        }
-    };
+    let VerifiedClient { peer, socket, tls, resources } =
+        match Box::pin(verify_client(&data_path, accepted, &binding)).await {
+            Ok(session) => session,
+            Err(refused) => {
+                refused.close(&data_path, address).await;
+                return None;
+            }
+        };
     let mut record = Record::new(&data_path.metrics, &peer.source, &binding.authority);
     record.set_service(binding.service.clone(), None);
     let account = data_path.budget.account(&peer.charged_source());
@@ -133,11 +127,7 @@ async fn establish(
         }
     };
     match opened {
-        Ok((upstream, _counted)) => Some(Box::new(Connection {
-            client,
-            upstream,
-            _counted,
-        })),
+        Ok((upstream, _counted)) => Some(Box::new(Connection { client, upstream, _counted })),
         Err(reason) => {
             client.record.finish(reason);
             None
@@ -172,12 +162,7 @@ async fn verify_client(
         holders: Some(resources.descriptor.holders().clone()),
         ..Peer::unauthenticated(address, listener, None)
     };
-    Ok(VerifiedClient {
-        peer,
-        socket: SharedSocket::new(socket),
-        tls: None,
-        resources,
-    })
+    Ok(VerifiedClient { peer, socket: SharedSocket::new(socket), tls: None, resources })
 }
 
 impl Client {
@@ -216,21 +201,13 @@ impl Client {
     /// Copies until the connection ends by itself, the drain deadline passes, the binding changes,
     /// or memory runs short.
     async fn copy(&mut self, upstream: &mut GatewayTunnel) -> CopyOutcome {
-        let GatewayTunnel {
-            stream, endpoint, ..
-        } = upstream;
+        let GatewayTunnel { stream, endpoint, .. } = upstream;
         let account = &self.account;
         account.open_gate();
         let servers = stream.servers();
         let (data_path, binding) = (&*self.data_path, &*self.binding);
-        let revocation = || {
-            revocation(
-                &data_path.reader.load(),
-                &self.peer,
-                (binding, endpoint),
-                &servers,
-            )
-        };
+        let revocation =
+            || revocation(&data_path.reader.load(), &self.peer, (binding, endpoint), &servers);
         let mut stop = Box::pin(wait_for_stop(data_path, &self.peer, revocation));
         let stop = poll_fn(|cx| account.poll_gated(cx, |cx| stop.as_mut().poll(cx)));
         let idle = self.binding.config.idle;
@@ -265,26 +242,10 @@ impl Connection {
         // Their order is that of the drops, from the last one to the first.
         let Self {
             _counted,
-            upstream:
-                GatewayTunnel {
-                    stream,
-                    endpoint,
-                    _held,
-                },
-            client:
-                Client {
-                    peer,
-                    mut record,
-                    socket,
-                    tls,
-                    _guards,
-                    ..
-                },
+            upstream: GatewayTunnel { stream, endpoint, _held },
+            client: Client { peer, mut record, socket, tls, _guards, .. },
         } = *self;
-        let CopyOutcome {
-            result,
-            delivery_deadline,
-        } = outcome;
+        let CopyOutcome { result, delivery_deadline } = outcome;
         record.finish(result.err().unwrap_or(Reason::Completed));
         if result.is_ok() {
             endpoint.state.restore(Instant::now());

@@ -93,10 +93,7 @@ where
         Ok(Ok(())) => None,
         Ok(Err(end)) if connection.downstream.server.has_preface() => Some(end),
         Ok(Err(end)) => {
-            return Err(HandshakeError::new(
-                HandshakeRefusal::Other,
-                &describe(&end),
-            ));
+            return Err(HandshakeError::new(HandshakeRefusal::Other, &describe(&end)));
         }
         Err(_) => {
             let late = &"no HTTP/2 preface within 5 s";
@@ -361,12 +358,7 @@ impl ConnectionDriver<'_> {
 
     /// Starts the task that opens a tunnel, or resets the stream.
     fn accept<S>(&mut self, new: NewRequest, connection: &mut HboneConnection<S>) {
-        let NewRequest {
-            key,
-            request,
-            setup,
-            price,
-        } = new;
+        let NewRequest { key, request, setup, price } = new;
         self.is_used = true;
         self.refresh_peer();
         let server = &mut connection.downstream.server;
@@ -375,9 +367,7 @@ impl ConnectionDriver<'_> {
         let exhausted = first_peer.filter(|it| !server.charge_first_peer(key, it, price));
         let mailbox = Arc::clone(&connection.mailbox);
         let connect = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
-        let is_late = self
-            .goaway_at
-            .is_some_and(|at| at.elapsed() >= GOAWAY_GRACE);
+        let is_late = self.goaway_at.is_some_and(|at| at.elapsed() >= GOAWAY_GRACE);
         // GOAWAY was sent, but the peer may not have received it yet.
         let is_expired = self.peer.not_after <= SystemTime::now();
         if is_late || is_expired || self.peer.lost_trust().is_some() {

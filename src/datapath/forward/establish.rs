@@ -120,12 +120,7 @@ impl NewTunnel {
         permit: Permit,
         cancelled: impl Future<Output = Reason>,
     ) -> Result<Upstream, Reason> {
-        let Self {
-            data_path,
-            peer,
-            record,
-            ..
-        } = self;
+        let Self { data_path, peer, record, .. } = self;
         let limit = permit.connect_timeout();
         let deadline = Instant::now() + limit.unwrap_or(TOTAL_DIAL_TIMEOUT);
         let classify = |reason: Reason| {
@@ -167,24 +162,11 @@ impl NewTunnel {
 
     /// Returns the tunnel to the endpoint that was dialled.
     pub(super) fn open(self, upstream: Upstream, guards: Option<StreamGuards>) -> Open {
-        let Self {
-            data_path,
-            peer,
-            generation,
-            mut record,
-        } = self;
+        let Self { data_path, peer, generation, mut record } = self;
         let endpoint = upstream.grant.endpoint();
         let remote = remote_network(endpoint);
         record.set_open(destination(endpoint), endpoint.labels(), remote);
-        Open {
-            data_path,
-            peer,
-            generation,
-            upstream,
-            record,
-            since: Instant::now(),
-            guards,
-        }
+        Open { data_path, peer, generation, upstream, record, since: Instant::now(), guards }
     }
 }
 
@@ -197,9 +179,7 @@ async fn pick_and_dial(
     deadline: Instant,
 ) -> Result<Upstream, Reason> {
     if let Some(category) = balance::draw_drop_category(permit.route().drops()) {
-        record.set_detail(format!(
-            "dropped by drop_overloads of the control plane: {category:?}"
-        ));
+        record.set_detail(format!("dropped by drop_overloads of the control plane: {category:?}"));
         return Err(Reason::DropOverload);
     }
     let mut tries = Tries::new(permit.route().is_from_client());
@@ -256,17 +236,11 @@ fn record_service(record: &mut Record, route: &Route) {
 
 /// Returns the destination in logs and metrics.
 pub(super) fn destination(endpoint: &Endpoint) -> Destination {
-    Destination {
-        address: endpoint.address,
-        pod: Arc::clone(&endpoint.definition) as _,
-    }
+    Destination { address: endpoint.address, pod: Arc::clone(&endpoint.definition) as _ }
 }
 
 /// Returns the network of an endpoint behind a gateway, for the counts of bytes.
 pub(super) fn remote_network(endpoint: &Endpoint) -> Option<RemoteNetwork<'_>> {
     let remote = endpoint.remote.as_ref()?;
-    Some(RemoteNetwork {
-        cluster: &remote.cluster,
-        network: &remote.network,
-    })
+    Some(RemoteNetwork { cluster: &remote.cluster, network: &remote.network })
 }

@@ -43,13 +43,7 @@ pub struct ConnectRequest {
 /// over to its connection, which copies. All failures precede the answer, except where the TLS
 /// inside the tunnel takes part in routing.
 pub async fn run(request: Box<ConnectRequest>, target: Result<Target, Reason>) {
-    let ConnectRequest {
-        mut tunnel,
-        slots,
-        connect,
-        load,
-        slot,
-    } = *request;
+    let ConnectRequest { mut tunnel, slots, connect, load, slot } = *request;
     let slot = match slot {
         Some(slot) => Ok(slot),
         None => Box::pin(wait_for_slot(&mut tunnel, &slots, &connect)).await,

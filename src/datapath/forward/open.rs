@@ -190,13 +190,7 @@ impl Open {
         silence: Option<Duration>,
     ) -> Option<impl Future<Output = ()> + Send + use<>> {
         self.update_endpoint_health(outcome, silence);
-        let Self {
-            peer,
-            upstream,
-            mut record,
-            guards,
-            ..
-        } = self;
+        let Self { peer, upstream, mut record, guards, .. } = self;
         record.finish(outcome.result.err().unwrap_or(Reason::Completed));
         // The socket was dialled with zero linger, so every other close is an RST.
         match (outcome.result, outcome.delivery_deadline) {
@@ -236,13 +230,11 @@ impl Open {
                 is_early && is_unprovoked && outcome.delivery_deadline.is_none()
             }
             Err(reason) if reason.blame() == Fault::Upstream => false,
-            _ => silence
-                .filter(|time| *time >= SILENCE_MIN)
-                .is_some_and(|time| {
-                    let detail = format!("the endpoint had not answered for {time:.1?}");
-                    self.record.set_detail(detail);
-                    endpoint.state.add_silence(time) >= ANSWER_DEADLINE
-                }),
+            _ => silence.filter(|time| *time >= SILENCE_MIN).is_some_and(|time| {
+                let detail = format!("the endpoint had not answered for {time:.1?}");
+                self.record.set_detail(detail);
+                endpoint.state.add_silence(time) >= ANSWER_DEADLINE
+            }),
         };
         if has_failed {
             let source = dial::source_of(&self.peer, grant.first_peer());

@@ -78,19 +78,10 @@ struct PassthroughTunnel {
 async fn open(
     connection: Box<PassthroughConnection>,
 ) -> Option<(Box<PassthroughTunnel>, Box<InitialState>)> {
-    let PassthroughConnection {
-        mut tunnel,
-        stream,
-        client_hello,
-        target,
-        guards,
-    } = *connection;
+    let PassthroughConnection { mut tunnel, stream, client_hello, target, guards } = *connection;
     match establish(&mut tunnel, &stream, &client_hello, target).await {
         Ok((upstream, loop_entry)) => {
-            let initial = InitialState {
-                client_hello,
-                loop_entry,
-            };
+            let initial = InitialState { client_hello, loop_entry };
             let tunnel = PassthroughTunnel {
                 account: tunnel.data_path.budget.account(upstream.source()),
                 open: tunnel.open(upstream, None),
@@ -119,15 +110,8 @@ async fn establish(
 ) -> Result<(Upstream, Option<InFlight>), Reason> {
     tunnel.check_room()?;
     let loop_entry = loop_detection::register(client_hello, &mut tunnel.record)?;
-    let ListenerTarget {
-        authority,
-        granted_by_listener,
-    } = target?;
-    let target = Target {
-        authority,
-        origin: Origin::Workload,
-        forwarded: None,
-    };
+    let ListenerTarget { authority, granted_by_listener } = target?;
+    let target = Target { authority, origin: Origin::Workload, forwarded: None };
     let permit = tunnel.resolve_passthrough(target, granted_by_listener)?;
     // Only a reset ends the dial: a peer that has sent FIN may still wait for the answer.
     let reset = async {
@@ -142,15 +126,7 @@ impl PassthroughTunnel {
     /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked, a
     /// limit of time is reached, or memory runs short.
     async fn copy(&mut self, initial: Box<InitialState>) -> CopyOutcome {
-        let Open {
-            data_path,
-            peer,
-            generation,
-            upstream,
-            record,
-            since,
-            ..
-        } = &mut self.open;
+        let Open { data_path, peer, generation, upstream, record, since, .. } = &mut self.open;
         // Connections of TLS listeners never leave the network (`dial::remote`).
         let EndpointStream::Tcp(stream) = &mut upstream.stream else {
             return CopyOutcome::broken(Reason::Panic);
@@ -190,13 +166,7 @@ impl PassthroughTunnel {
 
     /// Ends both sides in the way in which the tunnel ended, and finishes the record.
     async fn end(self: Box<Self>, outcome: CopyOutcome) {
-        let Self {
-            open,
-            stream,
-            account,
-            guards,
-            ..
-        } = *self;
+        let Self { open, stream, account, guards, .. } = *self;
         if outcome.result.is_ok() {
             // FIN was received from and sent to both sides; the kernel delivers the rest.
             linger::disable_reset_on_close(&stream);

@@ -138,14 +138,8 @@ struct SetupState {
 impl Setup {
     /// Creates the state of a new stream.
     pub fn new(account: Arc<BufferAccount>, has_ended: bool) -> Self {
-        let state = SetupState {
-            has_ended,
-            ..SetupState::default()
-        };
-        Self {
-            state: Mutex::new(state),
-            account,
-        }
+        let state = SetupState { has_ended, ..SetupState::default() };
+        Self { state: Mutex::new(state), account }
     }
 
     /// Keeps bytes of the peer.
@@ -217,11 +211,7 @@ pub struct SetupGuard(pub Arc<Setup>);
 
 impl Drop for SetupGuard {
     fn drop(&mut self) {
-        self.0.fail(if std::thread::panicking() {
-            Reason::Panic
-        } else {
-            Reason::DownstreamLost
-        });
+        self.0.fail(if std::thread::panicking() { Reason::Panic } else { Reason::DownstreamLost });
     }
 }
 
@@ -286,13 +276,7 @@ impl PendingConnect {
         mailbox: Arc<Mailbox>,
         is_for_gateway: bool,
     ) -> Self {
-        Self(SetupStream {
-            key,
-            setup,
-            mailbox,
-            is_for_gateway,
-            is_done: false,
-        })
+        Self(SetupStream { key, setup, mailbox, is_for_gateway, is_done: false })
     }
 
     /// Returns true if the peer is in `trust.gateways`.

@@ -38,11 +38,7 @@ pub(super) async fn establish(
     let forwarded = outer.route().forwarded().cloned().map(Box::new);
     drop(outer);
     let target = name.map(|name| sni::authority_of(&name, port));
-    let target = target.map(|authority| Target {
-        authority,
-        origin,
-        forwarded,
-    });
+    let target = target.map(|authority| Target { authority, origin, forwarded });
     let (permit, _) = tunnel.resolve(target.ok_or(Reason::UnknownSni))?;
     tunnel.establish(permit, stream.cancelled()).await
 }
@@ -89,10 +85,7 @@ struct ServerNameError {
 
 impl ServerNameError {
     fn new(detail: impl Into<String>) -> Self {
-        Self {
-            reason: Reason::NoClientHello,
-            detail: detail.into(),
-        }
+        Self { reason: Reason::NoClientHello, detail: detail.into() }
     }
 }
 
@@ -103,10 +96,10 @@ async fn read(stream: &Tunnel) -> Result<Option<Box<str>>, ServerNameError> {
     let _small = account.hold(SMALL_READER_BYTES);
     let (mut reader, mut large) = (ClientHelloReader::default(), None);
     loop {
-        let received = stream.receive().await.map_err(|reason| ServerNameError {
-            reason,
-            detail: String::new(),
-        });
+        let received = stream
+            .receive()
+            .await
+            .map_err(|reason| ServerNameError { reason, detail: String::new() });
         let Some(mut bytes) = received? else {
             let what = "the peer closed its side before a ClientHello";
             return Err(ServerNameError::new(what));

@@ -40,12 +40,7 @@ pub struct Tries {
 impl Tries {
     /// Creates the tries of a tunnel. No gateway has forwarded one that is from a client.
     pub fn new(is_from_client: bool) -> Self {
-        Self {
-            is_from_client,
-            tried: Tried::default(),
-            rejected_by: Vec::new(),
-            probe: None,
-        }
+        Self { is_from_client, tried: Tried::default(), rejected_by: Vec::new(), probe: None }
     }
 
     /// Leaves the own network out if all recent dials there failed and another tunnel tries one.

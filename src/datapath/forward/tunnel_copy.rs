@@ -248,11 +248,7 @@ impl TunnelCopy {
             ended.map_err(|_| Reason::UpstreamReset)?;
             flags.sent_fin = true;
         }
-        Ok(if flags.sent_fin && flags.endpoint_ended {
-            Step::Done
-        } else {
-            Step::Waits
-        })
+        Ok(if flags.sent_fin && flags.endpoint_ended { Step::Done } else { Step::Waits })
     }
 
     /// Performs what the waker announced: writes the backlog, and reads the endpoint once.
@@ -321,27 +317,19 @@ impl TunnelCopy {
         if read.bytes == 0 {
             self.flags.endpoint_ended = true;
             self.awaited = None;
-            let ended = downstream
-                .output
-                .append_end(self.key.id, &mut downstream.layer);
+            let ended = downstream.output.append_end(self.key.id, &mut downstream.layer);
             ended.map_err(|_| Reason::DownstreamLost)?;
             downstream.server.sent_data(self.key, 0, 1, true);
             return self.finish_upload();
         }
-        downstream
-            .server
-            .sent_data(self.key, read.bytes, read.frames, false);
+        downstream.server.sent_data(self.key, read.bytes, read.frames, false);
         self.open.record.add_sent(read.bytes as u64);
         if self.awaited.take().is_some() {
             self.open.upstream.grant.endpoint().state.record_answer();
         }
         self.last_output = downstream.output.written_position();
         self.flags.reads_much = !read.is_drained;
-        if read.is_drained {
-            self.wait_readable()
-        } else {
-            Ok(Step::HasMore)
-        }
+        if read.is_drained { self.wait_readable() } else { Ok(Step::HasMore) }
     }
 
     /// Registers the waker for the next bytes of the endpoint.
@@ -386,15 +374,7 @@ impl TunnelCopy {
 
     /// Ends the tunnel.
     pub fn end(self: Box<Self>, result: Result<(), Reason>, output: &Output) {
-        let Self {
-            mut open,
-            backlog,
-            progress,
-            last_output,
-            flags,
-            awaited,
-            ..
-        } = *self;
+        let Self { mut open, backlog, progress, last_output, flags, awaited, .. } = *self;
         let silent_since = awaited.and_then(|awaited| awaited.since);
         if result == Err(Reason::DownstreamCancelled) {
             open.upstream.stream.cancel_on_drop();

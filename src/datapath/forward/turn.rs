@@ -98,11 +98,7 @@ pub struct HboneConnection<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Creates a connection after its handshake.
     pub fn new(transport: Transport<S>, source: BufferSource) -> Self {
-        let Transport {
-            socket,
-            layer,
-            received,
-        } = transport;
+        let Transport { socket, layer, received } = transport;
         Self {
             socket,
             input: Input::with(&received),
@@ -293,20 +289,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 Event::End(key) => self.receive_end(key),
                 Event::Reset(key, reason) => self.receive_reset(key, reason),
                 Event::Writable(key) => self.enqueue(key),
-                Event::Request {
-                    key,
-                    request,
-                    ended,
-                    price,
-                } => {
+                Event::Request { key, request, ended, price } => {
                     let setup = Arc::new(Setup::new(self.source.account(), ended));
                     self.insert(key, Tunnel::Setup(SetupGuard(Arc::clone(&setup))));
-                    self.requests.push(NewRequest {
-                        key,
-                        request,
-                        setup,
-                        price,
-                    });
+                    self.requests.push(NewRequest { key, request, setup, price });
                 }
             }
         }
@@ -472,13 +458,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Returns the open tunnels.
     pub fn open_tunnels(&mut self) -> impl Iterator<Item = &mut TunnelCopy> {
-        self.tunnels
-            .iter_mut()
-            .flatten()
-            .filter_map(|tunnel| match tunnel {
-                Tunnel::Open(copy) => Some(&mut **copy),
-                Tunnel::Setup(_) => None,
-            })
+        self.tunnels.iter_mut().flatten().filter_map(|tunnel| match tunnel {
+            Tunnel::Open(copy) => Some(&mut **copy),
+            Tunnel::Setup(_) => None,
+        })
     }
 
     /// Charges the buffers that the connection holds after a turn: the send buffer while the peer
@@ -521,11 +504,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 Ok(true) => match alert.take() {
                     None => return Poll::Ready(()),
                     // A layer that has failed cannot seal an alert either.
-                    Some(alert) => drop(
-                        self.downstream
-                            .output
-                            .append_alert(alert, &mut self.downstream.layer),
-                    ),
+                    Some(alert) => {
+                        drop(self.downstream.output.append_alert(alert, &mut self.downstream.layer))
+                    }
                 },
             }
         }

@@ -109,12 +109,8 @@ pub fn push_goaway(out: &mut Vec<u8>, last: u32, code: ErrorCode) {
 
 /// Appends a SETTINGS frame.
 pub fn push_settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
-    let header = FrameHeader {
-        length: 6 * settings.len(),
-        kind: kind::SETTINGS,
-        flags: 0,
-        stream: 0,
-    };
+    let header =
+        FrameHeader { length: 6 * settings.len(), kind: kind::SETTINGS, flags: 0, stream: 0 };
     out.extend_from_slice(&header.encode());
     for (name, value) in settings {
         out.extend_from_slice(&name.to_be_bytes());
@@ -124,12 +120,7 @@ pub fn push_settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
 
 /// Appends a frame.
 pub fn push(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-    let header = FrameHeader {
-        length: payload.len(),
-        kind,
-        flags,
-        stream,
-    };
+    let header = FrameHeader { length: payload.len(), kind, flags, stream };
     out.extend_from_slice(&header.encode());
     out.extend_from_slice(payload);
 }

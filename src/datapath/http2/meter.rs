@@ -77,12 +77,7 @@ struct Credit {
 
 impl Default for Credit {
     fn default() -> Self {
-        Self {
-            left: CREDIT_MAX,
-            factor: 1,
-            bytes: 0,
-            credited_at: Instant::now(),
-        }
+        Self { left: CREDIT_MAX, factor: 1, bytes: 0, credited_at: Instant::now() }
     }
 }
 
@@ -314,12 +309,7 @@ mod tests {
     const UNKNOWN: u8 = 0xbe;
 
     fn frame(kind: u8, flags: u8, length: usize) -> FrameHeader {
-        FrameHeader {
-            length,
-            kind,
-            flags,
-            stream: 1,
-        }
+        FrameHeader { length, kind, flags, stream: 1 }
     }
 
     fn meter() -> FrameMeter {

@@ -114,12 +114,7 @@ impl Output {
 
     /// Appends an empty DATA frame with END_STREAM.
     pub fn append_end(&mut self, stream: u32, layer: &mut RecordLayer) -> Result<(), RecordError> {
-        let header = FrameHeader {
-            length: 0,
-            kind: kind::DATA,
-            flags: flag::END_STREAM,
-            stream,
-        };
+        let header = FrameHeader { length: 0, kind: kind::DATA, flags: flag::END_STREAM, stream };
         self.append(&header.encode(), layer)
     }
 
@@ -135,9 +130,7 @@ impl Output {
         layer: &mut RecordLayer,
         read: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
     ) -> io::Result<ReadBytes> {
-        let first = self
-            .open_record(READ_MIN, layer)
-            .map_err(io::Error::other)?;
+        let first = self.open_record(READ_MIN, layer).map_err(io::Error::other)?;
         let mut capacities = [first - HEADER_BYTES, 0, 0];
         let full = PLAINTEXT_MAX - HEADER_BYTES;
         let (mut wanted, mut end) = (room.bytes, self.end + first + TRAILER_BYTES);
@@ -173,21 +166,12 @@ impl Output {
             self.end = self.record;
             self.release_if_empty();
         }
-        read.map(|_| ReadBytes {
-            bytes: count,
-            frames,
-            is_drained,
-        })
+        read.map(|_| ReadBytes { bytes: count, frames, is_drained })
     }
 
     /// Writes the header of a DATA frame whose payload follows `end` already.
     fn put_data_header(&mut self, stream: u32, length: usize) {
-        let header = FrameHeader {
-            length,
-            kind: kind::DATA,
-            flags: 0,
-            stream,
-        };
+        let header = FrameHeader { length, kind: kind::DATA, flags: 0, stream };
         let (end, buffer) = (self.end, self.buffer());
         buffer[end..end + HEADER_BYTES].copy_from_slice(&header.encode());
         self.end += HEADER_BYTES + length;
@@ -334,10 +318,7 @@ mod tests {
     #[test]
     fn a_read_that_fails_leaves_no_record() {
         let (mut output, mut layer) = (Output::default(), RecordLayer::plaintext());
-        let room = ReadRoom {
-            bytes: 100,
-            records: 1,
-        };
+        let room = ReadRoom { bytes: 100, records: 1 };
         let fails = |_: &mut [IoSliceMut<'_>]| Err(io::ErrorKind::WouldBlock.into());
         assert!(output.read_from(1, room, &mut layer, fails).is_err());
         assert_eq!(output.unsent(), 0);

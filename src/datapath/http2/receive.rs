@@ -273,12 +273,7 @@ impl Server {
     ) {
         self.payload.clear();
         let ends = header.has(flag::END_STREAM);
-        let data = DataFrame {
-            key,
-            left,
-            padding,
-            ends,
-        };
+        let data = DataFrame { key, left, padding, ends };
         if left == 0 {
             return self.end_data(&data);
         }
@@ -479,9 +474,7 @@ impl Server {
 
 /// Returns the first four bytes as a number, or 0.
 fn first_u32(payload: &[u8]) -> u32 {
-    payload
-        .first_chunk()
-        .map_or(0, |bytes| u32::from_be_bytes(*bytes))
+    payload.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
 }
 
 /// Returns true if a stream's priority makes it depend on itself.

@@ -119,11 +119,7 @@ impl HeaderList {
             return;
         }
         let accepted = is_value(value).then_some(()).and_then(|()| {
-            if is_pseudo {
-                self.push_pseudo(name, value)
-            } else {
-                self.push_field(name, value)
-            }
+            if is_pseudo { self.push_pseudo(name, value) } else { self.push_field(name, value) }
         });
         self.is_malformed = accepted.is_none();
     }
@@ -238,11 +234,7 @@ impl HeaderList {
                 })
                 .map_err(|_| Reason::BadAuthority)
         };
-        Ok(Request {
-            authority: authority.into(),
-            target,
-            source_cluster: self.source_cluster,
-        })
+        Ok(Request { authority: authority.into(), target, source_cluster: self.source_cluster })
     }
 }
 
@@ -287,11 +279,7 @@ mod tests {
 
     const METHOD: Field<'_> = (b":method", b"CONNECT");
     const AUTHORITY: Field<'_> = (b":authority", b"echo.app:80");
-    const GET: [Field<'_>; 3] = [
-        (b":method", b"GET"),
-        (b":scheme", b"https"),
-        (b":path", b"/"),
-    ];
+    const GET: [Field<'_>; 3] = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/")];
 
     /// Returns a header block of literals without indexing.
     fn block(fields: &[Field<'_>]) -> Vec<u8> {
@@ -341,9 +329,7 @@ mod tests {
         .unwrap();
         assert_eq!(&*request.authority, "echo.app:80");
         assert_eq!(request.source_cluster.as_deref(), Some(&b"west"[..]));
-        let Target {
-            authority, origin, ..
-        } = request.target.unwrap();
+        let Target { authority, origin, .. } = request.target.unwrap();
         assert_eq!(authority.to_string(), "echo.app:80");
         assert_eq!(origin, Origin::Waypoint);
     }
@@ -464,14 +450,8 @@ mod tests {
             (&[(b"content-length", b"+1")], false),
             (&[(b"content-length", b"-1")], false),
             (&[(b"content-length", b"1, 1")], false),
-            (
-                &[(b"content-length", b"7"), (b"content-length", b"7")],
-                true,
-            ),
-            (
-                &[(b"content-length", b"7"), (b"content-length", b"8")],
-                false,
-            ),
+            (&[(b"content-length", b"7"), (b"content-length", b"7")], true),
+            (&[(b"content-length", b"7"), (b"content-length", b"8")], false),
         ] {
             assert_eq!(connect_with(fields).is_ok(), is_valid, "{fields:?}");
         }

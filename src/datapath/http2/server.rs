@@ -223,9 +223,7 @@ impl Server {
 
     /// Returns true if the stream exists and was not reset.
     pub fn is_open(&self, key: StreamKey) -> bool {
-        self.streams
-            .get(key)
-            .is_some_and(|stream| !stream.is_reset())
+        self.streams.get(key).is_some_and(|stream| !stream.is_reset())
     }
 
     /// Returns true if the stream was not removed yet.
@@ -330,11 +328,7 @@ impl Server {
     /// [`Event::Writable`] follows, or the stream is returned by [`Self::take_writable`].
     pub fn capacity(&mut self, key: StreamKey) -> usize {
         let connection = self.windows.send;
-        let Some(stream) = self
-            .streams
-            .get_mut(key)
-            .filter(|stream| !stream.is_reset())
-        else {
+        let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset()) else {
             return 0;
         };
         let capacity = usize::try_from(stream.send_window.min(connection)).unwrap_or(0);
@@ -452,8 +446,7 @@ impl Server {
         self.peer_window = value;
         let unblocked = self.streams.take_unblocked();
         let charged = self.meter.unblocked(unblocked.len());
-        self.events
-            .extend(unblocked.into_iter().map(Event::Writable));
+        self.events.extend(unblocked.into_iter().map(Event::Writable));
         self.settle(charged)
     }
 }

@@ -31,9 +31,7 @@ impl StreamSlots {
     /// its client sends as soon as it is answered.
     pub fn try_take(self: &Arc<Self>) -> Option<StreamSlot> {
         let free = |count: u32| (count < STREAMS_MAX).then_some(count + 1);
-        self.taken
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, free)
-            .ok()?;
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok()?;
         Some(StreamSlot(Arc::clone(self)))
     }
 

@@ -212,8 +212,7 @@ impl Streams {
     pub fn keys_of(&mut self, first_peer: FirstPeerId) -> Vec<StreamKey> {
         let is_of = |stream: &Stream| stream.first_peer == Some(first_peer) && !stream.is_reset();
         let all = self.all();
-        all.filter_map(|(key, stream)| is_of(stream).then_some(key))
-            .collect()
+        all.filter_map(|(key, stream)| is_of(stream).then_some(key)).collect()
     }
 
     /// Adds `delta` to the send windows of all streams (RFC 9113 section 6.9.2). Returns false if
@@ -271,8 +270,7 @@ impl Streams {
         let is_unblocked =
             |stream: &mut Stream| stream.send_window > 0 && std::mem::take(&mut stream.is_blocked);
         let all = self.all();
-        all.filter_map(|(key, stream)| is_unblocked(stream).then_some(key))
-            .collect()
+        all.filter_map(|(key, stream)| is_unblocked(stream).then_some(key)).collect()
     }
 
     /// Adds `bytes` that were taken from a stream. Returns the increment to announce once it is
@@ -312,8 +310,7 @@ impl Streams {
 
     /// Returns the size of the receive window of a stream.
     pub fn window(&self, key: StreamKey) -> u32 {
-        self.get(key)
-            .map_or(STREAM_WINDOW_MIN, |stream| stream.window)
+        self.get(key).map_or(STREAM_WINDOW_MIN, |stream| stream.window)
     }
 
     fn fitting_window(&self) -> u32 {
@@ -354,11 +351,7 @@ pub struct ConnectionWindows {
 impl Default for ConnectionWindows {
     /// Windows of a new connection, after the increment that raises the receive window.
     fn default() -> Self {
-        Self {
-            send: DEFAULT_WINDOW,
-            receive: i64::from(CONNECTION_WINDOW),
-            released: 0,
-        }
+        Self { send: DEFAULT_WINDOW, receive: i64::from(CONNECTION_WINDOW), released: 0 }
     }
 }
 
@@ -447,9 +440,7 @@ mod tests {
     #[test]
     fn streams_that_have_ended_do_not_count_once_each() {
         let mut streams = Streams::default();
-        let keys: Vec<_> = (0..STREAMS_MAX)
-            .map(|index| streams.insert(1 + 2 * index, 0))
-            .collect();
+        let keys: Vec<_> = (0..STREAMS_MAX).map(|index| streams.insert(1 + 2 * index, 0)).collect();
         assert!(streams.is_full());
         for ends in [
             &[StreamEnd::Sent][..],

@@ -102,12 +102,8 @@ fn blocked(count: u32) -> Server {
 async fn the_operations_of_a_frame_do_not_grow_with_the_streams() {
     const FRAMES: u32 = 300;
     let kinds: [(&str, Round); 9] = [
-        ("connection window", |_| {
-            frame(kind::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
-        }),
-        ("stream window", |_| {
-            frame(kind::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1])
-        }),
+        ("connection window", |_| frame(kind::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])),
+        ("stream window", |_| frame(kind::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1])),
         ("DATA", |_| frame(kind::DATA, 0, 1, &[0; 32])),
         ("end on closed streams", |index| {
             frame(kind::DATA, flag::END_STREAM, 10_001 + 2 * index, &[])
@@ -118,9 +114,7 @@ async fn the_operations_of_a_frame_do_not_grow_with_the_streams() {
             [connect(stream), reset].concat()
         }),
         ("refused streams", |index| connect(50_001 + 2 * index)),
-        ("same window again", |_| {
-            frame(kind::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])
-        }),
+        ("same window again", |_| frame(kind::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])),
         ("PRIORITY", |_| frame(kind::PRIORITY, 0, 10_001, &[0; 4])),
         ("PING", |_| frame(kind::PING, 0, 0, &[0; 8])),
     ];

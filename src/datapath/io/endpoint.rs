@@ -39,11 +39,7 @@ pub struct OuterStream {
 impl EndpointStream {
     /// Creates the stream of a tunnel whose memory is on `account`.
     pub fn outer(stream: outer::Stream, account: Arc<BufferAccount>) -> Self {
-        Self::Outer(Box::new(OuterStream {
-            stream,
-            account,
-            received: None,
-        }))
+        Self::Outer(Box::new(OuterStream { stream, account, received: None }))
     }
 
     /// Returns the account of the memory that a tunnel through another gateway takes.

@@ -64,28 +64,18 @@ mod tests {
             gate.poll(&Context::from_waker(Waker::noop()), waker, |cx| {
                 polls += 1;
                 kept = Some(cx.waker().clone());
-                if ready {
-                    Poll::Ready(polls)
-                } else {
-                    Poll::Pending
-                }
+                if ready { Poll::Ready(polls) } else { Poll::Pending }
             })
         };
         assert_eq!(poll(false), Poll::Pending, "the first poll goes through");
         assert_eq!(poll(true), Poll::Pending, "and no other");
         gate.open();
         assert_eq!(poll(true), Poll::Ready(2));
-        assert_eq!(
-            poll(false),
-            Poll::Pending,
-            "after an event there may be another"
-        );
+        assert_eq!(poll(false), Poll::Pending, "after an event there may be another");
         assert_eq!(poll(true), Poll::Pending);
         kept.expect("a waker").wake();
         let waker = || Waker::from(Arc::clone(&gate));
-        let open = gate.poll(&Context::from_waker(Waker::noop()), waker, |_| {
-            Poll::Ready(())
-        });
+        let open = gate.poll(&Context::from_waker(Waker::noop()), waker, |_| Poll::Ready(()));
         assert!(open.is_ready(), "the waker opens it");
         assert_eq!(polls, 3);
     }

@@ -108,9 +108,7 @@ mod tests {
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
         // A small buffer, so that most of the written bytes wait for a reader.
-        SockRef::from(&listener)
-            .set_recv_buffer_size(1)
-            .expect("a buffer");
+        SockRef::from(&listener).set_recv_buffer_size(1).expect("a buffer");
         let address = listener.local_addr().expect("an address");
         let near = TcpStream::connect(address).await.expect("a connection");
         (near, listener.accept().await.expect("a connection").0)

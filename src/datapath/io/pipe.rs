@@ -50,11 +50,7 @@ impl Ends {
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
         // If resizing fails, the pipe keeps its default capacity, which costs only time.
         let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
-        Some(Self {
-            read,
-            write,
-            _held: (descriptors, counted),
-        })
+        Some(Self { read, write, _held: (descriptors, counted) })
     }
 }
 

@@ -134,9 +134,7 @@ mod tests {
                 continue;
             };
             // A small receive buffer, so that most of the written bytes stay unsent.
-            SockRef::from(&listener)
-                .set_recv_buffer_size(1)
-                .expect("a buffer");
+            SockRef::from(&listener).set_recv_buffer_size(1).expect("a buffer");
             let address = listener.local_addr().expect("an address");
             let near = TcpStream::connect(address).await.expect("a connection");
             let (mut far, _) = listener.accept().await.expect("a connection");
@@ -156,9 +154,7 @@ mod tests {
                 // deadline: a kernel may delay the acknowledgement of FIN by 40 ms.
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
-            SockRef::from(&far)
-                .set_linger(Some(std::time::Duration::ZERO))
-                .expect("an option");
+            SockRef::from(&far).set_linger(Some(std::time::Duration::ZERO)).expect("an option");
             drop(far);
             assert_eq!(unacknowledged_bytes(&near).expect("an answer"), 0, "reset");
         }

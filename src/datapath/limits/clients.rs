@@ -90,10 +90,7 @@ mod tests {
     #[test]
     fn one_client_leaves_connections_of_the_binding_to_others() {
         let counts = ClientConnections::default();
-        let limits = ClientLimits {
-            total: 64,
-            each: 64,
-        };
+        let limits = ClientLimits { total: 64, each: 64 };
         let open = |last: u8| counts.open([192, 0, 2, last].into(), limits);
         let held: Vec<_> = (0..64).map_while(|_| open(1).ok()).collect();
         assert_eq!(held.len(), 32);

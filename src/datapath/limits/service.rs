@@ -28,9 +28,7 @@ impl TunnelLimits {
     /// # Errors
     /// [`Reason::TunnelLimit`] if an entry admits no further tunnel of the source.
     pub fn take(entries: &[&Exposure], source: &Source) -> Result<Option<Box<Self>>, Reason> {
-        let limited = entries
-            .iter()
-            .filter_map(|entry| Some((entry, entry.limits.tunnels?)));
+        let limited = entries.iter().filter_map(|entry| Some((entry, entry.limits.tunnels?)));
         let places = limited.map(|(entry, max)| entry.open.take(max, source));
         let places: Option<_> = places.collect();
         let limits = Self {
@@ -108,17 +106,11 @@ mod tests {
     }
 
     fn entry(limits: ServiceLimits) -> Exposure {
-        Exposure {
-            limits,
-            ..Exposure::default()
-        }
+        Exposure { limits, ..Exposure::default() }
     }
 
     fn tunnels(max: u32) -> Exposure {
-        entry(ServiceLimits {
-            tunnels: Some(max),
-            ..ServiceLimits::default()
-        })
+        entry(ServiceLimits { tunnels: Some(max), ..ServiceLimits::default() })
     }
 
     #[test]
@@ -131,11 +123,7 @@ mod tests {
         assert_eq!((many.open.get(), one.open.get()), (1, 1));
         drop(first);
         assert_eq!((many.open.get(), one.open.get()), (0, 0));
-        assert!(
-            TunnelLimits::take(&[], &source())
-                .expect("no limit")
-                .is_none()
-        );
+        assert!(TunnelLimits::take(&[], &source()).expect("no limit").is_none());
     }
 
     #[test]
@@ -171,20 +159,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_idle_tunnel_ends_within_a_quarter_and_a_long_one_at_its_limit() {
         let seconds = Duration::from_secs;
-        let idle = ServiceLimits {
-            idle_timeout: Some(seconds(20)),
-            ..ServiceLimits::default()
-        };
+        let idle = ServiceLimits { idle_timeout: Some(seconds(20)), ..ServiceLimits::default() };
         for last in [0, 7, 100] {
             let (reason, after) = end(idle, last).await;
             assert_eq!(reason, Reason::IdleTimeout);
             let bounds = seconds(last + 20)..=seconds(last + 26);
             assert!(bounds.contains(&after), "{last}: {after:?}");
         }
-        let both = ServiceLimits {
-            max_duration: Some(seconds(90)),
-            ..idle
-        };
+        let both = ServiceLimits { max_duration: Some(seconds(90)), ..idle };
         let (reason, after) = end(both, 100).await;
         assert_eq!(reason, Reason::MaxDuration);
         assert!((seconds(90)..seconds(91)).contains(&after), "{after:?}");

@@ -10,20 +10,13 @@ const EXPECTED_MIN: f64 = 5.0;
 pub(crate) fn p_value(bins: &[(f64, f64)]) -> f64 {
     let is_small = |&(expected, _): &&(f64, f64)| *expected < EXPECTED_MIN;
     let (small, large): (Vec<_>, Vec<_>) = bins.iter().partition(is_small);
-    if small
-        .iter()
-        .any(|&&(expected, count)| expected == 0.0 && count > 0.0)
-    {
+    if small.iter().any(|&&(expected, count)| expected == 0.0 && count > 0.0) {
         return 0.0;
     }
-    let rest = small
-        .iter()
-        .fold((0.0, 0.0), |sum, bin| (sum.0 + bin.0, sum.1 + bin.1));
+    let rest = small.iter().fold((0.0, 0.0), |sum, bin| (sum.0 + bin.0, sum.1 + bin.1));
     let mut bins: Vec<_> = large.into_iter().copied().collect();
     // A rest that is small, too, joins the smallest of the other bins.
-    let smallest = bins
-        .iter_mut()
-        .min_by(|one, other| one.0.total_cmp(&other.0));
+    let smallest = bins.iter_mut().min_by(|one, other| one.0.total_cmp(&other.0));
     match smallest.filter(|_| rest.0 < EXPECTED_MIN) {
         Some(smallest) => *smallest = (smallest.0 + rest.0, smallest.1 + rest.1),
         None => bins.extend((rest.0 > 0.0).then_some(rest)),
@@ -87,11 +80,7 @@ fn log_gamma(a: f64) -> f64 {
         rest -= 1.0;
         sum += rest.ln();
     }
-    if rest < 0.75 {
-        sum + std::f64::consts::PI.sqrt().ln()
-    } else {
-        sum
-    }
+    if rest < 0.75 { sum + std::f64::consts::PI.sqrt().ln() } else { sum }
 }
 
 #[test]

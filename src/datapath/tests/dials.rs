@@ -29,10 +29,7 @@ struct World {
 impl World {
     fn new(endpoints: usize, dead: usize) -> Self {
         let endpoint = |index: usize| {
-            let definition = Workload {
-                uid: index.to_string().into(),
-                ..Workload::default()
-            };
+            let definition = Workload { uid: index.to_string().into(), ..Workload::default() };
             Arc::new(Endpoint {
                 definition: Arc::new(definition),
                 address: ([192, 0, 2, 1], 15008).into(),
@@ -115,11 +112,7 @@ async fn while_all_dials_fail_one_tunnel_dials_and_the_first_success_ends_it() {
         let served: HashSet<_> = (0..8 * endpoints)
             .map(|_| Arc::clone(world.tunnel().expect("a tunnel").uid()))
             .collect();
-        assert!(
-            served.len() > endpoints / 2,
-            "{} of {endpoints}",
-            served.len()
-        );
+        assert!(served.len() > endpoints / 2, "{} of {endpoints}", served.len());
     }
 }
 
@@ -154,10 +147,7 @@ async fn with_nine_tenths_of_the_endpoints_dead_few_tunnels_fail_after_the_first
             advance(pause).await;
         }
         dead = world.dials - dead;
-        assert!(
-            failed * 100 <= count,
-            "{failed} of {count}, {per_second}/s, {dead} dials"
-        );
+        assert!(failed * 100 <= count, "{failed} of {count}, {per_second}/s, {dead} dials");
     }
 }
 
@@ -172,10 +162,7 @@ async fn endpoints_behind_denied_addresses_leave_the_draw_too() {
         let state = Arc::clone(&endpoint.state);
         let next = tries.next(&world.data_path, failure, &world.set, endpoint, &mut record);
         assert_eq!(next, Ok(()));
-        assert!(
-            state.is_suspended(Instant::now()),
-            "no judgement of the endpoint"
-        );
+        assert!(state.is_suspended(Instant::now()), "no judgement of the endpoint");
     }
     assert_eq!(dials, usize::from(FAILED_DIALS_MAX));
 }

@@ -59,9 +59,7 @@ fn data_path() -> Arc<DataPath> {
 /// Returns a data path that reads these snapshots.
 pub(crate) fn data_path_of(reader: Reader, deny: dial::DenyList) -> Arc<DataPath> {
     let authority = dev::Authority::new().expect("a root");
-    let leaf = authority
-        .intermediate("east")
-        .and_then(|east| east.leaf("spiffe://e/ns/n/sa/g"));
+    let leaf = authority.intermediate("east").and_then(|east| east.leaf("spiffe://e/ns/n/sa/g"));
     let leaf = leaf.expect("a leaf");
     let material =
         IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
@@ -105,11 +103,7 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
 
 /// Takes the descriptor of a connection.
 pub(crate) fn descriptor(data_path: &DataPath) -> descriptors::Descriptor {
-    let source = data_path
-        .admission
-        .pool
-        .register_listener()
-        .source([192, 0, 2, 1].into());
+    let source = data_path.admission.pool.register_listener().source([192, 0, 2, 1].into());
     source.connection().expect("a descriptor")
 }
 
@@ -124,10 +118,8 @@ fn serve_by(
 ) -> (JoinHandle<Result<(), HandshakeError>>, Peers) {
     let (ours, theirs) = duplex(1 << 20);
     let served = tokio::spawn(async move {
-        let held = ConnectionResources {
-            load: LoadGuard::default(),
-            descriptor: descriptor(&data_path),
-        };
+        let held =
+            ConnectionResources { load: LoadGuard::default(), descriptor: descriptor(&data_path) };
         let transport = Box::new(Transport {
             socket: ours,
             layer: RecordLayer::plaintext(),
@@ -142,10 +134,7 @@ fn serve_by(
 /// The scripted end of a connection.
 type Peers = PlainRecords<DuplexStream>;
 
-type Client = (
-    h2::client::SendRequest<Bytes>,
-    h2::client::Connection<Peers>,
-);
+type Client = (h2::client::SendRequest<Bytes>, h2::client::Connection<Peers>);
 
 async fn client(stream: Peers) -> Client {
     h2::client::handshake(stream).await.expect("HTTP/2")
@@ -192,10 +181,7 @@ async fn a_preface_at_a_byte_a_second_is_refused_after_5_seconds_too() {
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_does_not_speak_http2_is_refused() {
     let (served, mut theirs) = serve(SystemTime::now() + FAR);
-    theirs
-        .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-        .await
-        .expect("a write");
+    theirs.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.expect("a write");
     let refused = served.await.expect("no panic").expect_err("a refusal");
     assert_eq!(refused.refusal, HandshakeRefusal::Other);
 }
@@ -225,9 +211,7 @@ async fn a_used_connection_that_answers_pings_lives_on() {
 #[tokio::test(start_paused = true)]
 async fn while_the_buffers_are_full_new_tunnels_are_refused() {
     let data_path = data_path();
-    let stalled = data_path
-        .budget
-        .account(&crate::limits::Source::prefix([192, 0, 2, 1].into()));
+    let stalled = data_path.budget.account(&crate::limits::Source::prefix([192, 0, 2, 1].into()));
     stalled.charge(BUFFERS + 1);
     let (_served, theirs) = serve_by(Arc::clone(&data_path), SystemTime::now() + FAR);
     let (mut send, connection) = client(theirs).await;
@@ -278,16 +262,10 @@ async fn a_peer_whose_certificate_has_expired_opens_no_more_tunnels() {
     let (served, mut theirs) = serve(SystemTime::now() - Duration::from_secs(1));
     // The peer does not answer the PING that follows the first GOAWAY.
     send_preface(&mut theirs).await;
-    theirs
-        .write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0])
-        .await
-        .expect("SETTINGS");
+    theirs.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.expect("SETTINGS");
     let block = b"\x00\x07:method\x07CONNECT\x00\x0a:authority\x04a:80";
     let length = u8::try_from(block.len()).expect("short");
-    theirs
-        .write_all(&[0, 0, length, HEADERS, END_HEADERS, 0, 0, 0, 1])
-        .await
-        .expect("HEADERS");
+    theirs.write_all(&[0, 0, length, HEADERS, END_HEADERS, 0, 0, 0, 1]).await.expect("HEADERS");
     theirs.write_all(block).await.expect("a CONNECT");
     let (mut refused, mut answered) = (false, false);
     while !refused {
@@ -311,10 +289,7 @@ async fn our_settings_are_those_of_the_contract() {
     let length = usize::from(head[2]);
     assert_eq!((head[3], length % 6), (4, 0), "SETTINGS");
     let mut settings = vec![0; length];
-    theirs
-        .read_exact(&mut settings)
-        .await
-        .expect("its settings");
+    theirs.read_exact(&mut settings).await.expect("its settings");
     let value = |id: u16| {
         let found = settings.chunks(6).find(|one| one[..2] == id.to_be_bytes());
         found.map(|one| u32::from_be_bytes([one[2], one[3], one[4], one[5]]))

@@ -67,10 +67,7 @@ fn build_snapshot(service: Service, workloads: Vec<Workload>, rule: TrafficRule)
     let change = Change {
         mesh: Some((Mesh::new([service], workloads), "shared".into())),
         position: Some(position),
-        traffic: Some(Traffic::new(
-            [("echo.app".into(), rule)],
-            TrafficRule::default(),
-        )),
+        traffic: Some(Traffic::new([("echo.app".into(), rule)], TrafficRule::default())),
         has_passthrough: Some(true),
         ..Change::default()
     };
@@ -86,10 +83,7 @@ fn picked(set: &EndpointSet) -> Vec<u32> {
     let mut counts = vec![0; set.endpoints.len()];
     for _ in 0..PICKS {
         let chosen = choose(set, &Tried::default(), NO_LINK_FACTORS).expect("an endpoint");
-        let place = set
-            .endpoints
-            .iter()
-            .position(|one| Arc::ptr_eq(one, chosen));
+        let place = set.endpoints.iter().position(|one| Arc::ptr_eq(one, chosen));
         counts[place.expect("one of the set")] += 1;
     }
     counts
@@ -104,10 +98,7 @@ fn share(set: &EndpointSet, counts: &[u32], is_meant: impl Fn(&Workload) -> bool
 
 #[track_caller]
 fn assert_share(got: f64, want: f64, bound: f64) {
-    assert!(
-        (got - want).abs() < bound,
-        "{got} instead of {want} within {bound}"
-    );
+    assert!((got - want).abs() < bound, "{got} instead of {want} within {bound}");
 }
 
 #[test]
@@ -115,9 +106,7 @@ fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
     fastrand::seed(1);
     let clusters = ["west", "west", "east", "east"];
     let workloads = clusters.iter().enumerate();
-    let workloads = workloads
-        .map(|(at, cluster)| workload(at, cluster, ""))
-        .collect();
+    let workloads = workloads.map(|(at, cluster)| workload(at, cluster, "")).collect();
     let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
     for count in picked(set(&snapshot)) {
         assert_share(f64::from(count) / f64::from(PICKS), 0.25, BOUND);
@@ -128,13 +117,10 @@ fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
 fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
     fastrand::seed(1);
     // Endpoints are in the order of their workloads, which `workload` numbers by place.
-    for order in [
-        "abbccc", "acccbb", "bbaccc", "bbccca", "cccabb", "cccbba", "cbcabc",
-    ] {
+    for order in ["abbccc", "acccbb", "bbaccc", "bbccca", "cccabb", "cccbba", "cbcabc"] {
         let zones = order.chars().enumerate();
-        let workloads = zones
-            .map(|(at, zone)| workload(at, "west", &format!("us-west/{zone}")))
-            .collect();
+        let workloads =
+            zones.map(|(at, zone)| workload(at, "west", &format!("us-west/{zone}"))).collect();
         let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
         let set = set(&snapshot);
         let first = &*set.endpoints[0].definition.locality.zone;
@@ -150,11 +136,7 @@ fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_f
 fn weights(weights: &[(&str, u32)]) -> TrafficRule {
     let pattern = |text| RegionPattern::parse(text).expect("a pattern");
     TrafficRule {
-        regions: Regions::new(
-            weights
-                .iter()
-                .map(|(text, weight)| (pattern(text), *weight)),
-        ),
+        regions: Regions::new(weights.iter().map(|(text, weight)| (pattern(text), *weight))),
         ..TrafficRule::default()
     }
 }
@@ -181,9 +163,7 @@ fn acceptance_7_a_weight_of_0_evacuates_a_region() {
     let places = ["us-west-2/a", "us-east-2/a", "us-east-2/b"];
     let workloads = || {
         let places = places.iter().enumerate();
-        places
-            .map(|(at, place)| workload(at, "west", place))
-            .collect()
+        places.map(|(at, place)| workload(at, "west", place)).collect()
     };
     for rule in [
         weights(&[("us-east-2", 0)]),
@@ -201,11 +181,7 @@ fn acceptance_7_a_weight_of_0_evacuates_a_region() {
 /// own region, and in another region; then the shares of the three by each distribution.
 #[test]
 fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
-    const PLACES: [&str; 3] = [
-        "us-west/us-west-a",
-        "us-west/us-west-b",
-        "us-east/us-east-a",
-    ];
+    const PLACES: [&str; 3] = ["us-west/us-west-a", "us-west/us-west-b", "us-east/us-east-a"];
     let (network, region, any) = (&CLOSE[..1], &CLOSE[..2], &CLOSE[..0]);
     let even = |ready: [u32; 3]| {
         let all: u32 = ready.iter().sum();
@@ -236,10 +212,7 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
                 healthy: at % 10 < ready[at / 10] as usize,
                 ..workload(at, "west", PLACES[at / 10])
             });
-            let rule = TrafficRule {
-                preferences: Some(preferences),
-                ..TrafficRule::default()
-            };
+            let rule = TrafficRule { preferences: Some(preferences), ..TrafficRule::default() };
             let snapshot = build_snapshot(service(), workloads.collect(), rule);
             let set = set(&snapshot);
             let counts = picked(set);
@@ -255,11 +228,7 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
 
 #[test]
 fn acceptance_14_a_service_has_the_same_probabilities_by_server_name_as_by_authority() {
-    let places = [
-        "us-west/us-west-a",
-        "us-west/us-west-b",
-        "us-east/us-east-a",
-    ];
+    let places = ["us-west/us-west-a", "us-west/us-west-b", "us-east/us-east-a"];
     let workloads = (0..30).map(|at| Workload {
         healthy: at % 7 < 5,
         capacity: 1 + u32::try_from(at % 3).expect("a weight"),
@@ -267,10 +236,7 @@ fn acceptance_14_a_service_has_the_same_probabilities_by_server_name_as_by_autho
     });
     let rules = [
         TrafficRule::default(),
-        TrafficRule {
-            preferences: Some(CLOSE),
-            ..TrafficRule::default()
-        },
+        TrafficRule { preferences: Some(CLOSE), ..TrafficRule::default() },
         weights(&[("us-west", 1), ("*", 3)]),
     ];
     for rule in rules {
@@ -278,10 +244,7 @@ fn acceptance_14_a_service_has_the_same_probabilities_by_server_name_as_by_autho
         let service = snapshot.services.get("echo.app").expect("a service");
         let (by_authority, by_name) = (&service.ports[&80], &service.passthrough_ports[&80]);
         let uids = |set: &EndpointSet| -> Vec<_> {
-            set.endpoints
-                .iter()
-                .map(|one| Arc::clone(one.uid()))
-                .collect()
+            set.endpoints.iter().map(|one| Arc::clone(one.uid())).collect()
         };
         assert_eq!(uids(by_authority), uids(by_name));
         let now = Instant::now();
@@ -300,12 +263,7 @@ const CHANCE: f64 = 1e-9;
 /// Returns a random mesh: preferences, an assignment, weights of regions, latency, unready
 /// workloads.
 fn random_snapshot(rng: &mut Rng) -> Snapshot {
-    let places = [
-        "us-west/us-west-a",
-        "us-west/us-west-b",
-        "us-east/us-east-a",
-        "eu/eu-a",
-    ];
+    let places = ["us-west/us-west-a", "us-west/us-west-b", "us-east/us-east-a", "eu/eu-a"];
     let workloads = (0..rng.usize(1..24)).map(|at| Workload {
         healthy: rng.u8(..4) > 0,
         capacity: rng.u32(..5),
@@ -328,17 +286,10 @@ fn random_snapshot(rng: &mut Rng) -> Snapshot {
         drops: Vec::new(),
     };
     let service = Service {
-        assignments: (rng.u8(..3) == 0)
-            .then(|| (80, assignment.into()))
-            .into_iter()
-            .collect(),
+        assignments: (rng.u8(..3) == 0).then(|| (80, assignment.into())).into_iter().collect(),
         ..service()
     };
-    let regions = [
-        ("us-west", rng.u32(..3)),
-        ("us-east/*", rng.u32(..3)),
-        ("*", 1),
-    ];
+    let regions = [("us-west", rng.u32(..3)), ("us-east/*", rng.u32(..3)), ("*", 1)];
     let rule = TrafficRule {
         preferences: rng.bool().then(|| &CLOSE[..rng.usize(..4)]),
         by_latency: Some(rng.u8(..3) == 0),
@@ -350,10 +301,7 @@ fn random_snapshot(rng: &mut Rng) -> Snapshot {
 #[tokio::test(start_paused = true)]
 async fn of_two_endpoints_the_nearer_takes_all_until_its_load_exceeds_that_of_the_other() {
     let workloads = (0..2).map(|at| workload(at, "west", "us-west/us-west-a"));
-    let rule = TrafficRule {
-        by_latency: Some(true),
-        ..TrafficRule::default()
-    };
+    let rule = TrafficRule { by_latency: Some(true), ..TrafficRule::default() };
     let snapshot = build_snapshot(service(), workloads.collect(), rule);
     let set = set(&snapshot);
     let [near, far] = [0, 1].map(|place| &set.endpoints[place].state);
@@ -380,9 +328,7 @@ async fn the_pick_probabilities_are_those_of_real_picks() {
         let mut tunnels = Vec::new();
         for endpoint in &set.endpoints {
             tunnels.extend((0..rng.u32(..4)).map(|_| InFlight::new(&endpoint.state)));
-            endpoint
-                .state
-                .record_dial(Duration::from_millis(rng.u64(1..5)));
+            endpoint.state.record_dial(Duration::from_millis(rng.u64(1..5)));
             if rng.u8(..5) == 0 {
                 endpoint.state.eject(Instant::now());
             }
@@ -392,23 +338,14 @@ async fn the_pick_probabilities_are_those_of_real_picks() {
         assert!((all - 1.0).abs() < 1e-9, "seed {seed}: {probabilities:?}");
         let counts = picked(set);
         for (place, probability) in probabilities.iter().enumerate() {
-            assert!(
-                *probability > 0.0 || counts[place] == 0,
-                "seed {seed}: {place}"
-            );
+            assert!(*probability > 0.0 || counts[place] == 0, "seed {seed}: {place}");
         }
         let bins = probabilities.iter().zip(&counts);
         let bins = bins.map(|(share, count)| (share * f64::from(PICKS), f64::from(*count)));
         let chance = p_value(&bins.collect::<Vec<_>>());
-        assert!(
-            chance > CHANCE,
-            "seed {seed}: {chance}: {counts:?} {probabilities:?}"
-        );
+        assert!(chance > CHANCE, "seed {seed}: {chance}: {counts:?} {probabilities:?}");
         grouped += usize::from(set.groups().is_some_and(|groups| groups.list().len() > 1));
         compared += 1;
     }
-    assert!(
-        compared > 50 && grouped > 20,
-        "{grouped} of {compared} have groups"
-    );
+    assert!(compared > 50 && grouped > 20, "{grouped} of {compared} have groups");
 }

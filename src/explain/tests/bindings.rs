@@ -21,10 +21,7 @@ const NETWORKS: [(&str, &str); 3] = [("west-1", "west"), ("west-2", "west"), ("n
 const GATEWAYS: [&[&str]; 4] = [
     &[],
     &["spiffe://west.local/ns/edge/sa/gateway"],
-    &[
-        "spiffe://gone.local/ns/edge/sa/gateway",
-        "spiffe://north.local/ns/edge/sa/gateway",
-    ],
+    &["spiffe://gone.local/ns/edge/sa/gateway", "spiffe://north.local/ns/edge/sa/gateway"],
     &["spiffe://gone.local/ns/edge/sa/gateway"],
 ];
 
@@ -84,11 +81,8 @@ fn mesh(rng: &mut Rng) -> Mesh {
 }
 
 fn binding(rng: &mut Rng) -> config::Binding {
-    let clients: &[&str] = if rng.bool() {
-        &["127.0.0.0/8"]
-    } else {
-        &["10.0.0.0/8", "127.0.0.0/8"]
-    };
+    let clients: &[&str] =
+        if rng.bool() { &["127.0.0.0/8"] } else { &["10.0.0.0/8", "127.0.0.0/8"] };
     let workloads = if one_in(rng, 4) {
         vec!["spiffe://gone.local/ns/app/sa/echo".to_owned()]
     } else {
@@ -102,19 +96,9 @@ fn binding(rng: &mut Rng) -> config::Binding {
         },
         service: config::HostPort::parse(&format!("{HOST}:80")).expect("a service"),
         listen: ([127, 0, 0, 1], 8080).into(),
-        clients: clients
-            .iter()
-            .map(|net| net.parse().expect("a net"))
-            .collect(),
-        inner: if rng.bool() {
-            config::Inner::Hbone
-        } else {
-            config::Inner::Tcp
-        },
-        workloads: config::Workloads {
-            identities: workloads,
-            namespaces: Vec::new(),
-        },
+        clients: clients.iter().map(|net| net.parse().expect("a net")).collect(),
+        inner: if rng.bool() { config::Inner::Hbone } else { config::Inner::Tcp },
+        workloads: config::Workloads { identities: workloads, namespaces: Vec::new() },
         names: vec!["echo.global".to_owned()],
         connections: rng.u32(1..4),
         connections_per_client: rng.u32(1..3),
@@ -148,19 +132,14 @@ impl Generated {
         let listener = config::Listener::from(&binding(&mut rng));
         let listener = Arc::new(Listener::new(&listener, DrainScope::default()));
         let known = listener.binding().expect("a binding");
-        let address = *rng
-            .choice(&[[127, 0, 0, 1], [127, 0, 0, 1], [10, 0, 0, 1]])
-            .expect("an address");
+        let address =
+            *rng.choice(&[[127, 0, 0, 1], [127, 0, 0, 1], [10, 0, 0, 1]]).expect("an address");
         let others = [[127, 0, 0, 1], [127, 0, 0, 2]].into_iter().cycle();
         let others = others.take(rng.usize(..4));
         let open = others.flat_map(|other| listener.clients.open(other.into(), known.limits));
         let open = open.collect();
         let mut tunnels = Vec::new();
-        for endpoint in &known
-            .endpoints
-            .load(&publisher.reader().snapshot())
-            .endpoints
-        {
+        for endpoint in &known.endpoints.load(&publisher.reader().snapshot()).endpoints {
             tunnels.extend((0..rng.u8(..4)).map(|_| InFlight::new(&endpoint.state)));
             mesh::apply_load(&mut rng, endpoint, Instant::now());
             if one_in(&mut rng, 6) {
@@ -214,9 +193,7 @@ impl Generated {
     /// Serves a real connection, and returns the metrics after its end.
     async fn connect(&self) -> String {
         let gateway = data_path_of(self.publisher.reader(), DenyList::default());
-        let held = gateway
-            .budget
-            .account(&Source::prefix([192, 0, 2, 1].into()));
+        let held = gateway.budget.account(&Source::prefix([192, 0, 2, 1].into()));
         if !self.has_room {
             gateway.budget.set_limit(0);
             held.charge(1 << 20);
@@ -258,10 +235,7 @@ async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() 
         };
         let answer = of.explained(&question).expect("a good question");
         let outcome = &answer.outcome;
-        let reason = outcome
-            .reason
-            .clone()
-            .unwrap_or_else(|| "opened".to_owned());
+        let reason = outcome.reason.clone().unwrap_or_else(|| "opened".to_owned());
         if !answer.endpoints.is_empty() {
             let p = of.fit(&answer);
             assert!(p > P_MIN, "seed {seed}: p is {p}");
@@ -279,20 +253,14 @@ async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() 
             let metrics = of.connect().await;
             let line = format!("strait_tunnels_total{{reason=\"{reason}\",source_cluster=\"");
             let mut lines = metrics.lines().filter(|found| found.starts_with(&line));
-            assert!(
-                lines.any(|found| found.ends_with(" 1")),
-                "seed {seed}: {reason}"
-            );
+            assert!(lines.any(|found| found.ends_with(" 1")), "seed {seed}: {reason}");
         }
         *counts.entry(reason).or_default() += 1;
         if fitted == WORLDS {
             break;
         }
     }
-    for reason in LOCAL
-        .iter()
-        .chain(&["opened", "gateway_untrusted", "workload_untrusted"])
-    {
+    for reason in LOCAL.iter().chain(&["opened", "gateway_untrusted", "workload_untrusted"]) {
         let count = counts.get(*reason).copied().unwrap_or(0);
         assert!(count >= 5, "{reason}: {counts:?}");
     }
@@ -302,34 +270,16 @@ async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() 
 #[test]
 fn a_binding_is_found_by_service_address_or_name_and_asked_alone() {
     let of = Generated::new(1);
-    let requested = |binding: &str| Question {
-        binding: Some(binding.to_owned()),
-        ..Question::default()
-    };
-    for name in [
-        HOST,
-        "echo.app.svc.cluster.local:80",
-        "127.0.0.1:8080",
-        "ECHO.global",
-    ] {
+    let requested =
+        |binding: &str| Question { binding: Some(binding.to_owned()), ..Question::default() };
+    for name in [HOST, "echo.app.svc.cluster.local:80", "127.0.0.1:8080", "ECHO.global"] {
         of.explained(&requested(name)).expect(name);
     }
-    let unknown = of
-        .explained(&requested("other.global"))
-        .expect_err("no such binding");
-    assert!(
-        unknown.contains("127.0.0.1:8080 (echo.app.svc.cluster.local:80)"),
-        "{unknown}"
-    );
-    let question = Question {
-        to: Some("a:1".to_owned()),
-        ..requested(HOST)
-    };
+    let unknown = of.explained(&requested("other.global")).expect_err("no such binding");
+    assert!(unknown.contains("127.0.0.1:8080 (echo.app.svc.cluster.local:80)"), "{unknown}");
+    let question = Question { to: Some("a:1".to_owned()), ..requested(HOST) };
     let mixed = of.explained(&question).expect_err("two questions");
-    assert!(
-        mixed.contains("--binding with --address and --all, and"),
-        "{mixed}"
-    );
+    assert!(mixed.contains("--binding with --address and --all, and"), "{mixed}");
 }
 
 #[tokio::test]

@@ -32,10 +32,8 @@ const TWIN: &str = "twin.app.svc.cluster.local";
 const WAYPOINTS: [&str; 2] = ["one.edge.svc.cluster.local", "two.edge.svc.cluster.local"];
 const WORKLOADS_MAX: u8 = 24;
 /// Peers: a workload, and a gateway of another network.
-const PEERS: [[&str; 3]; 2] = [
-    ["west.local", "shop", "checkout"],
-    ["west.local", "edge", "gateway"],
-];
+const PEERS: [[&str; 3]; 2] =
+    [["west.local", "shop", "checkout"], ["west.local", "edge", "gateway"]];
 const PREFERENCES: [&[Scope]; 6] = [
     &[],
     &[Scope::Network, Scope::Region, Scope::Zone],
@@ -80,11 +78,7 @@ impl Generated {
             ),
             exposure: Some(exposure(&mut rng)),
             names: Some(names(&mut rng)),
-            position: Some(Position {
-                cluster: "east".into(),
-                locality,
-                ..Position::default()
-            }),
+            position: Some(Position { cluster: "east".into(), locality, ..Position::default() }),
             traffic: Some(traffic(&mut rng)),
             overrides: (rng.u8(..8) == 0).then(|| Override::Evacuate(pattern(&mut rng))),
             ..Change::default()
@@ -196,10 +190,7 @@ fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
     let mut part = || parts.next().unwrap_or_default();
     let (name, namespace) = (part(), part());
     let waypoint = |(place, weight): (&str, u32)| Waypoint {
-        gateway: GatewayAddress {
-            place: Place::Name(format!("edge/{place}")),
-            port: 15008,
-        },
+        gateway: GatewayAddress { place: Place::Name(format!("edge/{place}")), port: 15008 },
         weight,
     };
     let weights = WAYPOINTS.map(|place| (place, rng.u32(..4)));
@@ -258,11 +249,7 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
     let plain = !is_waypoint && one_in(rng, 3);
     let network = if one_in(rng, 4) { "west" } else { "east" };
     // Most instances behind the gateways are of one cluster.
-    let is_other = if network == "west" {
-        !one_in(rng, 12)
-    } else {
-        rng.bool()
-    };
+    let is_other = if network == "west" { !one_in(rng, 12) } else { rng.bool() };
     Workload {
         uid: format!("uid-{at:02}").into(),
         addresses: [[10, 0, 0, at].into()].into(),
@@ -280,11 +267,7 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
                 PodLabels::default()
             },
             locality: locality(rng).into(),
-            protocol: if plain {
-                Protocol::Tcp
-            } else {
-                Protocol::Hbone
-            },
+            protocol: if plain { Protocol::Tcp } else { Protocol::Hbone },
             ..Template::default()
         }
         .into(),
@@ -321,9 +304,7 @@ fn locality(rng: &mut Rng) -> Locality {
 }
 
 fn pattern(rng: &mut Rng) -> RegionPattern {
-    let text = *rng
-        .choice(&["r1", "r2", "r3/*", "r1/a"])
-        .expect("a pattern");
+    let text = *rng.choice(&["r1", "r2", "r3/*", "r1/a"]).expect("a pattern");
     RegionPattern::parse(text).expect("a pattern")
 }
 
@@ -336,11 +317,7 @@ fn traffic(rng: &mut Rng) -> Traffic {
             namespace: None,
             preferences: one_in(rng, 4).then(|| *rng.choice(&PREFERENCES).expect("some")),
             spill: one_in(rng, 3).then(|| Spill::below(rng.u8(1..=100))),
-            regions: if one_in(rng, 4) {
-                Regions::new(regions)
-            } else {
-                Regions::default()
-            },
+            regions: if one_in(rng, 4) { Regions::new(regions) } else { Regions::default() },
             by_latency: one_in(rng, 4).then_some(true),
         }
     };
@@ -353,10 +330,7 @@ fn traffic(rng: &mut Rng) -> Traffic {
 
 fn exposure(rng: &mut Rng) -> ExposureTable {
     let mut table = ExposureTable::new(rng.bool());
-    let to = vec![Audience {
-        cluster: Some("west".into()),
-        ..Audience::default()
-    }];
+    let to = vec![Audience { cluster: Some("west".into()), ..Audience::default() }];
     let mut entry = |index| Exposure {
         index,
         transit: Some(Transit::ALL[rng.usize(..3)]),
@@ -378,10 +352,7 @@ fn names(rng: &mut Rng) -> NameTable {
     let regional = Alias::new("regional.example", None, both(), None, Some(region));
     let part = |name: &str, labels: &[(&str, &str)], weight| SubsetPart {
         name: name.into(),
-        labels: labels
-            .iter()
-            .map(|(key, value)| ((*key).into(), (*value).into()))
-            .collect(),
+        labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
         weight,
     };
     let far: &[_] = match rng.u8(..3) {
@@ -392,10 +363,7 @@ fn names(rng: &mut Rng) -> NameTable {
     if !one_in(rng, 3) {
         parts.push(part("near", &[(CLUSTER, "east")], rng.u32(1..100)));
     }
-    let subset = Subset {
-        name: "mix".into(),
-        parts: parts.into(),
-    };
+    let subset = Subset { name: "mix".into(), parts: parts.into() };
     let echo = || vec![(ECHO.into(), None)];
     let of_subset = Alias::new("subset.example", None, echo(), None, None).with_subset(subset);
     NameTable::new(

@@ -80,13 +80,10 @@ fn distort(answer: &mut Answer, fault: Fault) {
     let sum: f64 = rows.iter().map(|row| f64::from(row.weight)).sum();
     match fault {
         Fault::Nothing => {}
-        Fault::Even => rows
-            .iter_mut()
-            .for_each(|row| row.probability = 1.0 / count),
+        Fault::Even => rows.iter_mut().for_each(|row| row.probability = 1.0 / count),
         Fault::ByWeight => {
             let weight = |row: &EndpointRow| f64::from(row.weight);
-            rows.iter_mut()
-                .for_each(|row| row.probability = weight(row) / sum);
+            rows.iter_mut().for_each(|row| row.probability = weight(row) / sum);
         }
         Fault::Swapped => {
             if let [first, .., last] = &mut rows[..] {
@@ -117,17 +114,12 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
         }
         if let Some(endpoint) = choose(kept.endpoints(), &Tried::default(), &links) {
             let key = Arc::as_ptr(endpoint);
-            counts
-                .entry(key)
-                .or_insert_with(|| (Arc::clone(endpoint), 0))
-                .1 += 1;
+            counts.entry(key).or_insert_with(|| (Arc::clone(endpoint), 0)).1 += 1;
         }
     }
     let counts = counts.into_values();
     let key = |endpoint: &Endpoint| (Arc::clone(endpoint.uid()), endpoint.address.to_string());
-    counts
-        .map(|(endpoint, count)| (key(&endpoint), count))
-        .collect()
+    counts.map(|(endpoint, count)| (key(&endpoint), count)).collect()
 }
 
 /// Returns the p-value of a mesh's picks; none if nothing is picked.
@@ -150,11 +142,7 @@ fn fit(seed: u64, fault: Fault) -> Option<f64> {
     });
     let bins: Vec<_> = bins.collect();
     let reported: f64 = bins.iter().map(|(_, count)| count).sum();
-    assert_eq!(
-        reported,
-        f64::from(PICKS),
-        "seed {seed}: a pick that is not reported"
-    );
+    assert_eq!(reported, f64::from(PICKS), "seed {seed}: a pick that is not reported");
     Some(p_value(&bins))
 }
 
@@ -177,10 +165,7 @@ fn the_probabilities_fit_the_picks_of_a_thousand_meshes() {
         }
     });
     let drawn = next.load(Ordering::Relaxed);
-    assert!(
-        drawn < 2 * MESHES,
-        "too many meshes without endpoint: {drawn}"
-    );
+    assert!(drawn < 2 * MESHES, "too many meshes without endpoint: {drawn}");
 }
 
 #[test]
@@ -211,10 +196,7 @@ fn the_issuers_of_a_domain_refuse_others() {
         let trust = TrustSet::new([("east.local", "east")])
             .with_issuers(clusters.iter().copied(), false)
             .with_domain_issuers([("east.local", permitted)]);
-        let change = Change {
-            trust: Some(trust),
-            ..Change::default()
-        };
+        let change = Change { trust: Some(trust), ..Change::default() };
         let snapshot = builder::build(&Snapshot::default(), change);
         let question = Question {
             from: Some("spiffe://east.local/ns/a/sa/b".to_owned()),
@@ -222,12 +204,7 @@ fn the_issuers_of_a_domain_refuse_others() {
             cluster: cluster.map(str::to_owned),
             ..Question::default()
         };
-        let answer = explained(
-            &snapshot,
-            &question,
-            (Transit::default(), &[]),
-            Instant::now(),
-        );
+        let answer = explained(&snapshot, &question, (Transit::default(), &[]), Instant::now());
         let refusal = HandshakeRefusal::UntrustedIssuer.label();
         let is_label = answer.outcome.reason.as_deref() == Some(refusal);
         let description = &answer.peer.description;

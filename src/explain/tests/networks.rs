@@ -25,10 +25,7 @@ fn workload(uid: &str, last: u8) -> Workload {
             network: "west".into(),
             cluster: "north".into(),
             protocol: Protocol::Hbone,
-            locality: Arc::new(Locality {
-                region: "us-west-2".into(),
-                ..Locality::default()
-            }),
+            locality: Arc::new(Locality { region: "us-west-2".into(), ..Locality::default() }),
             ..Template::default()
         }
         .into(),
@@ -60,10 +57,7 @@ fn snapshot(transit: Transit, has_gateway: bool) -> Snapshot {
     let gateway = has_gateway.then(|| workload("NetworkGateway/west/192.0.2.9/15008", 9));
     let mut exposure = ExposureTable::new(false);
     let entry = Exposure {
-        audiences: vec![Audience {
-            anyone: true,
-            ..Audience::default()
-        }],
+        audiences: vec![Audience { anyone: true, ..Audience::default() }],
         transit: Some(transit),
         ..Exposure::default()
     };
@@ -103,19 +97,12 @@ fn explained_in(snapshot: &Snapshot, links: &[ReducedLink], question: Question) 
 fn a_tunnel_that_may_not_leave_is_refused_and_the_answer_says_why() {
     for (transit, has_gateway, why) in [
         (Transit::Off, true, "in network west, and transit is off"),
-        (
-            Transit::Failover,
-            false,
-            "in network west, which has no gateway that can be used",
-        ),
+        (Transit::Failover, false, "in network west, which has no gateway that can be used"),
     ] {
         let answer = explained(transit, has_gateway);
         assert_eq!(answer.outcome.reason.as_deref(), Some("no_endpoint"));
         let transit_row = answer.transit.expect("a row");
-        assert!(
-            transit_row.starts_with(&transit.to_string()),
-            "{transit_row}"
-        );
+        assert!(transit_row.starts_with(&transit.to_string()), "{transit_row}");
         let unused: Vec<_> = answer.unused.iter().map(|row| &*row.why).collect();
         assert_eq!(unused, [why, why]);
     }
@@ -124,10 +111,7 @@ fn a_tunnel_that_may_not_leave_is_refused_and_the_answer_says_why() {
 #[test]
 fn an_instance_of_an_evacuated_region_names_the_evacuation() {
     let region = RegionPattern::parse("us-west-2").expect("a region");
-    let change = Change {
-        overrides: Some(Override::Evacuate(region)),
-        ..Change::default()
-    };
+    let change = Change { overrides: Some(Override::Evacuate(region)), ..Change::default() };
     let evacuated = build(&snapshot(Transit::Failover, true), change);
     let answer = explained_in(&evacuated, &[], Question::default());
     let unused: Vec<_> = answer.unused.iter().map(|row| &*row.why).collect();
@@ -207,16 +191,10 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
             break;
         }
     }
-    assert!(
-        rejected > 30,
-        "{rejected} are rejected because transit is off"
-    );
+    assert!(rejected > 30, "{rejected} are rejected because transit is off");
     assert!(drained > 10, "{drained} have a drained region");
     assert!(looped > 30, "{looped} end as a gateway loop");
-    assert!(
-        reduced > 30,
-        "{reduced} have a link with an exceeded budget"
-    );
+    assert!(reduced > 30, "{reduced} have a link with an exceeded budget");
     assert!(subsets > 20, "{subsets} are for a subset");
     assert!(loaded > 100, "{loaded} have a gateway with a load");
 }
@@ -259,10 +237,7 @@ fn a_tunnel_that_comes_back_or_has_passed_too_many_gateways_is_predicted_to_loop
             ..Question::default()
         };
         let answer = explained_with(Transit::Always, true, question);
-        let description = answer
-            .lookups
-            .first()
-            .map_or("", |lookup| &*lookup.rule.description);
+        let description = answer.lookups.first().map_or("", |lookup| &*lookup.rule.description);
         let why = ["this gateway, so", "more than 3 gateways"].map(|why| description.contains(why));
         let has_four = via.split(',').count() > 3;
         assert_eq!(why, [via.contains("own"), has_four], "{via}: {description}");
@@ -276,12 +251,7 @@ fn a_tunnel_that_comes_back_or_has_passed_too_many_gateways_is_predicted_to_loop
 #[test]
 fn the_evaluation_of_a_first_peer_is_explained() {
     for (from, source, is_opened, note) in [
-        (
-            GATEWAY,
-            Some(CLIENT),
-            true,
-            "rules are evaluated for the first peer",
-        ),
+        (GATEWAY, Some(CLIENT), true, "rules are evaluated for the first peer"),
         (GATEWAY, None, true, "only its own identity is evaluated"),
         (CLIENT, Some(GATEWAY), true, "x-strait-source is ignored"),
         (
@@ -290,12 +260,7 @@ fn the_evaluation_of_a_first_peer_is_explained() {
             false,
             "rules are evaluated for the first peer",
         ),
-        (
-            GATEWAY,
-            Some("nobody"),
-            false,
-            "rules are evaluated for the first peer",
-        ),
+        (GATEWAY, Some("nobody"), false, "rules are evaluated for the first peer"),
     ] {
         let question = Question {
             from: Some(from.to_owned()),

@@ -65,11 +65,7 @@ pub(crate) async fn echo_tunnel() -> (impl Sized, Stream) {
 }
 
 fn domain(name: &str) -> TrustedDomain {
-    TrustedDomain {
-        name: name.into(),
-        issuers: None,
-        roots: None,
-    }
+    TrustedDomain { name: name.into(), issuers: None, roots: None }
 }
 
 impl World {
@@ -81,14 +77,8 @@ impl World {
         let tls = Arc::new(InboundTls::new(server_tls(&own)));
         let publisher = Publisher::new();
         publisher.update(Change {
-            trust: Some(TrustSet::new([
-                ("east.local", "east"),
-                ("west.local", "west"),
-            ])),
-            position: Some(Position {
-                cluster: "east".into(),
-                ..Position::default()
-            }),
+            trust: Some(TrustSet::new([("east.local", "east"), ("west.local", "west")])),
+            position: Some(Position { cluster: "east".into(), ..Position::default() }),
             ..Change::default()
         });
         let lifecycle = Lifecycle::default();
@@ -98,15 +88,7 @@ impl World {
             lifecycle.clone(),
             AddressFilter::new(|address| address.ip() == DENIED),
         );
-        Self {
-            authority,
-            west,
-            own,
-            tls,
-            publisher,
-            lifecycle,
-            pool,
-        }
+        Self { authority, west, own, tls, publisher, lifecycle, pool }
     }
 
     /// Replaces the configuration of new connections, as a new certificate does.
@@ -122,18 +104,13 @@ impl World {
     }
 
     async fn west(&self, script: Script) -> Scripted {
-        self.gateway(&self.west.leaf(WEST).expect("a leaf"), script)
-            .await
+        self.gateway(&self.west.leaf(WEST).expect("a leaf"), script).await
     }
 
     /// Starts a gateway with a large window, whose connections the sender stops.
     async fn stoppable(&self) -> (Scripted, watch::Sender<Stop>) {
         let (stop, stopped) = watch::channel(Stop::No);
-        let script = Script {
-            window: WINDOW,
-            stop: stopped,
-            ..Script::new(Answer::Echo)
-        };
+        let script = Script { window: WINDOW, stop: stopped, ..Script::new(Answer::Echo) };
         (self.west(script).await, stop)
     }
 
@@ -150,10 +127,7 @@ impl World {
         address: SocketAddr,
         gateway: RemoteGateway,
     ) -> Result<Stream, Failure> {
-        let target = Target {
-            address,
-            gateway: Arc::new(gateway),
-        };
+        let target = Target { address, gateway: Arc::new(gateway) };
         self.open_for("a", &target, "echo.app:80").await
     }
 
@@ -289,12 +263,7 @@ impl Scripted {
                 });
             }
         });
-        Self {
-            address,
-            connections,
-            requests,
-            _tasks: tasks,
-        }
+        Self { address, connections, requests, _tasks: tasks }
     }
 
     fn connections(&self) -> usize {
@@ -415,22 +384,14 @@ async fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
     let world = World::new();
     let gateway = world.west(Script::new(Answer::Echo)).await;
     let mut stream = world.open(&gateway).await.expect("a tunnel");
-    let bytes: Vec<u8> = (0..300_000_u32)
-        .map(|index| index.to_le_bytes()[1])
-        .collect();
+    let bytes: Vec<u8> = (0..300_000_u32).map(|index| index.to_le_bytes()[1]).collect();
     let empty = stream.try_read(&mut [IoSliceMut::new(&mut [0])]);
-    assert_eq!(
-        empty.expect_err("no byte").kind(),
-        io::ErrorKind::WouldBlock
-    );
+    assert_eq!(empty.expect_err("no byte").kind(), io::ErrorKind::WouldBlock);
     let empty = stream.try_write(&[IoSlice::new(&[])], |_| ());
     assert_eq!(empty.expect("room"), 0);
     echoes(&mut stream, &bytes).await;
     let rows = world.pool.status();
-    assert_eq!(
-        (rows[0].state, rows[0].streams, rows[0].connections),
-        ("ready", 1, 1)
-    );
+    assert_eq!((rows[0].state, rows[0].streams, rows[0].connections), ("ready", 1, 1));
     assert_eq!(rows[0].identity.as_deref(), Some(WEST));
     drop(stream);
     assert_eq!(world.pool.status()[0].streams, 0);
@@ -439,10 +400,7 @@ async fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
 #[tokio::test]
 async fn tunnels_share_a_connection_and_a_full_one_gets_a_second() {
     let world = World::new();
-    let script = Script {
-        streams_max: 3,
-        ..Script::new(Answer::Echo)
-    };
+    let script = Script { streams_max: 3, ..Script::new(Answer::Echo) };
     let gateway = world.west(script).await;
     let opens = (0..3).map(|_| world.open(&gateway));
     let mut open = Vec::new();
@@ -481,10 +439,7 @@ async fn only_the_expected_gateway_gets_a_request() {
     let west = world.west.leaf(WEST).expect("a leaf");
     let pod = world.west.leaf("spiffe://west.local/ns/shop/sa/checkout");
     let south = world.west.leaf("spiffe://south.local/ns/edge/sa/gateway");
-    let own = world
-        .authority
-        .intermediate("east")
-        .expect("an intermediate");
+    let own = world.authority.intermediate("east").expect("an intermediate");
     let own = own.leaf("spiffe://east.local/ns/shop/sa/checkout");
     let past = time::OffsetDateTime::UNIX_EPOCH;
     let expired = world.west.leaf_with(|params| {
@@ -494,27 +449,11 @@ async fn only_the_expected_gateway_gets_a_request() {
     });
     let cases = [
         (&west, remote("north", &[]), "belongs to cluster west"),
-        (
-            &west,
-            remote("", &["spiffe://west.local/ns/a/sa/b"]),
-            "is not an identity",
-        ),
-        (
-            &pod.expect("a leaf"),
-            remote("west", &[WEST]),
-            "is not an identity",
-        ),
-        (
-            &own.expect("a leaf"),
-            remote("", &[]),
-            "neither the cluster",
-        ),
+        (&west, remote("", &["spiffe://west.local/ns/a/sa/b"]), "is not an identity"),
+        (&pod.expect("a leaf"), remote("west", &[WEST]), "is not an identity"),
+        (&own.expect("a leaf"), remote("", &[]), "neither the cluster"),
         (&west, remote("", &[]), "neither the cluster"),
-        (
-            &south.expect("a leaf"),
-            remote("west", &[]),
-            "untrusted_domain",
-        ),
+        (&south.expect("a leaf"), remote("west", &[]), "untrusted_domain"),
         (&expired.expect("a leaf"), remote("west", &[]), "expired"),
     ];
     for (leaf, expected, why) in cases {
@@ -546,9 +485,7 @@ async fn a_rejection_says_whom_to_avoid() {
         (503, None, Reason::RemoteUnavailable),
         (404, None, Reason::RemoteRejected),
     ] {
-        let gateway = world
-            .west(Script::new(Answer::Reject(status, outcome)))
-            .await;
+        let gateway = world.west(Script::new(Answer::Reject(status, outcome))).await;
         let refused = world.open(&gateway).await.expect_err("a refusal");
         assert_eq!(refused.reason, reason, "{refused:?}");
     }
@@ -562,18 +499,11 @@ async fn a_rejection_says_whom_to_avoid() {
     let deadline = Instant::now() + SOON;
     let of = source("a");
     let refused = world.pool.open((&target, &of), &request, deadline).await;
-    assert_eq!(
-        refused.expect_err("nobody").reason,
-        Reason::GatewayUnreachable
-    );
+    assert_eq!(refused.expect_err("nobody").reason, Reason::GatewayUnreachable);
     assert!(!world.pool.is_ejected(&target));
     world.pool.eject(&target);
     assert!(world.pool.is_ejected(&target));
-    let row = &world
-        .pool
-        .status()
-        .into_iter()
-        .find(|row| row.address == target.address);
+    let row = &world.pool.status().into_iter().find(|row| row.address == target.address);
     let row = row.as_ref().expect("a row");
     assert_eq!((row.state, row.ejections), ("ejected", 1));
 }

@@ -113,12 +113,7 @@ async fn a_connection_whose_pong_waits_behind_data_stays_in_use() {
         for _ in 0..200 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(
-            world.pool.status()[0].state,
-            "ready",
-            "{:?}",
-            since.elapsed()
-        );
+        assert_eq!(world.pool.status()[0].state, "ready", "{:?}", since.elapsed());
     }
     let read = timeout(SOON, read_to_end(&mut stream)).await;
     assert!(read.expect("an end").expect("a clean end") == bytes);

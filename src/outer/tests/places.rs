@@ -17,10 +17,7 @@ async fn burst(gateway: Script, tunnels: usize) -> (Vec<Result<Stream, Failure>>
 #[tokio::test(start_paused = true)]
 async fn a_burst_of_tunnels_gets_its_connections_at_once() {
     let since = Instant::now();
-    let script = Script {
-        delay: Duration::from_secs(1),
-        ..Script::new(Answer::Echo)
-    };
+    let script = Script { delay: Duration::from_secs(1), ..Script::new(Answer::Echo) };
     let (opened, gateway) = burst(script, 250).await;
     let time = since.elapsed();
     assert!(opened.iter().all(Result::is_ok));
@@ -30,11 +27,8 @@ async fn a_burst_of_tunnels_gets_its_connections_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn tunnels_wait_as_long_as_connections_are_opened_one_after_the_other() {
-    let script = Script {
-        delay: Duration::from_millis(450),
-        streams_max: 3,
-        ..Script::new(Answer::Echo)
-    };
+    let script =
+        Script { delay: Duration::from_millis(450), streams_max: 3, ..Script::new(Answer::Echo) };
     let (opened, gateway) = burst(script, 40).await;
     let failed = opened.iter().find_map(|one| one.as_ref().err());
     assert_eq!(failed, None);
@@ -43,16 +37,10 @@ async fn tunnels_wait_as_long_as_connections_are_opened_one_after_the_other() {
 
 #[tokio::test]
 async fn a_failure_beside_a_new_connection_blames_the_load_and_not_the_gateway() {
-    let script = Script {
-        connections_max: 1,
-        streams_max: 3,
-        ..Script::new(Answer::Echo)
-    };
+    let script = Script { connections_max: 1, streams_max: 3, ..Script::new(Answer::Echo) };
     let (opened, _gateway) = burst(script, 5).await;
-    let reasons: Vec<_> = opened
-        .iter()
-        .filter_map(|one| one.as_ref().err().map(|failure| failure.reason))
-        .collect();
+    let reasons: Vec<_> =
+        opened.iter().filter_map(|one| one.as_ref().err().map(|failure| failure.reason)).collect();
     assert_eq!(reasons, [Reason::RemoteBusy; 2]);
 }
 
@@ -60,15 +48,9 @@ async fn a_failure_beside_a_new_connection_blames_the_load_and_not_the_gateway()
 async fn a_gateway_without_places_gets_few_connections_and_stays_ejected() {
     let _busy = robustness::stop_auto_advance();
     let world = World::new();
-    let script = Script {
-        streams_max: 0,
-        ..Script::new(Answer::Echo)
-    };
+    let script = Script { streams_max: 0, ..Script::new(Answer::Echo) };
     let gateway = world.west(script).await;
-    let target = Target {
-        address: gateway.address,
-        gateway: Arc::new(remote("west", &[])),
-    };
+    let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
     world.pool.eject(&target);
     for _ in 0..5 {
         let refused = world.open(&gateway).await.expect_err("no place");
@@ -87,10 +69,7 @@ async fn a_gateway_without_places_gets_few_connections_and_stays_ejected() {
 async fn an_answer_on_a_new_connection_ends_the_ejection() {
     let world = World::new();
     let gateway = world.west(Script::new(Answer::Echo)).await;
-    let target = Target {
-        address: gateway.address,
-        gateway: Arc::new(remote("west", &[])),
-    };
+    let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
     world.pool.eject(&target);
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     assert!(!world.pool.is_ejected(&target));
@@ -105,10 +84,7 @@ async fn an_answer_on_a_new_connection_ends_the_ejection() {
 async fn an_attempt_that_panics_fails_and_the_next_one_opens_a_connection() {
     let world = World::new();
     let gateway = world.west(Script::new(Answer::Echo)).await;
-    let target = Target {
-        address: gateway.address,
-        gateway: Arc::new(remote("west", &[])),
-    };
+    let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
     let state = || world.pool.status()[0].state;
     world.pool.simulate_panic(&target, &source("a"));
     assert_eq!(state(), "connecting");

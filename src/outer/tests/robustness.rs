@@ -21,10 +21,7 @@ struct Charge {
 impl Charge {
     fn new(counter: &Arc<AtomicUsize>, bytes: usize) -> Self {
         counter.fetch_add(bytes, Ordering::SeqCst);
-        Self {
-            counter: Arc::clone(counter),
-            bytes,
-        }
+        Self { counter: Arc::clone(counter), bytes }
     }
 }
 
@@ -91,9 +88,7 @@ async fn try_open_inner(
         cluster: "west",
         workloads: &ExpectedWorkloads::default(),
     };
-    let socket = TcpStream::connect(workload.address)
-        .await
-        .expect("a socket");
+    let socket = TcpStream::connect(workload.address).await.expect("a socket");
     let verified_by = (&*world.tls, &world.publisher.reader());
     let connected = inner::connect(socket, &target, verified_by).await;
     let (connection, verified) = connected.expect("a connection");
@@ -161,9 +156,7 @@ async fn a_drain_waits_for_the_delivery_of_an_inner_connection() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(SOON, delivered)
-        .await
-        .expect("an end by the gateway");
+    timeout(SOON, delivered).await.expect("an end by the gateway");
 }
 
 /// Ends the drain of a lifecycle at once. Returns the number of tasks that did not end.
@@ -178,11 +171,7 @@ async fn the_delivery_of_an_inner_connection_to_a_silent_gateway_ends_with_the_d
     let world = World::new();
     let (_gateway, tunnel) = silenced(&world).await;
     let lifecycle = Lifecycle::default();
-    let mut carrier = Carrier {
-        tunnel: Some(tunnel),
-        charge: |_| (),
-        tasks: lifecycle.clone(),
-    };
+    let mut carrier = Carrier { tunnel: Some(tunnel), charge: |_| (), tasks: lifecycle.clone() };
     carrier.write_all(b"last").await.expect("an open tunnel");
     carrier.shutdown().await.expect("an open tunnel");
     drop(carrier);
@@ -240,10 +229,7 @@ async fn a_pooled_connection_that_no_longer_proves_its_gateway_gets_no_tunnel() 
     let gateway = world.west(Script::new(Answer::Echo)).await;
     let mut open = world.open(&gateway).await.expect("a tunnel");
     world.publisher.update(Change {
-        trust: Some(TrustSet::new([
-            ("east.local", "east"),
-            ("west.local", "north"),
-        ])),
+        trust: Some(TrustSet::new([("east.local", "east"), ("west.local", "north")])),
         ..Change::default()
     });
     let refused = world.open(&gateway).await.expect_err("another cluster");
@@ -256,10 +242,7 @@ async fn a_pooled_connection_that_no_longer_proves_its_gateway_gets_no_tunnel() 
 async fn a_connection_that_cannot_be_replaced_serves_and_attempts_back_off() {
     const TUNNELS: usize = 50;
     let world = World::new();
-    let script = Script {
-        connections_max: 1,
-        ..Script::new(Answer::Echo)
-    };
+    let script = Script { connections_max: 1, ..Script::new(Answer::Echo) };
     let gateway = world.west(script).await;
     drop(world.open(&gateway).await.expect("a tunnel"));
     world.renew();
@@ -325,10 +308,7 @@ async fn a_denied_address_of_a_gateway_is_passed_over() {
         let opened = world.open_at(first, at(other)).await;
         echoes(&mut opened.expect("a tunnel"), b"hello").await;
     }
-    world
-        .open_at(denied, at(denied))
-        .await
-        .expect_err("no address");
+    world.open_at(denied, at(denied)).await.expect_err("no address");
     let dialled = timeout(Duration::from_millis(100), trap.accept()).await;
     dialled.expect_err("no connection to the denied address");
 }
@@ -343,10 +323,7 @@ async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
         (remote("west", &[WEST]), None),
         (remote("", &[]), Some("neither the cluster")),
         (remote("north", &[]), Some("belongs to cluster west")),
-        (
-            remote("west", &["spiffe://west.local/ns/a/sa/b"]),
-            Some("is not an identity"),
-        ),
+        (remote("west", &["spiffe://west.local/ns/a/sa/b"]), Some("is not an identity")),
     ] {
         let checked = stream.servers().check_gateway(&wanted, &snapshot);
         match (checked, why) {
@@ -363,27 +340,17 @@ async fn an_open_connection_is_checked_against_the_workloads_of_now() {
     let workload = world.west(Script::new(Answer::Echo)).await;
     let stream = open_inner(&world, &workload, &Lifecycle::default()).await;
     let list = |names: &[&str]| names.iter().map(|&name| name.into()).collect();
-    let (other, foreign) = (
-        "spiffe://west.local/ns/a/sa/b",
-        "is not one of the binding's",
-    );
+    let (other, foreign) = ("spiffe://west.local/ns/a/sa/b", "is not one of the binding's");
     for (identities, namespaces, cluster, why) in [
         (&[][..], &[][..], "west", None),
         (&[WEST], &[], "west", None),
         (&[other], &["edge"], "west", None),
         (&[other], &[], "west", Some(foreign)),
         (&[], &["app"], "west", Some(foreign)),
-        (
-            &[WEST],
-            &[],
-            "north",
-            Some("belongs to cluster west, not to north"),
-        ),
+        (&[WEST], &[], "north", Some("belongs to cluster west, not to north")),
     ] {
-        let wanted = ExpectedWorkloads {
-            identities: list(identities),
-            namespaces: list(namespaces),
-        };
+        let wanted =
+            ExpectedWorkloads { identities: list(identities), namespaces: list(namespaces) };
         let snapshot = world.publisher.reader().snapshot();
         let checked = stream.servers().check_workload(&wanted, cluster, &snapshot);
         match (checked, why) {
@@ -402,10 +369,7 @@ async fn an_open_connection_is_checked_against_the_workloads_of_now() {
     let error = checked.expect_err("its trust domain is of another cluster now");
     assert!(error.contains("belongs to cluster north"), "{error}");
     // A tunnel that ends at the gateway has no workload.
-    let outer = world
-        .open_at(workload.address, remote("north", &[]))
-        .await
-        .expect("a tunnel");
+    let outer = world.open_at(workload.address, remote("north", &[])).await.expect("a tunnel");
     let checked = outer.servers().check_workload(&any, "west", &snapshot);
     assert_eq!(checked, Ok(()));
 }
@@ -443,10 +407,7 @@ async fn a_goaway_while_a_tunnel_is_open_opens_a_connection_for_the_next_one() {
     let (gateway, stop) = world.stoppable().await;
     let mut old = world.open(&gateway).await.expect("a tunnel");
     stop.send_replace(Stop::GoAway);
-    until("a second connection", || {
-        gateway.connections() == 2 && usable(&world) == 1
-    })
-    .await;
+    until("a second connection", || gateway.connections() == 2 && usable(&world) == 1).await;
     let mut new = world.open(&gateway).await.expect("a tunnel");
     for stream in [&mut old, &mut new] {
         echoes(stream, b"hello").await;
@@ -475,10 +436,7 @@ async fn at_its_maximum_age_a_connection_is_replaced_and_keeps_its_tunnels() {
     assert_eq!(gateway.connections(), 1);
     tokio::time::advance(Duration::from_secs(60)).await;
     let mut third = world.open(&gateway).await.expect("a tunnel");
-    until("a second connection", || {
-        gateway.connections() == 2 && usable(&world) == 1
-    })
-    .await;
+    until("a second connection", || gateway.connections() == 2 && usable(&world) == 1).await;
     let mut fourth = world.open(&gateway).await.expect("a tunnel");
     for stream in [&mut first, &mut second, &mut third, &mut fourth] {
         echoes(stream, b"hello").await;

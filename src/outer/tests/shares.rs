@@ -26,20 +26,15 @@ impl World {
             }
         };
         let mesh = Mesh::new([], gateways.iter().map(record));
-        self.publisher.update(Change {
-            mesh: Some((mesh, "east".into())),
-            ..Change::default()
-        });
+        self.publisher.update(Change { mesh: Some((mesh, "east".into())), ..Change::default() });
     }
 }
 
 #[tokio::test]
 async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
     let world = World::new();
-    let gateways = [
-        world.west(Script::new(Answer::Echo)).await,
-        world.west(Script::new(Answer::Echo)).await,
-    ];
+    let gateways =
+        [world.west(Script::new(Answer::Echo)).await, world.west(Script::new(Answer::Echo)).await];
     let shares = async || {
         let mut shares = Vec::new();
         for gateway in &gateways {
@@ -89,10 +84,7 @@ async fn a_new_connection_keeps_the_least_round_trip_time_of_its_gateway() {
     let row = || world.pool.status().remove(0);
     let least = Duration::from_nanos(1);
     assert!(row().rtt > Some(least), "the first PING counts");
-    let target = Target {
-        address: gateway.address,
-        gateway: Arc::new(remote("west", &[])),
-    };
+    let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
     let known = world.pool.gateway(&target);
     known.rtt.lock().record(least, Instant::now());
     world.renew();

@@ -3,10 +3,7 @@
 use super::*;
 
 fn target(gateway: &Scripted) -> Target {
-    Target {
-        address: gateway.address,
-        gateway: Arc::new(remote("west", &[])),
-    }
+    Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) }
 }
 
 #[tokio::test]
@@ -19,21 +16,12 @@ async fn an_end_by_an_error_resets_the_tunnels_of_one_source_and_the_request_is_
         let world = World::new();
         let gateway = world.west(Script::new(answer)).await;
         let at = target(&gateway);
-        let mut victim = world
-            .open_for("victim", &at, "echo.app:80")
-            .await
-            .expect("a tunnel");
-        let own = world
-            .open_for("attacker", &at, "echo.app:80")
-            .await
-            .expect("a tunnel");
+        let mut victim = world.open_for("victim", &at, "echo.app:80").await.expect("a tunnel");
+        let own = world.open_for("attacker", &at, "echo.app:80").await.expect("a tunnel");
         assert_eq!(gateway.connections(), 2);
         let before = gateway.requests.load(Ordering::SeqCst);
         for _ in 0..5 {
-            let refused = world
-                .open_for("attacker", &at, POISON)
-                .await
-                .expect_err("an error");
+            let refused = world.open_for("attacker", &at, POISON).await.expect_err("an error");
             assert_eq!(refused.reason, Reason::GatewayReset, "{refused:?}");
         }
         assert_eq!(gateway.requests.load(Ordering::SeqCst) - before, 5);
@@ -42,10 +30,7 @@ async fn an_end_by_an_error_resets_the_tunnels_of_one_source_and_the_request_is_
         assert!(ended.is_err(), "its own tunnel");
         assert!(!world.pool.has_failed(&at), "one source proves nothing");
         echoes(&mut victim, b"hello").await;
-        let refused = world
-            .open_for("other", &at, POISON)
-            .await
-            .expect_err("an error");
+        let refused = world.open_for("other", &at, POISON).await.expect_err("an error");
         assert_eq!(refused.reason, Reason::GatewayReset, "{refused:?}");
         assert!(world.pool.has_failed(&at), "failures of two sources");
     }
@@ -57,10 +42,7 @@ async fn a_request_whose_stream_is_reset_is_not_repeated_and_its_connection_goes
     let code = h2::Reason::PROTOCOL_ERROR;
     let gateway = world.west(Script::new(Answer::Reset(code))).await;
     let at = target(&gateway);
-    let mut open = world
-        .open_for("a", &at, "echo.app:80")
-        .await
-        .expect("a tunnel");
+    let mut open = world.open_for("a", &at, "echo.app:80").await.expect("a tunnel");
     let refused = world.open_for("a", &at, POISON).await.expect_err("a reset");
     assert_eq!(refused.reason, Reason::GatewayReset, "{refused:?}");
     assert_eq!(gateway.requests.load(Ordering::SeqCst), 2);
@@ -75,14 +57,8 @@ async fn at_the_limit_a_source_waits_for_a_connection_of_its_own_and_idle_ones_m
     let gateway = world.west(Script::new(Answer::Echo)).await;
     let at = target(&gateway);
     world.pool.simulate_limits(&at, 100, 2);
-    let first = world
-        .open_for("a", &at, "echo.app:80")
-        .await
-        .expect("a tunnel");
-    let mut second = world
-        .open_for("b", &at, "echo.app:80")
-        .await
-        .expect("a tunnel");
+    let first = world.open_for("a", &at, "echo.app:80").await.expect("a tunnel");
+    let mut second = world.open_for("b", &at, "echo.app:80").await.expect("a tunnel");
     let since = Instant::now();
     let waiting = world.open_for("c", &at, "echo.app:80");
     let advance = tokio::time::advance(Duration::from_secs(1));
@@ -91,10 +67,7 @@ async fn at_the_limit_a_source_waits_for_a_connection_of_its_own_and_idle_ones_m
     assert_eq!(refused.reason, Reason::RemoteBusy, "{refused:?}");
     assert!(since.elapsed() <= Duration::from_secs(2));
     drop(first);
-    let mut third = world
-        .open_for("c", &at, "echo.app:80")
-        .await
-        .expect("a tunnel");
+    let mut third = world.open_for("c", &at, "echo.app:80").await.expect("a tunnel");
     assert_eq!(gateway.connections(), 3);
     let row = &world.pool.status()[0];
     assert_eq!((row.connections, row.sources, row.streams), (2, 2, 2));
@@ -118,10 +91,7 @@ async fn one_source_leaves_places_at_a_gateway_to_others() {
     assert_eq!(refused.reason, Reason::RemoteBusy, "{refused:?}");
     assert!((24..=40).contains(&open.len()), "{}", open.len());
     for account in ["a", "b", "c", "d"] {
-        let mut stream = world
-            .open_for(account, &at, "echo.app:80")
-            .await
-            .expect("a tunnel");
+        let mut stream = world.open_for(account, &at, "echo.app:80").await.expect("a tunnel");
         echoes(&mut stream, b"hello").await;
     }
     drop(open);
@@ -133,10 +103,8 @@ async fn one_source_leaves_places_at_a_gateway_to_others() {
 async fn a_burst_of_many_sources_gets_a_connection_each() {
     const SOURCES: usize = 200;
     let world = Arc::new(World::new());
-    let gateways = [
-        world.west(Script::new(Answer::Echo)).await,
-        world.west(Script::new(Answer::Echo)).await,
-    ];
+    let gateways =
+        [world.west(Script::new(Answer::Echo)).await, world.west(Script::new(Answer::Echo)).await];
     let mut tasks = JoinSet::new();
     for index in 0..SOURCES {
         let (world, at) = (Arc::clone(&world), target(&gateways[index % 2]));

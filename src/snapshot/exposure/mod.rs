@@ -142,10 +142,7 @@ pub enum ExposureVerdict {
 impl ExposureTable {
     /// Returns an empty table; `expose_all` is the rule for services without an entry.
     pub fn new(expose_all: bool) -> Self {
-        Self {
-            exposes_by_default: expose_all,
-            ..Self::default()
-        }
+        Self { exposes_by_default: expose_all, ..Self::default() }
     }
 
     /// Adds an entry for `host`, reachable under its own name and under `names`. Each name has the
@@ -161,20 +158,11 @@ impl ExposureTable {
         self.has_transit |= exposure.transit > Some(Transit::Off);
         self.has_limits |= exposure.limits.is_some();
         for (name, requested) in names {
-            let alias = AliasTarget {
-                requested_port: requested,
-                host: host.into(),
-                port: exposure.port,
-            };
-            self.aliases
-                .entry(name.into())
-                .or_default()
-                .push((alias, exposure.clone()));
+            let alias =
+                AliasTarget { requested_port: requested, host: host.into(), port: exposure.port };
+            self.aliases.entry(name.into()).or_default().push((alias, exposure.clone()));
         }
-        self.services
-            .entry(host.into())
-            .or_default()
-            .push(exposure.clone());
+        self.services.entry(host.into()).or_default().push(exposure.clone());
     }
 
     /// Adds hosts that routes of TLS listeners expose to anyone.
@@ -215,10 +203,7 @@ impl ExposureTable {
 
     /// Returns the routing key of tunnels to a port of a service, if an entry sets it.
     pub fn route_by(&self, host: &str, port: u16) -> Option<RouteBy> {
-        let mut entries = self
-            .entries(host)
-            .iter()
-            .filter(|entry| entry.applies_to(port));
+        let mut entries = self.entries(host).iter().filter(|entry| entry.applies_to(port));
         entries.find_map(|entry| entry.route_by)
     }
 
@@ -288,8 +273,7 @@ impl ExposureTable {
 
     /// Returns the entries that give a service the requested name.
     pub fn entries_with_alias(&self, requested: &Authority) -> impl Iterator<Item = &Exposure> {
-        self.entries_of_alias(requested)
-            .map(|(_, exposure)| exposure)
+        self.entries_of_alias(requested).map(|(_, exposure)| exposure)
     }
 
     fn entries_of_alias(
@@ -384,10 +368,7 @@ impl Audience {
         };
         let namespace = || {
             self.namespaces.is_empty()
-                || self
-                    .namespaces
-                    .iter()
-                    .any(|name| **name == *caller.namespace)
+                || self.namespaces.iter().any(|name| **name == *caller.namespace)
         };
         let account = || {
             self.service_accounts.is_empty()
@@ -415,13 +396,7 @@ impl fmt::Display for Audience {
             write!(f, ", namespace {}", self.namespaces.join(" or "))?;
         }
         let accounts = self.service_accounts.iter();
-        let accounts: Vec<_> = accounts
-            .map(|(space, name)| format!("{space}/{name}"))
-            .collect();
-        if accounts.is_empty() {
-            Ok(())
-        } else {
-            write!(f, ", account {}", accounts.join(" or "))
-        }
+        let accounts: Vec<_> = accounts.map(|(space, name)| format!("{space}/{name}")).collect();
+        if accounts.is_empty() { Ok(()) } else { write!(f, ", account {}", accounts.join(" or ")) }
     }
 }

@@ -9,12 +9,7 @@ fn name(text: &str) -> Authority {
 }
 
 fn caller<'a>(trust_domain: &'a str, namespace: &'a str, account: &'a str) -> Caller<'a> {
-    Caller {
-        trust_domain,
-        issuer: None,
-        namespace,
-        service_account: account,
-    }
+    Caller { trust_domain, issuer: None, namespace, service_account: account }
 }
 
 fn audience(cluster: &str, namespaces: &[&str], accounts: &[(&str, &str)]) -> Audience {
@@ -22,19 +17,12 @@ fn audience(cluster: &str, namespaces: &[&str], accounts: &[(&str, &str)]) -> Au
         anyone: false,
         cluster: (!cluster.is_empty()).then(|| cluster.into()),
         namespaces: namespaces.iter().map(|&name| name.into()).collect(),
-        service_accounts: accounts
-            .iter()
-            .map(|&(ns, sa)| (ns.into(), sa.into()))
-            .collect(),
+        service_accounts: accounts.iter().map(|&(ns, sa)| (ns.into(), sa.into())).collect(),
     }
 }
 
 fn exposure(port: Option<u16>, to: Vec<Audience>) -> Exposure {
-    Exposure {
-        port,
-        audiences: to,
-        ..Exposure::default()
-    }
+    Exposure { port, audiences: to, ..Exposure::default() }
 }
 
 fn trust() -> TrustSet {
@@ -45,44 +33,19 @@ fn trust() -> TrustSet {
 fn all_keys_of_an_entry_hold_and_values_and_entries_are_alternatives() {
     let mut table = ExposureTable::new(false);
     let to = vec![
-        audience(
-            "west",
-            &["shop", "cart"],
-            &[("shop", "checkout"), ("cart", "cart")],
-        ),
+        audience("west", &["shop", "cart"], &[("shop", "checkout"), ("cart", "cart")]),
         audience("north", &[], &[]),
     ];
     let exposure = exposure(Some(80), to);
     table.add_entry("echo.app", &exposure, []);
     let judge = |caller, port| table.evaluate(caller, &trust(), "echo.app", port);
-    assert_eq!(
-        judge(caller("west.local", "shop", "checkout"), 80),
-        ExposureVerdict::Allowed
-    );
-    assert_eq!(
-        judge(caller("west.local", "cart", "cart"), 80),
-        ExposureVerdict::Allowed
-    );
-    assert_eq!(
-        judge(caller("north.local", "any", "one"), 80),
-        ExposureVerdict::Allowed
-    );
-    assert_eq!(
-        judge(caller("west.local", "cart", "checkout"), 80),
-        ExposureVerdict::NotForPeer
-    );
-    assert_eq!(
-        judge(caller("west.local", "other", "checkout"), 80),
-        ExposureVerdict::NotForPeer
-    );
-    assert_eq!(
-        judge(caller("evil.local", "shop", "checkout"), 80),
-        ExposureVerdict::NotForPeer
-    );
-    assert_eq!(
-        judge(caller("north.local", "any", "one"), 81),
-        ExposureVerdict::NotExposed
-    );
+    assert_eq!(judge(caller("west.local", "shop", "checkout"), 80), ExposureVerdict::Allowed);
+    assert_eq!(judge(caller("west.local", "cart", "cart"), 80), ExposureVerdict::Allowed);
+    assert_eq!(judge(caller("north.local", "any", "one"), 80), ExposureVerdict::Allowed);
+    assert_eq!(judge(caller("west.local", "cart", "checkout"), 80), ExposureVerdict::NotForPeer);
+    assert_eq!(judge(caller("west.local", "other", "checkout"), 80), ExposureVerdict::NotForPeer);
+    assert_eq!(judge(caller("evil.local", "shop", "checkout"), 80), ExposureVerdict::NotForPeer);
+    assert_eq!(judge(caller("north.local", "any", "one"), 81), ExposureVerdict::NotExposed);
 }
 
 #[test]
@@ -95,28 +58,13 @@ fn an_alias_opens_the_service_only_to_those_whom_its_entry_names() {
     let judge = |domain, requested: &str| {
         table.evaluate_alias(caller(domain, "a", "b"), &trust(), &name(requested))
     };
-    assert_eq!(
-        judge("west.local", "west.global:80"),
-        ExposureVerdict::Allowed
-    );
-    assert_eq!(
-        judge("west.local", "north.global:8080"),
-        ExposureVerdict::NotForPeer
-    );
-    assert_eq!(
-        judge("north.local", "north.global:8080"),
-        ExposureVerdict::Allowed
-    );
+    assert_eq!(judge("west.local", "west.global:80"), ExposureVerdict::Allowed);
+    assert_eq!(judge("west.local", "north.global:8080"), ExposureVerdict::NotForPeer);
+    assert_eq!(judge("north.local", "north.global:8080"), ExposureVerdict::Allowed);
     let own = table.evaluate(caller("west.local", "a", "b"), &trust(), "echo.app", 80);
     assert_eq!(own, ExposureVerdict::Allowed);
-    assert_eq!(
-        judge("west.local", "other.global:80"),
-        ExposureVerdict::NotExposed
-    );
-    assert_eq!(
-        table.alias(&name("north.global:8080")),
-        Some(("echo.app", 80))
-    );
+    assert_eq!(judge("west.local", "other.global:80"), ExposureVerdict::NotExposed);
+    assert_eq!(table.alias(&name("north.global:8080")), Some(("echo.app", 80)));
 }
 
 #[test]
@@ -136,10 +84,7 @@ fn a_name_without_port_stands_for_every_port_of_the_service() {
 #[test]
 fn anyone_is_the_trust_set_and_who_has_no_identity() {
     let mut table = ExposureTable::new(false);
-    let open = |anyone| Audience {
-        anyone,
-        ..Audience::default()
-    };
+    let open = |anyone| Audience { anyone, ..Audience::default() };
     let exposure = |anyone| exposure(None, vec![open(anyone)]);
     table.add_entry("open.app", &exposure(true), [("open.global", None)]);
     table.add_entry("closed.app", &exposure(false), []);
@@ -161,10 +106,7 @@ fn counts_of_many_entries_of_one_service_are_kept_in_linear_time() {
     let table = || {
         let mut table = ExposureTable::new(false);
         for index in 0..50_000 {
-            let entry = Exposure {
-                index,
-                ..exposure(Some(80), vec![audience("west", &[], &[])])
-            };
+            let entry = Exposure { index, ..exposure(Some(80), vec![audience("west", &[], &[])]) };
             table.add_entry("echo.app", &entry, [("echo.global", Some(80))]);
         }
         table

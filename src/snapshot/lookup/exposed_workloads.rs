@@ -46,9 +46,7 @@ impl Snapshot {
         is_passthrough: bool,
     ) -> Option<Arc<Endpoint>> {
         let part = self.index.part(&service.definition, None);
-        let place = part
-            .members
-            .binary_search_by(|member| member.uid().cmp(uid));
+        let place = part.members.binary_search_by(|member| member.uid().cmp(uid));
         let member = part.members.get(place.ok()?)?;
         let found = self.index.endpoint(&part, member, port, is_passthrough);
         let ready = found.filter(|(_, is_ready)| *is_ready);
@@ -97,24 +95,15 @@ impl Snapshot {
     /// Updates the exposed workloads of all services of a family, after one was added or removed.
     pub(in crate::snapshot) fn update_exposed_family(&mut self, host: &str) {
         let names = Arc::clone(&self.names);
-        for name in names
-            .stem(host)
-            .into_iter()
-            .flat_map(|stem| names.family(stem))
-        {
+        for name in names.stem(host).into_iter().flat_map(|stem| names.family(stem)) {
             self.update_exposed(&name);
         }
     }
 
     /// Updates the exposed workloads of all services, after a change of the rules.
     pub(in crate::snapshot) fn update_all_exposed(&mut self) {
-        let mut hosts: BTreeSet<Arc<str>> = self
-            .index
-            .exposed_workloads
-            .services
-            .keys()
-            .cloned()
-            .collect();
+        let mut hosts: BTreeSet<Arc<str>> =
+            self.index.exposed_workloads.services.keys().cloned().collect();
         let entries = self.exposure.hosts().filter(|host| {
             let mut entries = self.exposure.entries(host).iter();
             entries.any(|entry| entry.exposes_workloads)

@@ -74,11 +74,7 @@ impl Snapshot {
             },
         };
         let has_port = service.ports.contains_key(&port);
-        has_port.then_some(LookupResult {
-            service,
-            port,
-            matched_by,
-        })
+        has_port.then_some(LookupResult { service, port, matched_by })
     }
 
     /// Looks up the service of a name.
@@ -98,11 +94,7 @@ impl Snapshot {
             };
             return Some((service, port, MatchedBy::Alias(Arc::clone(alias))));
         }
-        Some((
-            self.service_by_unassigned_name(name)?,
-            requested.port,
-            MatchedBy::Service,
-        ))
+        Some((self.service_by_unassigned_name(name)?, requested.port, MatchedBy::Service))
     }
 
     /// Looks up the workload at an address. If it serves this port for several services, returns
@@ -130,8 +122,7 @@ impl Snapshot {
     /// namespace that owns it may answer.
     pub fn service_by_unassigned_name(&self, name: &str) -> Option<&Arc<Service>> {
         let service = self.service_by_name(name)?;
-        self.may_use_name(name, &service.definition)
-            .then_some(service)
+        self.may_use_name(name, &service.definition).then_some(service)
     }
 
     /// Returns whether a service may have a name that the configuration does not give to the peer.
@@ -175,9 +166,7 @@ impl Snapshot {
 
     /// Returns the service of a hostname, or the derived service of a label.
     pub fn service_or_derived(&self, host: &str) -> Option<&Arc<Service>> {
-        self.services
-            .get(host)
-            .or_else(|| self.derived_services.get(host))
+        self.services.get(host).or_else(|| self.derived_services.get(host))
     }
 
     /// Returns the first service of a family in order of the suffixes.
@@ -193,11 +182,7 @@ impl Snapshot {
             let endpoint = self.workload_endpoint(service, &workload.uid, *port, is_passthrough);
             return Arc::new(EndpointSet::new(endpoint));
         }
-        let sets = if is_passthrough {
-            &service.passthrough_ports
-        } else {
-            &service.ports
-        };
+        let sets = if is_passthrough { &service.passthrough_ports } else { &service.ports };
         sets.get(port).cloned().unwrap_or_default()
     }
 
@@ -264,8 +249,7 @@ impl Snapshot {
             return ExposureVerdict::NotExposed;
         }
         let entry = self.exposure_host(host);
-        self.exposure
-            .evaluate_workload(caller, &self.trust, &entry, port)
+        self.exposure.evaluate_workload(caller, &self.trust, &entry, port)
     }
 
     /// Evaluates each service behind an alias; all must be exposed to the caller. Targets that do
@@ -281,9 +265,7 @@ impl Snapshot {
             // An open tunnel can outlive all targets. The rules of their names alone then decide
             // about it.
             let targets = alias.targets.iter();
-            judged = targets
-                .map(|(host, port)| (&**host, port.unwrap_or(requested)))
-                .collect();
+            judged = targets.map(|(host, port)| (&**host, port.unwrap_or(requested))).collect();
         }
         let verdicts = judged.into_iter();
         let verdicts = verdicts.map(|(host, port)| self.evaluate_service(caller, host, port));
@@ -348,11 +330,7 @@ impl Snapshot {
             MatchedBy::Alias(alias) => self.behind(alias, requested.port).filter_map(of).max(),
             MatchedBy::Exposed => {
                 let called = self.exposure.entries_with_alias(requested);
-                called
-                    .map(|entry| entry.route_by)
-                    .max()
-                    .flatten()
-                    .max(of((to.host, to.port)))
+                called.map(|entry| entry.route_by).max().flatten().max(of((to.host, to.port)))
             }
             _ => of((to.host, to.port)),
         }

@@ -48,11 +48,7 @@ impl Snapshot {
             let of = (&*entry, port);
             return self.exposure.transit(caller, &self.trust, of, default);
         }
-        if self.is_exposed_without_entry(caller, host, port) {
-            default
-        } else {
-            Transit::Off
-        }
+        if self.is_exposed_without_entry(caller, host, port) { default } else { Transit::Off }
     }
 
     /// Returns the transit of entries and exports of a service that state none.
@@ -65,8 +61,7 @@ impl Snapshot {
     pub fn transit_rule(&self, host: &str) -> Option<&TransitRule> {
         let namespace = self.services.get(host).map(|service| &*service.namespace);
         let namespace = namespace.filter(|of| *of != UNKNOWN_NAMESPACE);
-        self.exposure
-            .transit_rule(namespace, |pattern| self.has_name(pattern, host))
+        self.exposure.transit_rule(namespace, |pattern| self.has_name(pattern, host))
     }
 
     /// Returns each transit that peers can have to a port of a service or of a derived one.
@@ -79,9 +74,7 @@ impl Snapshot {
         let targets = self.behind(alias, port);
         let of_targets = targets.map(|(host, port)| self.transits_to_service(host, port));
         let smaller = |of: BTreeSet<Transit>, other: BTreeSet<Transit>| {
-            let pairs = of
-                .iter()
-                .flat_map(|one| other.iter().map(move |two| *one.min(two)));
+            let pairs = of.iter().flat_map(|one| other.iter().map(move |two| *one.min(two)));
             pairs.collect()
         };
         of_targets.reduce(smaller).unwrap_or_default()
@@ -92,9 +85,8 @@ impl Snapshot {
         let default = self.default_transit(host);
         let entries = self.exposure.entries(&entry).iter();
         let entries = entries.filter(|entry| entry.applies_to(port));
-        let mut found: BTreeSet<_> = entries
-            .map(|entry| entry.transit.unwrap_or(default))
-            .collect();
+        let mut found: BTreeSet<_> =
+            entries.map(|entry| entry.transit.unwrap_or(default)).collect();
         if !self.exposure.has_entry(&entry) {
             found.insert(default);
         }

@@ -108,8 +108,7 @@ impl Snapshot {
 
     /// Returns whether a service of this namespace may answer to a hostname.
     pub fn may_answer(&self, host: &str, namespace: &str) -> bool {
-        self.required_namespace(host)
-            .is_none_or(|only| *only == *namespace)
+        self.required_namespace(host).is_none_or(|only| *only == *namespace)
     }
 
     /// Returns the only namespace that may have a hostname, if an entry for it or for another name
@@ -261,14 +260,11 @@ impl Snapshot {
         if losers.is_empty() && alias.is_none() {
             return None;
         }
-        let decided = claims
-            .iter()
-            .find(|claim| is_winner(claim))
-            .and_then(|won| {
-                let rank = |claim: &Claim| self.rank(&claim.service, claim.since);
-                let next = losers.iter().map(|claim| rank(claim)).min()?;
-                Some(rank(won).deciding_rule(&next, &won.service))
-            });
+        let decided = claims.iter().find(|claim| is_winner(claim)).and_then(|won| {
+            let rank = |claim: &Claim| self.rank(&claim.service, claim.since);
+            let next = losers.iter().map(|claim| rank(claim)).min()?;
+            Some(rank(won).deciding_rule(&next, &won.service))
+        });
         let owner = || {
             let owner = self.family_owner(host, &losers.first()?.service.namespace)?;
             Some(DecidingRule::Owner(owner.to_owned()))

@@ -23,10 +23,8 @@ fn service(text: &str) -> mesh::Service {
 
 fn next(old: &Snapshot, services: &[&str]) -> Snapshot {
     let services = services.iter().map(|text| service(text));
-    let change = Change {
-        mesh: Some((Mesh::new(services, []), "east".into())),
-        ..Change::default()
-    };
+    let change =
+        Change { mesh: Some((Mesh::new(services, []), "east".into())), ..Change::default() };
     build(old, change)
 }
 
@@ -47,10 +45,7 @@ fn table(entries: &[&str]) -> ExposureTable {
             Some((namespace, host)) => (Some(namespace.into()), host),
             None => (None, *entry),
         };
-        let entry = Exposure {
-            namespace,
-            ..Exposure::default()
-        };
+        let entry = Exposure { namespace, ..Exposure::default() };
         table.add_entry(host, &entry, []);
     }
     table
@@ -68,45 +63,23 @@ fn the_configuration_then_the_canonical_then_the_owner_then_the_first_has_a_host
     let name = |namespace: &str, host: &str| format!("{namespace}/{host}");
     // Each row: entries, hostname, and a sequence of claiming namespaces with the one that answers.
     for (entries, host, steps) in [
-        (
-            &[][..],
-            FREE,
-            &[(&["b"][..], Some("b")), (&["a", "b"], Some("b"))][..],
-        ),
+        (&[][..], FREE, &[(&["b"][..], Some("b")), (&["a", "b"], Some("b"))][..]),
         (&[], FREE, &[(&["a", "b"], None), (&["b"], Some("b"))]),
         (&[], FREE, &[(&["b"], Some("b")), (&["b", "a*"], Some("a"))]),
         (&[], FREE, &[(&["a*", "b*"], None)]),
         (&[], OWN, &[(&["a", "app", "z"], Some("app"))]),
-        (
-            &[],
-            OWN,
-            &[(&["a"], Some("a")), (&["a", "app"], Some("app"))],
-        ),
+        (&[], OWN, &[(&["a"], Some("a")), (&["a", "app"], Some("app"))]),
         (&[], OWN, &[(&["a*", "app", "z"], Some("a"))]),
-        (
-            &["z/echo.app.svc.cluster.local"],
-            OWN,
-            &[(&["a", "app*"], None)],
-        ),
-        (
-            &["z/echo.app.svc.cluster.local"],
-            OWN,
-            &[(&["app*", "z"], Some("z"))],
-        ),
-        (
-            &["z/echo.app.mesh.internal"],
-            OWN,
-            &[(&["app*", "z"], Some("z"))],
-        ),
+        (&["z/echo.app.svc.cluster.local"], OWN, &[(&["a", "app*"], None)]),
+        (&["z/echo.app.svc.cluster.local"], OWN, &[(&["app*", "z"], Some("z"))]),
+        (&["z/echo.app.mesh.internal"], OWN, &[(&["app*", "z"], Some("z"))]),
     ] {
         let mut snapshot = configured(entries);
         for (namespaces, want) in steps {
-            let all = namespaces
-                .iter()
-                .map(|space| match space.strip_suffix('*') {
-                    Some(space) => name(space, host) + "*",
-                    None => name(space, host),
-                });
+            let all = namespaces.iter().map(|space| match space.strip_suffix('*') {
+                Some(space) => name(space, host) + "*",
+                None => name(space, host),
+            });
             let all: Vec<_> = all.collect();
             let all: Vec<_> = all.iter().map(String::as_str).collect();
             snapshot = next(&snapshot, &all);
@@ -158,16 +131,10 @@ fn a_vip_is_of_the_service_that_comes_first_by_the_same_rules() {
     assert_eq!(by_vip(&canonical), host(other));
     let free = next(&configured(&[]), &["z/example.com"]);
     let owned = next(&free, &["z/example.com", other]);
-    assert_eq!(
-        by_vip(&owned),
-        host("z/example.com"),
-        "anybody has a namespace"
-    );
+    assert_eq!(by_vip(&owned), host("z/example.com"), "anybody has a namespace");
     // A change of the configuration is enough.
-    let change = Change {
-        exposure: Some(table(&["echo.z.svc.cluster.local"])),
-        ..Change::default()
-    };
+    let change =
+        Change { exposure: Some(table(&["echo.z.svc.cluster.local"])), ..Change::default() };
     let exposed = build(&canonical, change);
     assert_eq!(by_vip(&exposed), host(own));
     assert_eq!(
@@ -184,10 +151,7 @@ fn a_vip_is_of_the_service_that_comes_first_by_the_same_rules() {
 fn review_3_an_entry_that_comes_before_a_rival_counts_for_a_vip_that_nobody_else_claimed() {
     let (own, rival) = ("z/echo.z.svc.cluster.local", "a/a.a.svc.cluster.local*");
     let entry = |snapshot: &Snapshot, entries: &[&str]| {
-        let change = Change {
-            exposure: Some(table(entries)),
-            ..Change::default()
-        };
+        let change = Change { exposure: Some(table(entries)), ..Change::default() };
         build(snapshot, change)
     };
     let first = next(&configured(&[]), &[own]);
@@ -213,22 +177,14 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
             ..Change::default()
         };
         snapshot = build(&snapshot, change);
-        let namespace = snapshot
-            .service_by_vip(VIP)
-            .map(|of| of.namespace.to_string());
+        let namespace = snapshot.service_by_vip(VIP).map(|of| of.namespace.to_string());
         assert_eq!(namespace.as_deref(), Some("z"), "{has_passthrough}");
     }
     // A single claim is older than one that is added later.
-    let rebuilt = Change {
-        has_passthrough: Some(true),
-        ..Change::default()
-    };
+    let rebuilt = Change { has_passthrough: Some(true), ..Change::default() };
     let alone = build(&first, rebuilt);
     let joined = next(&alone, &[own, third]);
-    assert_eq!(
-        joined.service_by_vip(VIP).map(|of| &*of.namespace),
-        Some("z")
-    );
+    assert_eq!(joined.service_by_vip(VIP).map(|of| &*of.namespace), Some("z"));
     // Another service with the same hostname is a new claim.
     let change = Change {
         mesh: Some((
@@ -239,23 +195,14 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
         ..Change::default()
     };
     let moved = build(&next(&first, &[own, other]), change);
-    assert_eq!(
-        moved.service_by_vip(VIP).map(|of| &*of.namespace),
-        Some("a")
-    );
+    assert_eq!(moved.service_by_vip(VIP).map(|of| &*of.namespace), Some("a"));
 }
 
 #[test]
 fn an_entry_that_comes_gives_a_hostname_to_its_namespace_and_takes_it_from_others() {
-    let before = next(
-        &configured(&[]),
-        &["app/echo.app.svc.cluster.local", "z/api.example"],
-    );
+    let before = next(&configured(&[]), &["app/echo.app.svc.cluster.local", "z/api.example"]);
     let change = |entries: &[&str]| {
-        let change = Change {
-            exposure: Some(table(entries)),
-            ..Change::default()
-        };
+        let change = Change { exposure: Some(table(entries)), ..Change::default() };
         build(&before, change)
     };
     let after = change(&["y/api.example"]);

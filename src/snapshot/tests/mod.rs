@@ -27,11 +27,7 @@ const NETWORK: &str = "east";
 pub(crate) fn locality(text: &str) -> Locality {
     let mut parts = text.split('/').map(Arc::from);
     let mut part = || parts.next().unwrap_or_default();
-    Locality {
-        region: part(),
-        zone: part(),
-        subzone: part(),
-    }
+    Locality { region: part(), zone: part(), subzone: part() }
 }
 
 /// Returns a rule with these weights of regions.
@@ -117,10 +113,7 @@ fn first<T>(claims: impl Iterator<Item = ((bool, u64), T)>) -> Option<T> {
 fn answering<'a>(
     mesh: &'a Mesh,
     ages: &mut Ages,
-) -> (
-    BTreeMap<&'a str, &'a Arc<Service>>,
-    BTreeMap<IpAddr, String>,
-) {
+) -> (BTreeMap<&'a str, &'a Arc<Service>>, BTreeMap<IpAddr, String>) {
     ages.step += 1;
     let all = mesh.services.sorted();
     let key = |of: &Service| (of.namespace.to_string(), of.hostname.to_string());
@@ -191,10 +184,7 @@ fn members<'a>(mesh: &'a Mesh, service: &Service, port: u16) -> Vec<(&'a Workloa
         return found;
     }
     for workload in mesh.workloads.sorted() {
-        let target = workload
-            .services
-            .get(&*name)
-            .and_then(|ports| ports.get(&port));
+        let target = workload.services.get(&*name).and_then(|ports| ports.get(&port));
         let (Some(&target), Some(ip)) = (target, workload.addresses.first()) else {
             continue;
         };
@@ -227,13 +217,8 @@ fn actual(snapshot: &Snapshot) -> (Services, BTreeMap<IpAddr, String>, States) {
                 let is_hbone = endpoint.protocol == Protocol::Hbone;
                 assert!(!is_hbone || endpoint.address.port() == HBONE_PORT);
                 let key = (endpoint.uid().to_string(), endpoint.address);
-                let state = states
-                    .entry(key.clone())
-                    .or_insert_with(|| endpoint.state.clone());
-                assert!(
-                    Arc::ptr_eq(state, &endpoint.state),
-                    "{key:?} has two states"
-                );
+                let state = states.entry(key.clone()).or_insert_with(|| endpoint.state.clone());
+                assert!(Arc::ptr_eq(state, &endpoint.state), "{key:?} has two states");
                 found.push((key.0, key.1, endpoint.weight));
             }
             found.sort();
@@ -296,18 +281,12 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
         };
         (0..rng.u16(..4)).map(target).collect()
     };
-    let named = |rng: &mut Rng| {
-        (
-            format!("{}/{}", namespace(rng), hostname(rng)).into(),
-            ports(rng),
-        )
-    };
+    let named =
+        |rng: &mut Rng| (format!("{}/{}", namespace(rng), hostname(rng)).into(), ports(rng));
     let networks = ["", NETWORK, NETWORK, NETWORK, "west"];
     let mut workload = Workload {
         uid: uid.into(),
-        addresses: (0..rng.u8(..6).min(1))
-            .map(|_| [10, 0, 0, rng.u8(..4)].into())
-            .collect(),
+        addresses: (0..rng.u8(..6).min(1)).map(|_| [10, 0, 0, rng.u8(..4)].into()).collect(),
         healthy: rng.u8(..5) > 0,
         capacity: rng.u32(..4),
         network_gateway: (rng.u8(..12) == 0).then_some(gateway),
@@ -315,11 +294,7 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
         template: Template {
             workload_name: format!("deployment-{}", rng.u8(..2)).into(),
             network: (*rng.choice(&networks).expect("a network")).into(),
-            protocol: if rng.u8(..4) == 0 {
-                Protocol::Tcp
-            } else {
-                Protocol::Hbone
-            },
+            protocol: if rng.u8(..4) == 0 { Protocol::Tcp } else { Protocol::Hbone },
             ..Template::default()
         }
         .into(),
@@ -389,8 +364,7 @@ fn mesh_with_fault(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
     let gone = |mesh: &Mesh| {
         let gone = old.mesh.workloads.iter();
         let gone = gone.filter(|(uid, _)| !mesh.workloads.contains_key(&***uid));
-        gone.map(|(uid, one)| (uid.clone(), one.clone()))
-            .collect::<Vec<_>>()
+        gone.map(|(uid, one)| (uid.clone(), one.clone())).collect::<Vec<_>>()
     };
     match fault {
         Fault::Nothing | Fault::LosesStates | Fault::MissesTraffic | Fault::ForgetsOrders => {}
@@ -436,10 +410,7 @@ fn check_groups(snapshot: &Snapshot, mesh: &Mesh, reported: &Inputs) -> Result<(
 /// Returns the step at which the snapshot differs from the expected one.
 fn run(seed: u64, fault: Fault) -> Result<(), String> {
     let mut rng = Rng::with_seed(seed);
-    let mut mesh = Mesh {
-        hbone_only: rng.bool(),
-        ..Mesh::default()
-    };
+    let mut mesh = Mesh { hbone_only: rng.bool(), ..Mesh::default() };
     let (mut snapshot, mut reported) = (Snapshot::default(), Inputs::default());
     let mut ages = Ages::default();
     for step in 0..STEPS {
@@ -450,10 +421,9 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
             change(&mut rng, &mut mesh);
         }
         let old = match fault {
-            Fault::LosesStates => &Snapshot {
-                balancing: Arc::clone(&snapshot.balancing),
-                ..Snapshot::default()
-            },
+            Fault::LosesStates => {
+                &Snapshot { balancing: Arc::clone(&snapshot.balancing), ..Snapshot::default() }
+            }
             _ => &snapshot,
         };
         let mesh_of_fault = mesh_with_fault(fault, old, &mesh);
@@ -478,9 +448,7 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
         let (_, _, before) = actual(&snapshot);
         for (key, state) in &states {
             let same = before.get(key).is_none_or(|old| Arc::ptr_eq(old, state));
-            let stolen = before
-                .iter()
-                .any(|(of, old)| of != key && Arc::ptr_eq(old, state));
+            let stolen = before.iter().any(|(of, old)| of != key && Arc::ptr_eq(old, state));
             if !same || stolen {
                 return Err(format!("{at}: the state of {key:?} is not its own"));
             }
@@ -508,9 +476,7 @@ fn any_service_is_shared_out_as_mesh_and_configuration_say() {
         let (hostname, mut reported) = ("host-0", Inputs::default());
         for host in [hostname, "*"] {
             if rng.u8(..3) == 0 {
-                reported
-                    .traffic
-                    .insert(host.to_owned(), oracle::entry(&mut rng));
+                reported.traffic.insert(host.to_owned(), oracle::entry(&mut rng));
             }
         }
         let evacuated = rng.choice(&PLACES[1..]).filter(|_| rng.u8(..4) == 0);

@@ -42,20 +42,12 @@ pub(super) const PLACES: [&str; 6] = ["*", "r1", "r2", "r1/z1", "r1/z2", "r2/z1"
 
 /// Position of the gateway in the model.
 pub(super) fn position() -> Position {
-    Position {
-        cluster: "c1".into(),
-        locality: place("r1/z1"),
-        ..Position::default()
-    }
+    Position { cluster: "c1".into(), locality: place("r1/z1"), ..Position::default() }
 }
 
 fn place(text: &str) -> Locality {
     let (region, zone) = text.split_once('/').unwrap_or((text, ""));
-    Locality {
-        region: region.into(),
-        zone: zone.into(),
-        ..Locality::default()
-    }
+    Locality { region: region.into(), zone: zone.into(), ..Locality::default() }
 }
 
 /// Sets a random location of a workload.
@@ -106,11 +98,7 @@ pub(super) fn entry(rng: &mut Rng) -> TrafficEntry {
     TrafficEntry {
         preferences: rng.bool().then(|| rng.choice(PREFERENCES).expect("some")),
         spill: rng.bool().then(|| rng.u8(1..=100)),
-        regions: if rng.u8(..3) == 0 {
-            regions
-        } else {
-            Vec::new()
-        },
+        regions: if rng.u8(..3) == 0 { regions } else { Vec::new() },
     }
 }
 
@@ -163,10 +151,7 @@ fn placement(service: &Service, reported: &Inputs, workload: &Workload) -> Optio
     let by_own = own.preferences.is_some() || is_split(own);
     let assignment = service.assignments.values().next().filter(|_| !by_own);
     let (tier, name) = match assignment {
-        Some(_) => (
-            workload.priority as usize,
-            format!("priority {}", workload.priority),
-        ),
+        Some(_) => (workload.priority as usize, format!("priority {}", workload.priority)),
         None => {
             let preferences = if by_own {
                 own.preferences.unwrap_or_default()
@@ -177,11 +162,7 @@ fn placement(service: &Service, reported: &Inputs, workload: &Workload) -> Optio
             by_preference(preferences, service.strict && !by_own, workload)?
         }
     };
-    let regions = if own.regions.is_empty() {
-        &every.regions
-    } else {
-        &own.regions
-    };
+    let regions = if own.regions.is_empty() { &every.regions } else { &own.regions };
     let matching = regions.iter().filter(|(place, _)| is_in(place, at));
     let longest = matching.max_by_key(|(place, _)| if *place == "*" { 0 } else { place.len() });
     let (place, weight) = match (longest, assignment) {
@@ -189,10 +170,8 @@ fn placement(service: &Service, reported: &Inputs, workload: &Workload) -> Optio
         (Some((place, weight)), _) => ((*place).to_owned(), *weight),
         (None, _) if regions.iter().any(|(_, weight)| *weight > 0) => return None,
         (None, Some(reported)) if regions.is_empty() && reported.by_locality => {
-            let of_tier = reported
-                .localities
-                .iter()
-                .filter(|one| one.priority == workload.priority);
+            let of_tier =
+                reported.localities.iter().filter(|one| one.priority == workload.priority);
             let mut weighed = of_tier.filter(|one| one.weight > 0).peekable();
             match weighed.peek() {
                 None => (String::new(), 1),
@@ -311,12 +290,8 @@ pub(super) fn has_groups(set: &EndpointSet, want: &[Group]) -> bool {
         found.map(|place| want.remove(place)).is_some()
     });
     // Groups follow the order of tiers and, within a tier, of falling shares.
-    let order: Vec<_> = groups
-        .map(|group| (group.tier.to_string(), group.share))
-        .collect();
-    let is_falling = order
-        .windows(2)
-        .all(|two| two[0].0 != two[1].0 || two[0].1 >= two[1].1);
+    let order: Vec<_> = groups.map(|group| (group.tier.to_string(), group.share)).collect();
+    let is_falling = order.windows(2).all(|two| two[0].0 != two[1].0 || two[0].1 >= two[1].1);
     all_found && want.is_empty() && is_falling
 }
 

@@ -159,20 +159,13 @@ impl<'a> Ranking<'a> {
 
     /// Returns the ranking with the weights of the parts of a subset, if it has several.
     pub(super) fn with_subset(self, subset: Option<&'a Subset>) -> Self {
-        Self {
-            split: subset.filter(|subset| subset.parts.len() > 1),
-            ..self
-        }
+        Self { split: subset.filter(|subset| subset.parts.len() > 1), ..self }
     }
 
     /// Returns the ranking of failover: other networks only take tunnels that the endpoints of the
     /// own network cannot take.
     pub(super) fn with_own_network_first(self) -> Self {
-        Self {
-            is_own_network_first: true,
-            is_failover: true,
-            ..self
-        }
+        Self { is_own_network_first: true, is_failover: true, ..self }
     }
 
     /// Returns whether other networks are used for failover only, by the rules of the service. The
@@ -186,11 +179,7 @@ impl<'a> Ranking<'a> {
     pub(super) fn rank<'w>(&self, instance: &'w Workload) -> Rank<'w> {
         let of_assignment = (instance.priority, instance.degraded);
         let (priority, degraded) = self.assignment.map_or((0, false), |_| of_assignment);
-        Rank {
-            priority,
-            degraded,
-            locality: self.ranks_localities.then_some(&*instance.locality),
-        }
+        Rank { priority, degraded, locality: self.ranks_localities.then_some(&*instance.locality) }
     }
 
     /// Returns whether all endpoints form one group without a tier, place or special rule.
@@ -222,18 +211,12 @@ impl<'a> Ranking<'a> {
         let mut tiers: BTreeMap<TierKey, Count> = BTreeMap::new();
         let mut groups: BTreeMap<GroupKey, Group> = BTreeMap::new();
         let mut left_out = BTreeSet::new();
-        for Entry {
-            endpoint,
-            count,
-            part,
-        } in entries.list
-        {
+        for Entry { endpoint, count, part } in entries.list {
             let is_ready = count.ready > 0;
             let placement = match self.placement(&endpoint.definition, part) {
-                Ok(placement) if ranks_networks && placement.tier == Tier::Any => Placement {
-                    tier: Tier::Same(Scope::Network),
-                    ..placement
-                },
+                Ok(placement) if ranks_networks && placement.tier == Tier::Any => {
+                    Placement { tier: Tier::Same(Scope::Network), ..placement }
+                }
                 Ok(placement) => placement,
                 Err(why) => {
                     left_out.extend(is_ready.then_some(why));
@@ -258,17 +241,11 @@ impl<'a> Ranking<'a> {
             group.ready.extend(is_ready.then_some(endpoint));
         }
         if self.assignment.is_some() {
-            let degraded = |tier: &TierKey| TierKey {
-                order: degraded_order(tier.order),
-                ..*tier
-            };
+            let degraded = |tier: &TierKey| TierKey { order: degraded_order(tier.order), ..*tier };
             merge_degraded_counts(&mut tiers, degraded, |count| count);
             merge_degraded_counts(
                 &mut groups,
-                |key| GroupKey {
-                    tier: degraded(&key.tier),
-                    ..*key
-                },
+                |key| GroupKey { tier: degraded(&key.tier), ..*key },
                 |group| &mut group.count,
             );
         }
@@ -291,10 +268,7 @@ impl<'a> Ranking<'a> {
             tier: group.placement.tier,
             place: self.name(group.placement),
             endpoints: group.ready,
-            count: Count {
-                ready: instances(group.count.ready),
-                all: instances(group.count.all),
-            },
+            count: Count { ready: instances(group.count.ready), all: instances(group.count.all) },
             parts,
         }
     }
@@ -355,14 +329,7 @@ impl<'a> Ranking<'a> {
             let part = part.and_then(|part| split.parts.get(part));
             part.map_or(0, |part| part.weight)
         });
-        Ok(Placement {
-            order,
-            tier,
-            part,
-            part_weight,
-            place,
-            weight,
-        })
+        Ok(Placement { order, tier, part, part_weight, place, weight })
     }
 
     /// Returns the tier of a workload, by its priority or by the number of preferences that it

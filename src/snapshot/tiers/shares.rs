@@ -92,9 +92,7 @@ impl Ranking<'_> {
 /// cannot take 100 %, the loads are scaled up in proportion. The rounding remainder goes to the
 /// first tier that can take anything.
 fn tier_loads(spill: Spill, tiers: impl Iterator<Item = Count>) -> Vec<u64> {
-    let able: Vec<_> = tiers
-        .map(|count| spill.capacity(FULL_LOAD_PERCENT, count))
-        .collect();
+    let able: Vec<_> = tiers.map(|count| spill.capacity(FULL_LOAD_PERCENT, count)).collect();
     let total = able.iter().sum::<u64>().clamp(1, FULL_LOAD_PERCENT);
     let mut left = FULL_LOAD_PERCENT;
     let take = |able: &u64| {

@@ -68,19 +68,14 @@ fn groups_of(set: &EndpointSet) -> Vec<String> {
         let place = group.place.as_ref().map(|(name, _)| format!(" {name}"));
         let place = place.unwrap_or_default();
         let share = 100.0 * group.share;
-        format!(
-            "{}{place} {share:.0}% {}/{}",
-            group.tier, group.ready, group.all
-        )
+        format!("{}{place} {share:.0}% {}/{}", group.tier, group.ready, group.all)
     };
     groups.list().iter().map(reported).collect()
 }
 
 fn workloads(workloads: &[WorkloadSpec<'_>]) -> Vec<Workload> {
     let workloads = workloads.iter().enumerate();
-    workloads
-        .map(|(at, received)| workload(at, *received))
-        .collect()
+    workloads.map(|(at, received)| workload(at, *received)).collect()
 }
 
 const EVERYWHERE: [WorkloadSpec<'_>; 6] = [
@@ -99,53 +94,28 @@ fn each_preference_matched_before_the_first_one_missed_is_a_tier() {
         (&[], &["plain, 6 ready"]),
         (&[Node], &["plain, 6 ready"]),
         (&[Network], &["same network 100% 6/6"]),
-        (
-            &[Network, Region],
-            &["same region 100% 3/3", "same network 0% 3/3"],
-        ),
+        (&[Network, Region], &["same region 100% 3/3", "same network 0% 3/3"]),
         (
             &[Network, Region, Zone],
-            &[
-                "same zone 100% 2/2",
-                "same region 0% 1/1",
-                "same network 0% 3/3",
-            ],
+            &["same zone 100% 2/2", "same region 0% 1/1", "same network 0% 3/3"],
         ),
         // Order as configured in the mesh: a zone of the same name in another region matches too.
-        (
-            &[Zone, Region],
-            &[
-                "same region 100% 2/2",
-                "same zone 0% 1/1",
-                "elsewhere 0% 3/3",
-            ],
-        ),
+        (&[Zone, Region], &["same region 100% 2/2", "same zone 0% 1/1", "elsewhere 0% 3/3"]),
         (
             &[Cluster, Node, Subzone],
-            &[
-                "same subzone 100% 1/1",
-                "same cluster 0% 2/2",
-                "elsewhere 0% 3/3",
-            ],
+            &["same subzone 100% 1/1", "same cluster 0% 2/2", "elsewhere 0% 3/3"],
         ),
         (&[Region], &["same region 100% 3/3", "elsewhere 0% 3/3"]),
     ];
     for (preferences, want) in table {
-        let snapshot = built(
-            service(preferences),
-            workloads(&EVERYWHERE),
-            Change::default(),
-        );
+        let snapshot = built(service(preferences), workloads(&EVERYWHERE), Change::default());
         assert_eq!(groups(&snapshot), want, "{preferences:?}");
     }
 }
 
 #[test]
 fn strict_drops_what_misses_a_preference_and_says_so() {
-    let strict = Service {
-        strict: true,
-        ..service(&[Scope::Network, Scope::Region, Scope::Zone])
-    };
+    let strict = Service { strict: true, ..service(&[Scope::Network, Scope::Region, Scope::Zone]) };
     let snapshot = built(strict.clone(), workloads(&EVERYWHERE), Change::default());
     assert_eq!(groups(&snapshot), ["same zone 100% 2/2"]);
     let left_out = [
@@ -160,11 +130,7 @@ fn strict_drops_what_misses_a_preference_and_says_so() {
 
 /// Returns workloads of the gateway's zone, of its region and of another region, by (ready, all).
 fn near_and_far(counts: [(usize, usize); 3]) -> Vec<Workload> {
-    let places = [
-        "us-west/us-west-a",
-        "us-west/us-west-b",
-        "us-east/us-east-a",
-    ];
+    let places = ["us-west/us-west-a", "us-west/us-west-b", "us-east/us-east-a"];
     let all = places.into_iter().zip(counts);
     let all: Vec<_> = all
         .flat_map(|(place, (ready, all))| (0..all).map(move |at| (place, "", at < ready)))
@@ -190,10 +156,7 @@ fn a_tier_leaves_its_share_gradually_to_the_next() {
     ] {
         let snapshot = built(service(&close), near_and_far(counts), Change::default());
         let found = set(&snapshot).groups().expect("groups");
-        let shares = found
-            .list()
-            .iter()
-            .map(|group| (100.0 * group.share).round());
+        let shares = found.list().iter().map(|group| (100.0 * group.share).round());
         let mut got: Vec<_> = shares.collect();
         got.resize(3, 0.0);
         assert_eq!(got, want.map(f64::from), "{counts:?}");
@@ -204,10 +167,7 @@ fn a_tier_leaves_its_share_gradually_to_the_next() {
 fn so_few_that_they_can_take_nothing_take_all_before_nobody_does() {
     let workloads = near_and_far([(0, 1), (1, 200), (0, 1)]);
     let snapshot = built(service(&[Scope::Zone]), workloads, Change::default());
-    assert_eq!(
-        groups(&snapshot),
-        ["same zone 0% 0/1", "elsewhere 100% 1/201"]
-    );
+    assert_eq!(groups(&snapshot), ["same zone 0% 0/1", "elsewhere 100% 1/201"]);
 }
 
 fn regions(weights: &[(&str, u32)]) -> Regions {
@@ -215,10 +175,7 @@ fn regions(weights: &[(&str, u32)]) -> Regions {
 }
 
 fn traffic(own: TrafficRule, every: TrafficRule) -> Change {
-    Change {
-        traffic: Some(Traffic::new([("echo.app".into(), own)], every)),
-        ..Change::default()
-    }
+    Change { traffic: Some(Traffic::new([("echo.app".into(), own)], every)), ..Change::default() }
 }
 
 #[test]
@@ -233,10 +190,7 @@ fn weights_of_regions_share_out_what_is_ready_there() {
         ("", "", true),
     ];
     let table: [Weighed<'_>; 6] = [
-        (
-            &[("us-west/*", 10), ("us-east", 90)],
-            &["all us-east 90% 2/2", "all us-west 10% 2/3"],
-        ),
+        (&[("us-west/*", 10), ("us-east", 90)], &["all us-east 90% 2/2", "all us-west 10% 2/3"]),
         // The threshold applies to each place: half of us-west-b can take 1 / 1.4 of its weight.
         (
             &[("us-west/us-west-b", 50), ("*", 50)],
@@ -248,15 +202,9 @@ fn weights_of_regions_share_out_what_is_ready_there() {
         (&[("mars", 1)], &[]),
     ];
     for (weights, want) in table {
-        let rule = TrafficRule {
-            regions: regions(weights),
-            ..TrafficRule::default()
-        };
-        let snapshot = built(
-            service(&[]),
-            workloads(&places),
-            traffic(rule, TrafficRule::default()),
-        );
+        let rule = TrafficRule { regions: regions(weights), ..TrafficRule::default() };
+        let snapshot =
+            built(service(&[]), workloads(&places), traffic(rule, TrafficRule::default()));
         assert_eq!(groups(&snapshot), want, "{weights:?}");
     }
 }
@@ -271,33 +219,14 @@ fn the_own_entry_counts_before_the_source_and_that_before_every() {
     };
     let nothing = TrafficRule::default;
     let split: &[(&str, u32)] = &[("us-west", 1), ("us-east", 1)];
-    let zones = [
-        "same zone 100% 2/2",
-        "same region 0% 1/1",
-        "same network 0% 3/3",
-    ];
+    let zones = ["same zone 100% 2/2", "same region 0% 1/1", "same network 0% 3/3"];
     let region = ["same region 100% 3/3", "elsewhere 0% 3/3"];
     let table: [(&[Scope], TrafficRule, TrafficRule, &[&str]); 8] = [
         (&[], reported(Some(CLOSE), &[]), nothing(), &zones),
         (&[], nothing(), reported(Some(CLOSE), &[]), &zones),
-        (
-            &[Scope::Region],
-            nothing(),
-            reported(Some(CLOSE), &[]),
-            &region,
-        ),
-        (
-            &[Scope::Region],
-            reported(Some(CLOSE), &[]),
-            nothing(),
-            &zones,
-        ),
-        (
-            &[Scope::Region],
-            reported(Some(&[]), &[]),
-            nothing(),
-            &["plain, 6 ready"],
-        ),
+        (&[Scope::Region], nothing(), reported(Some(CLOSE), &[]), &region),
+        (&[Scope::Region], reported(Some(CLOSE), &[]), nothing(), &zones),
+        (&[Scope::Region], reported(Some(&[]), &[]), nothing(), &["plain, 6 ready"]),
         // Weights without preferences mean a single tier. The source's preferences still apply if
         // only the rule for every service has weights.
         (
@@ -341,10 +270,7 @@ fn assigned(by_locality: bool, localities: &[(u32, &str, u32)]) -> Service {
         localities: localities.collect(),
         drops: Vec::new(),
     };
-    Service {
-        assignments: [(80, Arc::new(assignment))].into(),
-        ..service(&[])
-    }
+    Service { assignments: [(80, Arc::new(assignment))].into(), ..service(&[]) }
 }
 
 /// Tests against Envoy's arithmetic: `load_balancer_impl.cc` gives each priority min(100, factor ×
@@ -382,22 +308,16 @@ fn an_assignment_is_shared_out_as_envoy_does() {
             &["priority 0 a 70% 2/2", "priority 1 c 30% 1/1"],
         ),
         // If no locality of a priority has a weight, weights are ignored.
-        (
-            assigned(true, &[(0, "a", 0)]),
-            &[(0, "a", 2, 2), (0, "b", 1, 2)],
-            &["plain, 3 ready"],
-        ),
+        (assigned(true, &[(0, "a", 0)]), &[(0, "a", 2, 2), (0, "b", 1, 2)], &["plain, 3 ready"]),
     ];
     for (service, of, want) in table {
         let workloads = of.iter().flat_map(|(priority, place, ready, all)| {
             (0..*all).map(move |at| (*priority, *place, at < *ready))
         });
-        let workloads = workloads
-            .enumerate()
-            .map(|(at, (priority, place, ready))| Workload {
-                priority,
-                ..workload(at, (place, "", ready))
-            });
+        let workloads = workloads.enumerate().map(|(at, (priority, place, ready))| Workload {
+            priority,
+            ..workload(at, (place, "", ready))
+        });
         let snapshot = built(service, workloads.collect(), Change::default());
         assert_eq!(groups(&snapshot), want, "{of:?}");
     }
@@ -417,11 +337,7 @@ fn degraded_endpoints_take_what_the_others_leave() {
         (
             false,
             &[(0, "a", false, 4), (0, "a", true, 4), (1, "a", false, 2)],
-            &[
-                "priority 0 70% 4/8",
-                "priority 1 30% 2/2",
-                "degraded of priority 0 0% 4/8",
-            ],
+            &["priority 0 70% 4/8", "priority 1 30% 2/2", "degraded of priority 0 0% 4/8"],
         ),
         (
             false,
@@ -432,32 +348,23 @@ fn degraded_endpoints_take_what_the_others_leave() {
                 "degraded of priority 1 0% 2/2",
             ],
         ),
-        (
-            false,
-            &[(0, "a", true, 2)],
-            &["degraded of priority 0 100% 2/2"],
-        ),
+        (false, &[(0, "a", true, 2)], &["degraded of priority 0 100% 2/2"]),
         // The locality weights are those of the priority.
         (
             true,
             &[(0, "a", true, 2), (0, "b", true, 2)],
-            &[
-                "degraded of priority 0 b 75% 2/2",
-                "degraded of priority 0 a 25% 2/2",
-            ],
+            &["degraded of priority 0 b 75% 2/2", "degraded of priority 0 a 25% 2/2"],
         ),
     ];
     for (by_locality, of, want) in table {
         let workloads = of.iter().flat_map(|(priority, place, degraded, all)| {
             (0..*all).map(move |_| (*priority, *place, *degraded))
         });
-        let workloads = workloads
-            .enumerate()
-            .map(|(at, (priority, place, degraded))| Workload {
-                priority,
-                degraded,
-                ..workload(at, (place, "", true))
-            });
+        let workloads = workloads.enumerate().map(|(at, (priority, place, degraded))| Workload {
+            priority,
+            degraded,
+            ..workload(at, (place, "", true))
+        });
         let snapshot = built(
             assigned(by_locality, &[(0, "a", 1), (0, "b", 3)]),
             workloads.collect(),
@@ -471,36 +378,22 @@ fn degraded_endpoints_take_what_the_others_leave() {
 fn a_tier_without_weights_takes_nothing_of_the_share_of_a_subset() {
     let service = assigned(true, &[(0, "a", 1), (0, "b", 0), (1, "c", 1)]);
     let workloads = [(0, "a", "v1"), (0, "b", "v2"), (1, "c", "v2")].into_iter();
-    let workloads = workloads
-        .enumerate()
-        .map(|(at, (priority, place, version))| {
-            let mut one = workload(at, (place, "", true));
-            one.canonical_revision = version.into();
-            Workload { priority, ..one }
-        });
+    let workloads = workloads.enumerate().map(|(at, (priority, place, version))| {
+        let mut one = workload(at, (place, "", true));
+        one.canonical_revision = version.into();
+        Workload { priority, ..one }
+    });
     let part = |name: &str| SubsetPart {
         name: name.into(),
         labels: [("version".into(), name.into())].into(),
         weight: 50,
     };
     let parts = ["v1", "v2"].map(part).into();
-    let alias = Alias::new(
-        "echo.app",
-        None,
-        vec![("echo.app".into(), None)],
-        None,
-        None,
-    );
-    let alias = alias.with_subset(Subset {
-        name: "mix".into(),
-        parts,
-    });
+    let alias = Alias::new("echo.app", None, vec![("echo.app".into(), None)], None, None);
+    let alias = alias.with_subset(Subset { name: "mix".into(), parts });
     let label = Arc::clone(&alias.label);
     let names = Some(NameTable::new([], [("echo.app@mix", alias)]));
-    let change = Change {
-        names,
-        ..Change::default()
-    };
+    let change = Change { names, ..Change::default() };
     let snapshot = built(service, workloads.collect(), change);
     let derived = snapshot.derived_services.get(&label).expect("a service");
     let want = ["priority 0 v1, a 50% 1/1", "priority 1 v2, c 50% 1/1"];
@@ -516,20 +409,11 @@ fn an_operator_evacuates_a_region_and_takes_it_back() {
     assert_eq!(groups(&first), before);
     let order = |snapshot: &Snapshot, order| {
         let overrides = Some(order);
-        build(
-            snapshot,
-            Change {
-                overrides,
-                ..Change::default()
-            },
-        )
+        build(snapshot, Change { overrides, ..Change::default() })
     };
     let second = order(&first, Override::Evacuate(region("us-west")));
     assert_eq!(groups(&second), ["same network 100% 3/3"]);
-    assert_eq!(
-        set(&second).left_out(),
-        [ExclusionReason::Evacuated("us-west".into())]
-    );
+    assert_eq!(set(&second).left_out(), [ExclusionReason::Evacuated("us-west".into())]);
     // Neither a change of the mesh nor one of the configuration ends the evacuation.
     let mesh = Mesh::new([service(&[])], workloads(&EVERYWHERE[..4]));
     let change = Change {
@@ -548,31 +432,18 @@ fn an_operator_evacuates_a_region_and_takes_it_back() {
 
 #[test]
 fn only_services_that_a_change_of_traffic_touches_are_built_anew() {
-    let other = Service {
-        hostname: "other.app".into(),
-        ..service(&[])
-    };
+    let other = Service { hostname: "other.app".into(), ..service(&[]) };
     let first = built(service(&[]), workloads(&EVERYWHERE), Change::default());
     let mut mesh = first.mesh.clone();
     mesh.services.insert("app/other.app".into(), other.into());
-    let change = Change {
-        mesh: Some((mesh, "net".into())),
-        ..Change::default()
-    };
+    let change = Change { mesh: Some((mesh, "net".into())), ..Change::default() };
     let first = build(&first, change);
-    let rule = TrafficRule {
-        by_latency: Some(true),
-        ..TrafficRule::default()
-    };
+    let rule = TrafficRule { by_latency: Some(true), ..TrafficRule::default() };
     let second = build(&first, traffic(rule, TrafficRule::default()));
     let is_same = |host: &str| {
         let service = |snapshot: &Snapshot| Arc::clone(snapshot.services.get(host).expect("one"));
         Arc::ptr_eq(&service(&first), &service(&second))
     };
     assert_eq!((is_same("echo.app"), is_same("other.app")), (false, true));
-    assert!(
-        set(&second)
-            .groups()
-            .is_some_and(|groups| groups.by_latency)
-    );
+    assert!(set(&second).groups().is_some_and(|groups| groups.by_latency));
 }

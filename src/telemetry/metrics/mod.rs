@@ -39,9 +39,8 @@ const POLICY_LINES_A_SECOND: u32 = 10;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Upper bounds of the dial time in seconds: from a pod of the same zone to the budget of 10 s.
-const DIAL_BUCKETS: [f64; 14] = [
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0,
-];
+const DIAL_BUCKETS: [f64; 14] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0];
 
 /// Label set of one or two labels from closed lists.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -168,23 +167,13 @@ impl Metrics {
     fn create_fixed_label_sets(&self) {
         self.create_reasons(&Arc::default());
         for refusal in HandshakeRefusal::ALL {
-            drop(
-                self.handshakes_refused
-                    .get_or_create(&[("reason", refusal.label())]),
-            );
+            drop(self.handshakes_refused.get_or_create(&[("reason", refusal.label())]));
         }
         for refusal in TRUST_LOSS_REASONS {
             drop(self.untrusted.get_or_create(&[("reason", refusal.label())]));
         }
         self.set_crls(0, 0);
-        for limit in [
-            "source",
-            "worker",
-            "not_in_sources",
-            "share",
-            "files",
-            "memory",
-        ] {
+        for limit in ["source", "worker", "not_in_sources", "share", "files", "memory"] {
             drop(self.shed.get_or_create(&[("limit", limit)]));
         }
         for error in AcceptError::ALL {
@@ -245,9 +234,7 @@ impl Metrics {
 
     /// Counts a connection that was refused before it could open a tunnel.
     pub fn handshake_refused(&self, refusal: HandshakeRefusal) {
-        self.handshakes_refused
-            .get_or_create(&[("reason", refusal.label())])
-            .inc();
+        self.handshakes_refused.get_or_create(&[("reason", refusal.label())]).inc();
     }
 
     /// Counts an open connection whose peer's certificate lost its trust.
@@ -319,8 +306,7 @@ impl Metrics {
 
     /// Sets the limit of buffered bytes, and returns the gauge of the bytes in use.
     pub fn set_buffer_limit(&self, max: usize) -> Gauge {
-        self.buffered_max
-            .set(i64::try_from(max).unwrap_or(i64::MAX));
+        self.buffered_max.set(i64::try_from(max).unwrap_or(i64::MAX));
         self.buffered.clone()
     }
 
@@ -338,9 +324,7 @@ impl Metrics {
 
     /// Counts a tunnel that authorization policies reject.
     pub fn policy_refused(&self, outcome: PolicyOutcome) {
-        self.policies
-            .get_or_create(&[("outcome", outcome.label())])
-            .inc();
+        self.policies.get_or_create(&[("outcome", outcome.label())]).inc();
     }
 
     /// Returns true if another line about authorization policies may be logged now.
@@ -380,10 +364,7 @@ impl Metrics {
         for (kind, end) in ends {
             let seconds = end.duration_since(SystemTime::UNIX_EPOCH);
             let seconds = seconds.map_or(0, |end| end.as_secs());
-            let labels = [
-                ("identity", identity.to_owned()),
-                ("kind", (*kind).to_owned()),
-            ];
+            let labels = [("identity", identity.to_owned()), ("kind", (*kind).to_owned())];
             self.certificate_expiry
                 .get_or_create(&labels)
                 .set(i64::try_from(seconds).unwrap_or(i64::MAX));
@@ -444,9 +425,7 @@ impl Metrics {
     pub fn encode(&self) -> String {
         if let Some(drops) = self.log_drops.get() {
             let drops = u64::try_from(drops.dropped_lines()).unwrap_or(u64::MAX);
-            self.log_lines_dropped
-                .inner()
-                .store(drops, Ordering::Relaxed);
+            self.log_lines_dropped.inner().store(drops, Ordering::Relaxed);
         }
         let mut out = String::new();
         // Writing to a String does not fail. If it did, the EOF mark would be missing for the

@@ -83,11 +83,8 @@ fn the_plain_format_names_counters_by_their_samples() {
 #[test]
 fn bytes_to_other_networks_count_for_the_budget_of_their_link_and_local_ones_do_not() {
     let metrics = Arc::new(Metrics::new());
-    let budget = LinkBudget {
-        bytes: 1 << 20,
-        period: Duration::from_secs(60),
-        excess_weight: None,
-    };
+    let budget =
+        LinkBudget { bytes: 1 << 20, period: Duration::from_secs(60), excess_weight: None };
     let link = Link {
         from: "west".to_owned(),
         to: "north".to_owned(),
@@ -98,20 +95,13 @@ fn bytes_to_other_networks_count_for_the_budget_of_their_link_and_local_ones_do_
     let (source, network) = (Arc::new(source()), "net-n".into());
     let open = |remote: Option<&str>| {
         let mut record = Record::new(&metrics, &source, "echo:80");
-        let service = DestinationService {
-            hostname: "echo.app".into(),
-            ..DestinationService::default()
-        };
+        let service =
+            DestinationService { hostname: "echo.app".into(), ..DestinationService::default() };
         record.set_service(service, None);
-        let destination = Destination {
-            address: ([10, 0, 0, 1], 15008).into(),
-            pod: Arc::new(String::new()),
-        };
+        let destination =
+            Destination { address: ([10, 0, 0, 1], 15008).into(), pod: Arc::new(String::new()) };
         let cluster = remote.map(Arc::from);
-        let remote = cluster.as_ref().map(|cluster| RemoteNetwork {
-            cluster,
-            network: &network,
-        });
+        let remote = cluster.as_ref().map(|cluster| RemoteNetwork { cluster, network: &network });
         record.set_open(destination, &Arc::default(), remote);
         record.add_received(7);
         record.add_sent(5);
@@ -134,8 +124,5 @@ fn bytes_to_other_networks_count_for_the_budget_of_their_link_and_local_ones_do_
     let of_network = text.lines().filter(|line| line.starts_with(received));
     assert_eq!(of_network.count(), 2, "{text}");
     assert_eq!(value(&text, "strait_link_used_bytes", &north[..2]), 112);
-    assert_eq!(
-        value(&text, "strait_link_budget_bytes", &north[..2]),
-        1 << 20
-    );
+    assert_eq!(value(&text, "strait_link_budget_bytes", &north[..2]), 1 << 20);
 }

@@ -114,11 +114,7 @@ macro_rules! ended {
 impl Record {
     /// Creates the record of a tunnel that CONNECT requested.
     pub fn new(metrics: &Arc<Metrics>, source: &Arc<Source>, authority: &str) -> Self {
-        Self::with_name(
-            metrics,
-            source,
-            RequestedName::Authority(truncated(authority).into()),
-        )
+        Self::with_name(metrics, source, RequestedName::Authority(truncated(authority).into()))
     }
 
     /// Creates the record of a tunnel that a ClientHello requested.
@@ -297,14 +293,9 @@ impl Drop for Record {
         // Without a reason, the tunnel's future was dropped before it could set one. Either our
         // code panicked, or the peer's connection ended with all its tunnels.
         let reason = self.reason.unwrap_or_else(|| {
-            if std::thread::panicking() {
-                Reason::Panic
-            } else {
-                Reason::DownstreamLost
-            }
+            if std::thread::panicking() { Reason::Panic } else { Reason::DownstreamLost }
         });
-        self.metrics
-            .tunnel_ended(self.facts(), self.open.as_ref(), reason);
+        self.metrics.tunnel_ended(self.facts(), self.open.as_ref(), reason);
         self.log(reason);
     }
 }
@@ -339,13 +330,7 @@ pub fn report_refused_handshake(
 ) {
     metrics.handshake_refused(refusal);
     let error = non_empty(truncated(detail));
-    refused!(
-        metrics,
-        address,
-        "handshake refused",
-        reason = refusal.label(),
-        error = error
-    );
+    refused!(metrics, address, "handshake refused", reason = refusal.label(), error = error);
 }
 
 /// Logs a connection that was closed before its handshake, because of a limit. Log lines are
@@ -366,9 +351,7 @@ fn non_empty(text: &str) -> Option<&str> {
 
 /// Returns at most the first [`MAX_TEXT`] bytes of the text, cut at a character boundary.
 fn truncated(text: &str) -> &str {
-    let end = (0..=text.len().min(MAX_TEXT))
-        .rev()
-        .find(|&end| text.is_char_boundary(end));
+    let end = (0..=text.len().min(MAX_TEXT)).rev().find(|&end| text.is_char_boundary(end));
     end.and_then(|end| text.get(..end)).unwrap_or_default()
 }
 

@@ -55,19 +55,12 @@ fn record(metrics: &Arc<Metrics>, authority: &str) -> Record {
 /// Runs `work` with a JSON log and returns its events without their timestamps.
 fn logged(level: &str, work: impl FnOnce()) -> Vec<Value> {
     let lines = Captured::default();
-    let log = Log {
-        level: level.into(),
-        format: LogFormat::Json,
-        ..Log::default()
-    };
+    let log = Log { level: level.into(), format: LogFormat::Json, ..Log::default() };
     let (subscriber, _handle) = logging::build(&log, lines.clone(), false, None).expect("a log");
     tracing::subscriber::with_default(subscriber, work);
     let event = |line: &str| {
         let mut event: Value = serde_json::from_str(line).expect("a JSON line");
-        event
-            .as_object_mut()
-            .and_then(|event| event.remove("timestamp"))
-            .expect("a time");
+        event.as_object_mut().and_then(|event| event.remove("timestamp")).expect("a time");
         event
     };
     lines.text().lines().map(event).collect()
@@ -97,9 +90,7 @@ fn a_tunnel_counts_its_bytes_while_open_and_its_end_once() {
     record.finish(Reason::DrainDeadline);
     drop(record);
     let closed = metrics.encode();
-    assert!(closed.contains(&format!(
-        "istio_tcp_connections_closed_total{{{LABELS}}} 1\n"
-    )));
+    assert!(closed.contains(&format!("istio_tcp_connections_closed_total{{{LABELS}}} 1\n")));
     assert!(
         closed.contains("strait_tunnels_total{reason=\"completed\",source_cluster=\"west\"} 1\n")
     );
@@ -119,14 +110,8 @@ fn a_refusal_counts_as_failed_with_its_response_flags() {
     record.finish(Reason::NotForPeer);
     drop(record);
     let text = metrics.encode();
-    let labels = [
-        "response_flags=\"DENY\"",
-        "destination_workload=\"unknown\"",
-    ];
-    assert_eq!(
-        value(&text, "istio_tcp_connections_failed_total", &labels),
-        1
-    );
+    let labels = ["response_flags=\"DENY\"", "destination_workload=\"unknown\""];
+    assert_eq!(value(&text, "istio_tcp_connections_failed_total", &labels), 1);
     assert!(!text.contains("istio_tcp_connections_opened_total{"));
 }
 
@@ -160,18 +145,9 @@ fn an_open_tunnel_logs_its_opening_and_its_completion() {
         record.add_sent(6);
         record.finish(Reason::Completed);
     });
-    let duration = events[1]
-        .as_object_mut()
-        .and_then(|event| event.remove("duration"));
-    let duration = duration
-        .as_ref()
-        .and_then(Value::as_str)
-        .expect("a duration");
-    assert!(
-        duration
-            .strip_suffix("ms")
-            .is_some_and(|ms| ms.parse::<u64>().is_ok())
-    );
+    let duration = events[1].as_object_mut().and_then(|event| event.remove("duration"));
+    let duration = duration.as_ref().and_then(Value::as_str).expect("a duration");
+    assert!(duration.strip_suffix("ms").is_some_and(|ms| ms.parse::<u64>().is_ok()));
     let opened = json!({
         "level": "DEBUG",
         "target": "access",
@@ -217,10 +193,7 @@ fn a_refusal_logs_what_is_known_and_why() {
     assert_eq!(events[0].get("error"), None);
     assert_eq!(events[0].get("dst.service"), None);
     assert_eq!(events[0].get("dst.addr"), None);
-    assert_eq!(
-        events[1]["dst.hbone_addr"].as_str().map(str::len),
-        Some(MAX_TEXT)
-    );
+    assert_eq!(events[1]["dst.hbone_addr"].as_str().map(str::len), Some(MAX_TEXT));
     assert_eq!(events[1]["reason"], "dial_refused");
     assert_eq!(events[1]["error"], "10.0.0.1:80 and 1 other refused");
     assert_eq!(events[1]["dst.namespace"], "app");

@@ -137,9 +137,7 @@ impl Scope {
             der: extension.value.to_vec(),
             only_leaves: point.only_contains_user_certs,
             only_authorities: point.only_contains_ca_certs,
-            uris: uris(point.distribution_point.as_ref())
-                .map(ToOwned::to_owned)
-                .collect(),
+            uris: uris(point.distribution_point.as_ref()).map(ToOwned::to_owned).collect(),
         })
     }
 
@@ -210,11 +208,7 @@ impl List {
             other_keys.truncate(OTHER_KEYS_MAX - 1);
             other_keys.push_front(key.to_vec());
         }
-        if is_another {
-            Signer::Another
-        } else {
-            Signer::Unknown
-        }
+        if is_another { Signer::Another } else { Signer::Unknown }
     }
 }
 
@@ -222,10 +216,7 @@ impl PathIssuer {
     /// Returns the issuer of the certificate at `index` of a path.
     fn of(path: &[CertificateDer<'_>], index: usize, root: &TrustAnchor<'_>) -> Option<Self> {
         let Some(issuer) = path.get(index + 1) else {
-            return Some(Self {
-                key: sequence(&root.subject_public_key_info),
-                signs_lists: true,
-            });
+            return Some(Self { key: sequence(&root.subject_public_key_info), signs_lists: true });
         };
         let (_, issuer) = X509Certificate::from_der(issuer).ok()?;
         let usage = issuer.key_usage().ok()?;
@@ -384,10 +375,7 @@ impl Crls {
 }
 
 fn bad_crl(file: &Path, why: &dyn ToString) -> TlsError {
-    TlsError::BadCrl {
-        file: file.to_owned(),
-        why: why.to_string(),
-    }
+    TlsError::BadCrl { file: file.to_owned(), why: why.to_string() }
 }
 
 fn read(file: &Path, left: usize) -> io::Result<Vec<u8>> {
@@ -397,10 +385,7 @@ fn read(file: &Path, left: usize) -> io::Result<Vec<u8>> {
     if bytes.len() <= left {
         Ok(bytes)
     } else {
-        Err(io::Error::other(format!(
-            "the files exceed {} MiB",
-            BYTES_MAX >> 20
-        )))
+        Err(io::Error::other(format!("the files exceed {} MiB", BYTES_MAX >> 20)))
     }
 }
 

@@ -16,11 +16,8 @@ fn load(files: &[Option<&[u8]>], on_missing: CrlPolicy) -> Result<Crls, String> 
         }
         path
     };
-    let config = Crl {
-        files: files.iter().enumerate().map(file).collect(),
-        on_stale: STRICT,
-        on_missing,
-    };
+    let config =
+        Crl { files: files.iter().enumerate().map(file).collect(), on_stale: STRICT, on_missing };
     Crls::load(&config).map_err(|error| error.to_string())
 }
 
@@ -38,20 +35,11 @@ fn lists_are_read_from_pem_and_der_and_shown() {
     let der = der.expect("DER").to_vec();
     let both = first.clone() + &second;
     let of = |files: &[Option<&[u8]>]| load(files, STRICT).expect("lists");
-    for crls in [
-        of(&[Some(both.as_bytes())]),
-        of(&[Some(first.as_bytes()), Some(&der)]),
-    ] {
+    for crls in [of(&[Some(both.as_bytes())]), of(&[Some(first.as_bytes()), Some(&der)])] {
         let shown = crls.status();
-        let numbers: Vec<_> = shown
-            .iter()
-            .filter_map(|one| one.number.as_deref())
-            .collect();
+        let numbers: Vec<_> = shown.iter().filter_map(|one| one.number.as_deref()).collect();
         assert_eq!(numbers, ["8", "7"], "the newest first");
-        assert!(
-            shown[0].issuer.contains("intermediate of west"),
-            "{shown:?}"
-        );
+        assert!(shown[0].issuer.contains("intermediate of west"), "{shown:?}");
         let end = crls.next_stale(SystemTime::now()).expect("an end");
         assert!(end <= hour() && end > SystemTime::now());
         assert_eq!(crls.next_stale(hour() + Duration::from_secs(1)), None);

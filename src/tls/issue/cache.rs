@@ -181,10 +181,7 @@ fn check_private(path: &Path, metadata: &Metadata) -> anyhow::Result<()> {
 }
 
 fn failed(path: &Path, error: io::Error) -> anyhow::Error {
-    anyhow!(
-        "`identity.cache`: {} cannot be used: {error}",
-        path.display()
-    )
+    anyhow!("`identity.cache`: {} cannot be used: {error}", path.display())
 }
 
 fn damaged(path: &Path, why: &impl Display) -> anyhow::Error {
@@ -295,20 +292,14 @@ mod tests {
         cache.store(&material).unwrap();
         let file = cache.directory.join(FILE);
         assert_eq!((mode(&cache.directory), mode(&file)), (0o700, 0o600));
-        let read = cache
-            .load(SystemTime::now())
-            .unwrap()
-            .expect("a certificate");
+        let read = cache.load(SystemTime::now()).unwrap().expect("a certificate");
         assert_eq!(read.chain, material.chain);
         assert_eq!(read.root_certificates, material.root_certificates);
         assert_eq!(read.key.secret_der(), material.key.secret_der());
 
         let next = fixture.material();
         cache.store(&next).unwrap();
-        let read = cache
-            .load(SystemTime::now())
-            .unwrap()
-            .expect("the next one");
+        let read = cache.load(SystemTime::now()).unwrap().expect("the next one");
         assert_eq!(read.chain, next.chain);
         let names = fs::read_dir(&cache.directory).unwrap().count();
         assert_eq!(names, 1, "no other file is left");
@@ -335,10 +326,7 @@ mod tests {
         open(&cache.directory, 0o700);
         let link = fixture.folder.path().join("link");
         symlink(&cache.directory, &link).unwrap();
-        let linked = Cache {
-            directory: link,
-            ..cache.clone()
-        };
+        let linked = Cache { directory: link, ..cache.clone() };
         assert!(refused(&linked, SystemTime::now()).contains("not a directory"));
         assert!(cache.load(SystemTime::now()).unwrap().is_some());
     }
@@ -357,34 +345,23 @@ mod tests {
     fn istiod_7_another_identity_or_a_root_that_was_taken_back_is_refused() {
         let fixture = Fixture::new();
         let stored = fixture.stored();
-        let other = Cache {
-            id: ID.replace("eastwest", "other"),
-            ..stored.clone()
-        };
+        let other = Cache { id: ID.replace("eastwest", "other"), ..stored.clone() };
         assert!(refused(&other, SystemTime::now()).contains("other: the authority signs"));
         let next = Authority::new().unwrap().root_pem();
-        let with_roots = |roots: &str| Cache {
-            roots: Roots::Pem(roots.to_owned()),
-            ..stored.clone()
-        };
+        let with_roots =
+            |roots: &str| Cache { roots: Roots::Pem(roots.to_owned()), ..stored.clone() };
         let why = refused(&with_roots(&next), SystemTime::now());
         assert!(why.contains("no longer contains"), "{why}");
         let both = with_roots(&(next + &fixture.root));
         assert!(both.load(SystemTime::now()).unwrap().is_some());
-        let absent = Cache {
-            roots: Roots::File("/no/such".into()),
-            ..stored
-        };
+        let absent = Cache { roots: Roots::File("/no/such".into()), ..stored };
         assert!(refused(&absent, SystemTime::now()).contains("/no/such: No such file"));
     }
 
     #[test]
     fn a_certificate_obtained_without_tls_is_refused_under_the_systems_roots() {
         let fixture = Fixture::new();
-        let with = |roots| Cache {
-            roots,
-            ..fixture.cache()
-        };
+        let with = |roots| Cache { roots, ..fixture.cache() };
         let (plaintext, system) = (with(Roots::Plaintext), with(Roots::System));
         plaintext.store(&fixture.material()).unwrap();
         assert!(plaintext.load(SystemTime::now()).unwrap().is_some());

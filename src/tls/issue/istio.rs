@@ -143,10 +143,7 @@ impl IstioAuthority {
         let path = PathAndQuery::from_static(METHOD);
         let unready = |error| refused(Status::unknown(format!("Service was not ready: {error}")));
         service.ready().await.map_err(unready)?;
-        let answer = service
-            .unary(call, path, ProstCodec::default())
-            .await
-            .map_err(refused)?;
+        let answer = service.unary(call, path, ProstCodec::default()).await.map_err(refused)?;
         let answer: IstioCertificateResponse = answer.into_inner();
         check_answer(&answer.cert_chain, key, &self.id, SystemTime::now())
     }
@@ -203,12 +200,7 @@ mod tests {
     fn fixture() -> Fixture {
         let root = Root::new().unwrap();
         let (key, csr) = signing_request(ID).unwrap();
-        Fixture {
-            root: root.root_pem(),
-            issuer: root.intermediate("east").unwrap(),
-            key,
-            csr,
-        }
+        Fixture { root: root.root_pem(), issuer: root.intermediate("east").unwrap(), key, csr }
     }
 
     impl Fixture {
@@ -256,10 +248,7 @@ mod tests {
         let mut answer = fixture.signed(|_| {});
         let other = Root::new().unwrap().root_pem();
         answer[2] += &other;
-        for answer in [
-            answer.clone(),
-            vec![answer[..2].concat(), answer[2].clone()],
-        ] {
+        for answer in [answer.clone(), vec![answer[..2].concat(), answer[2].clone()]] {
             let material = fixture.accept(&answer).unwrap();
             assert_eq!((material.chain.len(), material.roots.len()), (2, 2));
             assert_eq!(&*material.identity.uri, ID);
@@ -273,48 +262,24 @@ mod tests {
     fn an_answer_that_is_of_no_use_says_why() {
         let fixture = fixture();
         let good = fixture.signed(|_| {});
-        let other_key = Fixture {
-            csr: signing_request(ID).unwrap().1,
-            ..self::fixture()
-        };
+        let other_key = Fixture { csr: signing_request(ID).unwrap().1, ..self::fixture() };
         let day = time::Duration::DAY;
         let part = |index: usize| good[index].clone();
         let many = vec![part(0), part(1).repeat(CHAIN_MAX_TEST), part(2)];
         let cases = [
             (vec![], "the answer has 0 parts"),
             (vec![part(0)], "the answer has 1 parts"),
-            (
-                vec![part(0), String::new()],
-                "the answer's roots: contains no certificate",
-            ),
-            (
-                vec![String::new(), part(2)],
-                "the answer: contains no certificate",
-            ),
-            (
-                vec![part(0), "-----BEGIN CERTIFICATE-----\n".into()],
-                "cannot be read as PEM",
-            ),
-            (
-                vec![part(1), part(2)],
-                "not a workload certificate (ca_as_leaf)",
-            ),
+            (vec![part(0), String::new()], "the answer's roots: contains no certificate"),
+            (vec![String::new(), part(2)], "the answer: contains no certificate"),
+            (vec![part(0), "-----BEGIN CERTIFICATE-----\n".into()], "cannot be read as PEM"),
+            (vec![part(1), part(2)], "not a workload certificate (ca_as_leaf)"),
             (many, "more than 16 certificates in its chain"),
-            (
-                vec![part(0), part(2).repeat(1025)],
-                "more than 1024 certificates in its roots",
-            ),
+            (vec![part(0), part(2).repeat(1025)], "more than 1024 certificates in its roots"),
             (fixture.signed_for(OTHER, |_| {}), OTHER),
             (fixture.signed_for("https://a/b", |_| {}), "(bad_spiffe_id)"),
             (other_key.signed(|_| {}), "does not match the certificate"),
-            (
-                fixture.signed(|params| params.not_before += day),
-                "is not valid before",
-            ),
-            (
-                fixture.signed(|params| params.not_after = params.not_before),
-                "expired at",
-            ),
+            (fixture.signed(|params| params.not_before += day), "is not valid before"),
+            (fixture.signed(|params| params.not_after = params.not_before), "expired at"),
         ];
         for (answer, why) in cases {
             let refused = fixture.accept(&answer).expect_err(why);

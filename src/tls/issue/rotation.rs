@@ -121,10 +121,7 @@ pub(super) async fn run_renewal<F>(
                 let due = rotation.issued(material.not_before, end, now());
                 (due, CertificateEvent::Issued(material))
             }
-            Err(error) => (
-                rotation.failed(now()),
-                CertificateEvent::Failed(error.to_string()),
-            ),
+            Err(error) => (rotation.failed(now()), CertificateEvent::Failed(error.to_string())),
         };
         let has_failed = matches!(event, CertificateEvent::Failed(_));
         if news.send(event).await.is_err() {
@@ -183,9 +180,7 @@ mod tests {
             due.duration_since(now).unwrap().as_secs_f64()
         };
         for round in 0..2 {
-            for (failure, base) in [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
-                .iter()
-                .enumerate()
+            for (failure, base) in [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0].iter().enumerate()
             {
                 let wait = wait(&mut rotation);
                 let range = 0.5 * base * 0.8..=(1.0_f64 * base * 1.2).min(150.0);
@@ -242,10 +237,7 @@ mod tests {
         };
         let (news, mut received) = mpsc::channel(1);
         let listen = async {
-            assert!(matches!(
-                received.recv().await,
-                Some(CertificateEvent::Restored(_))
-            ));
+            assert!(matches!(received.recv().await, Some(CertificateEvent::Restored(_))));
             // Long enough for the longest waits.
             let fails =
                 async { while let Some(CertificateEvent::Failed(_)) = received.recv().await {} };
@@ -255,10 +247,7 @@ mod tests {
             is_up.set(true);
             back.notify_one();
             let at_once = timeout(Duration::from_millis(600), received.recv()).await;
-            assert!(
-                matches!(at_once, Ok(Some(CertificateEvent::Issued(_)))),
-                "{at_once:?}"
-            );
+            assert!(matches!(at_once, Ok(Some(CertificateEvent::Issued(_)))), "{at_once:?}");
         };
         tokio::select! {
             () = run_renewal(Some(held), fetch, now, news, &back) => {
@@ -282,10 +271,7 @@ mod tests {
 
     fn issuer() -> (Issuer, String) {
         let authority = Authority::new().unwrap();
-        (
-            authority.intermediate("east").unwrap(),
-            authority.root_pem(),
-        )
+        (authority.intermediate("east").unwrap(), authority.root_pem())
     }
 
     /// Returns a certificate with a lifetime of `life` from `start`.
@@ -311,14 +297,10 @@ mod tests {
         let (start, began) = (at(1_900_000_000), Instant::now());
         let now = || start + began.elapsed();
         let issuer = issuer();
-        let (request_times, script) = (
-            RefCell::new(Vec::new()),
-            RefCell::new(VecDeque::from(script.to_vec())),
-        );
+        let (request_times, script) =
+            (RefCell::new(Vec::new()), RefCell::new(VecDeque::from(script.to_vec())));
         let fetch = || {
-            request_times
-                .borrow_mut()
-                .push(began.elapsed().as_secs_f64() / 3600.0);
+            request_times.borrow_mut().push(began.elapsed().as_secs_f64() / 3600.0);
             let up = script.borrow_mut().pop_front().unwrap_or(true);
             let got = if up {
                 Ok(Arc::new(material(&issuer, now(), 24 * HOUR)))
@@ -351,10 +333,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn certificates_of_a_day_are_replaced_twice_a_day() {
         let (request_times, heard) = driven(&[], 40).await;
-        assert_in(
-            &request_times,
-            &[0.0..=0.001, 11.7..=12.3, 23.4..=24.6, 35.2..=36.8],
-        );
+        assert_in(&request_times, &[0.0..=0.001, 11.7..=12.3, 23.4..=24.6, 35.2..=36.8]);
         assert_eq!(heard, [true; 4]);
     }
 
@@ -373,17 +352,8 @@ mod tests {
         // the authority's return.
         let back = request_times[302];
         assert!((11.7 + 8.0..=12.3 + 12.5).contains(&back), "{back}");
-        let waits = request_times[3..303]
-            .windows(2)
-            .map(|pair| (pair[1] - pair[0]) * 3600.0);
-        assert!(
-            waits.clone().all(|wait| wait <= 151.0),
-            "{:?}",
-            waits.collect::<Vec<_>>()
-        );
-        assert!(
-            request_times[303] > back + 11.7,
-            "and then at half life again"
-        );
+        let waits = request_times[3..303].windows(2).map(|pair| (pair[1] - pair[0]) * 3600.0);
+        assert!(waits.clone().all(|wait| wait <= 151.0), "{:?}", waits.collect::<Vec<_>>());
+        assert!(request_times[303] > back + 11.7, "and then at half life again");
     }
 }

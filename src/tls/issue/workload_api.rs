@@ -49,25 +49,19 @@ async fn forward_contexts(
     rotation: &mut RenewalSchedule,
 ) -> anyhow::Result<Infallible> {
     let client = with_deadline(connect(socket)).await??;
-    let mut contexts = with_deadline(client.stream_x509_contexts())
-        .await?
-        .map_err(agent_error)?;
+    let mut contexts = with_deadline(client.stream_x509_contexts()).await?.map_err(agent_error)?;
     let mut next = with_deadline(contexts.next()).await?;
     while let Some(context) = next {
         let material = material(&context.map_err(agent_error)?, SystemTime::now())?;
         rotation.renewed(material.identity.not_after);
-        let _ = news
-            .send(CertificateEvent::Issued(Arc::new(material)))
-            .await;
+        let _ = news.send(CertificateEvent::Issued(Arc::new(material))).await;
         next = contexts.next().await;
     }
     bail!("the Workload API: ended its stream")
 }
 
 async fn with_deadline<T>(wait: impl Future<Output = T>) -> anyhow::Result<T> {
-    timeout(DEADLINE, wait)
-        .await
-        .map_err(|_| anyhow!("no answer within {DEADLINE:?}"))
+    timeout(DEADLINE, wait).await.map_err(|_| anyhow!("no answer within {DEADLINE:?}"))
 }
 
 async fn connect(socket: &Path) -> anyhow::Result<WorkloadApiClient> {
@@ -109,9 +103,7 @@ fn no_identity(why: &str) -> anyhow::Error {
 /// Converts the context's first identity, which is the default for this workload, and the
 /// bundles of all trust domains.
 fn material(context: &X509Context, now: SystemTime) -> anyhow::Result<IdentityMaterial> {
-    let svid = context
-        .default_svid()
-        .ok_or_else(|| no_identity("no certificate"))?;
+    let svid = context.default_svid().ok_or_else(|| no_identity("no certificate"))?;
     let chain = svid.cert_chain().iter();
     let chain = chain.map(|certificate| CertificateDer::from(certificate.as_bytes().to_vec()));
     let key = PrivatePkcs8KeyDer::from(svid.private_key().as_bytes().to_vec());
@@ -135,7 +127,5 @@ fn material(context: &X509Context, now: SystemTime) -> anyhow::Result<IdentityMa
 
 fn certificates(bundle: &X509Bundle) -> Vec<CertificateDer<'static>> {
     let authorities = bundle.authorities().iter();
-    authorities
-        .map(|authority| CertificateDer::from(authority.as_bytes().to_vec()))
-        .collect()
+    authorities.map(|authority| CertificateDer::from(authority.as_bytes().to_vec())).collect()
 }

@@ -52,18 +52,12 @@ impl Key {
             *own = *byte;
         }
         let key = LessSafeKey::new(key);
-        Ok(Self {
-            cipher: Cipher::Aead { key, iv: own },
-            sequence,
-        })
+        Ok(Self { cipher: Cipher::Aead { key, iv: own }, sequence })
     }
 
     /// Creates a key that does not encrypt.
     pub(super) fn plain() -> Self {
-        Self {
-            cipher: Cipher::Plain,
-            sequence: 0,
-        }
+        Self { cipher: Cipher::Plain, sequence: 0 }
     }
 
     /// Opens the protected part of a record in place. Returns TLSInnerPlaintext.

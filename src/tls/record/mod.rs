@@ -185,11 +185,7 @@ impl RecordLayer {
             },
             _ => return Err(RecordError::UnexpectedMessage("unknown content type")),
         };
-        Ok(Some(Record {
-            bytes,
-            payload: range,
-            content,
-        }))
+        Ok(Some(Record { bytes, payload: range, content }))
     }
 
     /// Seals `record` in place: a header, the payload and [`TRAILER_BYTES`], laid out already. Only
@@ -225,11 +221,7 @@ impl RecordLayer {
         &mut self,
         alert: AlertDescription,
     ) -> Result<[u8; ALERT_BYTES], RecordError> {
-        let level = if alert == AlertDescription::CloseNotify {
-            WARNING
-        } else {
-            FATAL
-        };
+        let level = if alert == AlertDescription::CloseNotify { WARNING } else { FATAL };
         let mut record = [0; ALERT_BYTES];
         record[HEADER_BYTES] = level;
         record[HEADER_BYTES + 1] = alert.into();

@@ -73,9 +73,7 @@ async fn tickets_are_sent_before_the_records_that_follow() {
         let mut accepted = accept(Arc::new(server), &mut near).await.unwrap();
         let mut record = [b'.'; HEADER_BYTES + 10 + TRAILER_BYTES];
         let layer = &mut accepted.layer;
-        layer
-            .seal(ContentType::ApplicationData, &mut record)
-            .unwrap();
+        layer.seal(ContentType::ApplicationData, &mut record).unwrap();
         near.write_all(&record).await.unwrap();
     };
     let reading = async {
@@ -121,11 +119,7 @@ async fn a_client_that_rejects_our_certificate_is_a_reason_of_its_own() {
     roots.add(others).unwrap();
     let verifiers = [
         ServerVerifier::new(None, &Arc::new(roots), &provider()),
-        ServerVerifier::new(
-            Some(&["spiffe://a/ns/b/sa/c"]),
-            &MATERIAL.roots,
-            &provider(),
-        ),
+        ServerVerifier::new(Some(&["spiffe://a/ns/b/sa/c"]), &MATERIAL.roots, &provider()),
     ];
     for verifier in verifiers {
         let mut config = client(SUITE);
@@ -229,11 +223,7 @@ fn only_the_configuration_of_a_listener_gives_its_secrets_away() {
     assert!(!endpoint.enable_secret_extraction);
     let tool = server_config_any_client(&MATERIAL).unwrap();
     assert!(!tool.enable_secret_extraction);
-    assert!(
-        !client_config(&MATERIAL, &[])
-            .unwrap()
-            .enable_secret_extraction
-    );
+    assert!(!client_config(&MATERIAL, &[]).unwrap().enable_secret_extraction);
 }
 
 #[derive(Debug)]

@@ -43,11 +43,7 @@ struct RefusalError {
 
 impl fmt::Display for RefusalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            self.detail
-                .as_deref()
-                .unwrap_or_else(|| self.refusal.description()),
-        )
+        f.write_str(self.detail.as_deref().unwrap_or_else(|| self.refusal.description()))
     }
 }
 
@@ -58,11 +54,7 @@ fn refusal_error(refusal: HandshakeRefusal) -> Error {
 }
 
 fn refusal_error_with(refusal: HandshakeRefusal, detail: Option<String>) -> Error {
-    refused(RefusalError {
-        refusal,
-        detail,
-        issuer: None,
-    })
+    refused(RefusalError { refusal, detail, issuer: None })
 }
 
 fn refused(refused: RefusalError) -> Error {
@@ -251,10 +243,7 @@ struct DomainRules {
 
 impl DomainRules {
     fn with_any_issuer(roots: &Arc<RootCertStore>) -> Self {
-        Self {
-            roots: Arc::clone(roots),
-            issuers: None,
-        }
+        Self { roots: Arc::clone(roots), issuers: None }
     }
 }
 
@@ -268,10 +257,8 @@ impl ClientVerifier {
         let mut new = Self::rejecting(provider);
         for domain in &trust.domains {
             if let Some(roots) = domain.effective_roots(material) {
-                let entry = DomainRules {
-                    roots: Arc::clone(roots),
-                    issuers: domain.issuers.clone(),
-                };
+                let entry =
+                    DomainRules { roots: Arc::clone(roots), issuers: domain.issuers.clone() };
                 new.domains.insert(domain.name.as_str().into(), entry);
             }
         }
@@ -293,9 +280,7 @@ impl ClientVerifier {
         }
         new.crls.clone_from(&trust.crls);
         new.depth = trust.max_verify_depth;
-        new.known_issuers = trust
-            .rejects_unknown
-            .then(|| trust.clusters.keys().copied().collect());
+        new.known_issuers = trust.rejects_unknown.then(|| trust.clusters.keys().copied().collect());
         Ok(new)
     }
 
@@ -336,18 +321,12 @@ impl ClientVerifier {
                 escape_for_display(&identity.trust_domain),
                 escape_for_display(&identity.uri)
             );
-            return Err(refusal_error_with(
-                HandshakeRefusal::UntrustedDomain,
-                Some(detail),
-            ));
+            return Err(refusal_error_with(HandshakeRefusal::UntrustedDomain, Some(detail)));
         };
         let path = self.verify_path(&domain.roots, leaf, intermediates, now)?;
         self.check_issuer(domain, &identity.trust_domain, &path.issuer)?;
-        let verified = Verdict {
-            at: now,
-            until: self.verdict_valid_until(now),
-            path: path.clone(),
-        };
+        let verified =
+            Verdict { at: now, until: self.verdict_valid_until(now), path: path.clone() };
         self.chains.add(key, verified);
         Ok(path)
     }
@@ -362,10 +341,7 @@ impl ClientVerifier {
     ) -> Result<(), Error> {
         let is_in = |list: &HashSet<SpkiHash>| list.contains(&issuer.spki);
         let why = if !domain.issuers.as_deref().is_none_or(is_in) {
-            format!(
-                "is not in trust.domains[].issuers of {}",
-                escape_for_display(name)
-            )
+            format!("is not in trust.domains[].issuers of {}", escape_for_display(name))
         } else if !self.known_issuers.as_ref().is_none_or(is_in) {
             "is not in trust.clusters, and trust.unknown_issuers is `reject`".to_owned()
         } else {
@@ -409,10 +385,7 @@ impl ClientVerifier {
                 .ok_or_else(|| refusal_error(HandshakeRefusal::BadEncoding))?,
             None => Issuer::from_anchor(&root),
         };
-        Ok(VerifiedPath {
-            not_after: unix_time(path.not_after()),
-            issuer: Arc::new(issuer),
-        })
+        Ok(VerifiedPath { not_after: unix_time(path.not_after()), issuer: Arc::new(issuer) })
     }
 }
 
@@ -434,9 +407,7 @@ macro_rules! tls13_signatures {
             _: &CertificateDer<'_>,
             _: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            Err(Error::PeerIncompatible(
-                PeerIncompatible::Tls12NotOfferedOrEnabled,
-            ))
+            Err(Error::PeerIncompatible(PeerIncompatible::Tls12NotOfferedOrEnabled))
         }
 
         fn verify_tls13_signature(
@@ -450,9 +421,7 @@ macro_rules! tls13_signatures {
         }
 
         fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            self.provider
-                .signature_verification_algorithms
-                .supported_schemes()
+            self.provider.signature_verification_algorithms.supported_schemes()
         }
     };
 }
@@ -528,14 +497,9 @@ impl ServerCertVerifier for ServerVerifier {
         let identity = leaf_identity(leaf).map_err(refusal_error)?;
         let is_expected = |expected: &HashSet<Box<str>>| expected.contains(&*identity.uri);
         if !self.expected.as_ref().is_none_or(is_expected) {
-            let detail = format!(
-                "{} is not an expected identity",
-                escape_for_display(&identity.uri)
-            );
-            return Err(refusal_error_with(
-                HandshakeRefusal::UntrustedDomain,
-                Some(detail),
-            ));
+            let detail =
+                format!("{} is not an expected identity", escape_for_display(&identity.uri));
+            return Err(refusal_error_with(HandshakeRefusal::UntrustedDomain, Some(detail)));
         }
         let limits = (RECEIVED_MAX, KeyUsage::server_auth());
         let chain = (leaf, intermediates);

@@ -92,9 +92,8 @@ impl DemoClient {
     /// Sends one request by double HBONE, and returns the name of the endpoint that answered.
     pub(super) async fn request(&self) -> anyhow::Result<String> {
         let tunnel = self.outer.tunnel(ECHO).await.context("outer tunnel")?;
-        let inner = Client::connect_over(tunnel, &self.inner_tls)
-            .await
-            .context("inner connection")?;
+        let inner =
+            Client::connect_over(tunnel, &self.inner_tls).await.context("inner connection")?;
         let mut stream = inner.tunnel(ECHO).await.context("inner tunnel")?;
         let question = format!("{:016x}", fastrand::u64(..));
         stream.write_all(question.as_bytes()).await?;
@@ -102,10 +101,7 @@ impl DemoClient {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.context("answer")?;
         drop(stream);
-        inner
-            .close()
-            .await
-            .context("closing the inner connection")?;
+        inner.close().await.context("closing the inner connection")?;
         match answer.split_once(' ') {
             Some((endpoint, echo)) if echo == question => Ok(endpoint.to_owned()),
             _ => Err(anyhow!("asked {question:?}, answered {answer:?}")),

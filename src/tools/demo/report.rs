@@ -16,12 +16,7 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(json: bool) -> Self {
-        Self {
-            json,
-            steps: Vec::new(),
-            current: None,
-            started: Instant::now(),
-        }
+        Self { json, steps: Vec::new(), current: None, started: Instant::now() }
     }
 
     /// Begins a step.
@@ -47,8 +42,7 @@ impl Report {
     pub(super) fn done(&mut self, figures: Value, text: &str) {
         if let Some((name, begun)) = self.current {
             let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-            self.steps
-                .push(json!({"name": name, "millis": millis, "figures": figures}));
+            self.steps.push(json!({"name": name, "millis": millis, "figures": figures}));
         }
         if !self.json {
             println!("   {text}");
@@ -72,10 +66,7 @@ impl Report {
                              "steps": self.steps});
             println!("{all}");
         } else if error.is_none() {
-            println!(
-                "all steps passed in {:.1} s",
-                self.started.elapsed().as_secs_f64()
-            );
+            println!("all steps passed in {:.1} s", self.started.elapsed().as_secs_f64());
         }
         let _ = std::io::stdout().flush();
     }

@@ -15,10 +15,8 @@ use super::world::{DemoEnvironment, ECHO, SMALL, UNEXPOSED};
 
 /// Arguments of `strait demo`.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  strait demo\n  strait demo --json | jq .steps\n  \
-                  strait demo --keep       then try the commands that it prints"
-)]
+#[command(after_help = "Examples:\n  strait demo\n  strait demo --json | jq .steps\n  \
+                  strait demo --keep       then try the commands that it prints")]
 pub struct Args {
     /// Print one JSON object with every step and its figures instead of text.
     #[arg(long)]
@@ -53,9 +51,7 @@ const DEADLINE: Duration = Duration::from_secs(55);
 /// # Errors
 /// A step failed; the message names it.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Without handlers, a signal would leave the gateway's process and the folder behind.
         let mut stop = StopSignals::new()?;
@@ -85,10 +81,7 @@ async fn run_steps(
     report: &mut Report,
     running: &mut Option<DemoEnvironment>,
 ) -> anyhow::Result<()> {
-    report.begin(
-        "start",
-        "certificates, two endpoints in cluster east, and the gateway",
-    );
+    report.begin("start", "certificates, two endpoints in cluster east, and the gateway");
     let world = running.insert(DemoEnvironment::start().await?);
     report.done(
         json!({"gateway": world.gateway, "folder": world.folder()}),
@@ -115,13 +108,8 @@ async fn check_weights(
     world: &mut DemoEnvironment,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    report.begin(
-        "requests",
-        "double HBONE from cluster west, answered end to end",
-    );
-    let tally = caller
-        .requests(SHARE_REQUESTS, |done| report.progress(done, SHARE_REQUESTS))
-        .await;
+    report.begin("requests", "double HBONE from cluster west, answered end to end");
+    let tally = caller.requests(SHARE_REQUESTS, |done| report.progress(done, SHARE_REQUESTS)).await;
     let share = tally.share(SMALL);
     report.done(
         json!({"answered": tally.answered(), "failed": tally.failed,
@@ -133,16 +121,8 @@ async fn check_weights(
             (1.0 - share) * 100.0
         ),
     );
-    ensure!(
-        tally.failed == 0,
-        "{} requests failed, the last: {}",
-        tally.failed,
-        tally.last_error
-    );
-    ensure!(
-        (share - 0.25).abs() < SHARE_TOLERANCE,
-        "weight 1 of 4 had a share of {share:.2}"
-    );
+    ensure!(tally.failed == 0, "{} requests failed, the last: {}", tally.failed, tally.last_error);
+    ensure!((share - 0.25).abs() < SHARE_TOLERANCE, "weight 1 of 4 had a share of {share:.2}");
     ensure!(!world.has_exited(), "the gateway has exited");
     Ok(())
 }
@@ -156,13 +136,9 @@ async fn check_killed_endpoint(
     report.begin("kill", "an endpoint is killed in the middle");
     let before = caller.requests(KILL_REQUESTS, |_| {}).await;
     // Tunnels that are still closing would count as broken if their endpoint is killed now.
-    world
-        .wait_for_metric("strait_tunnels_open", is_zero)
-        .await?;
+    world.wait_for_metric("strait_tunnels_open", is_zero).await?;
     let killed = world.kill(args.kill.into()).await;
-    let after = caller
-        .requests(KILL_REQUESTS, |done| report.progress(done, KILL_REQUESTS))
-        .await;
+    let after = caller.requests(KILL_REQUESTS, |done| report.progress(done, KILL_REQUESTS)).await;
     report.done(
         json!({"killed": killed, "answered_before": before.answered(),
                "failed_before": before.failed, "by_endpoint_before": before.by_endpoint,
@@ -175,48 +151,29 @@ async fn check_killed_endpoint(
             after.answered()
         ),
     );
-    let Tally {
-        failed, last_error, ..
-    } = after;
-    ensure!(
-        before.failed == 0,
-        "{} requests failed before the kill",
-        before.failed
-    );
-    ensure!(
-        failed == 0,
-        "{failed} requests failed after the kill, the last: {last_error}"
-    );
+    let Tally { failed, last_error, .. } = after;
+    ensure!(before.failed == 0, "{} requests failed before the kill", before.failed);
+    ensure!(failed == 0, "{failed} requests failed after the kill, the last: {last_error}");
     Ok(())
 }
 
 async fn check_untrusted_peer(world: &DemoEnvironment, report: &mut Report) -> anyhow::Result<()> {
-    report.begin(
-        "stranger",
-        "a peer of an unknown trust domain, under the same root",
-    );
+    report.begin("stranger", "a peer of an unknown trust domain, under the same root");
     let refused = match DemoClient::new(world, &world.identities.untrusted).await {
         Ok(caller) => caller.request().await.err(),
         Err(error) => Some(error),
     };
     let counted = world
-        .wait_for_metric(
-            "strait_handshakes_refused_total{reason=\"untrusted_domain\"}",
-            |count| count >= 1.0,
-        )
+        .wait_for_metric("strait_handshakes_refused_total{reason=\"untrusted_domain\"}", |count| {
+            count >= 1.0
+        })
         .await?;
-    let error = refused
-        .as_ref()
-        .map(|error| format!("{error:#}"))
-        .unwrap_or_default();
+    let error = refused.as_ref().map(|error| format!("{error:#}")).unwrap_or_default();
     report.done(
         json!({"refused": refused.is_some(), "error": error, "counted": counted}),
         &format!("refused in the handshake, and counted: untrusted_domain {counted}"),
     );
-    ensure!(
-        refused.is_some(),
-        "a peer of an unknown trust domain was admitted"
-    );
+    ensure!(refused.is_some(), "a peer of an unknown trust domain was admitted");
     ensure!(counted >= 1.0, "the refusal was not counted");
     Ok(())
 }
@@ -224,32 +181,21 @@ async fn check_untrusted_peer(world: &DemoEnvironment, report: &mut Report) -> a
 async fn check_unexposed_service(caller: &DemoClient, report: &mut Report) -> anyhow::Result<()> {
     report.begin("unexposed", "a service of the mesh that is not exposed");
     let status = caller.connect_status(UNEXPOSED).await?;
-    let unknown = caller
-        .connect_status("no-such-service.app.svc.cluster.local:80")
-        .await?;
+    let unknown = caller.connect_status("no-such-service.app.svc.cluster.local:80").await?;
     report.done(
         json!({"status": status.as_u16(), "status_of_unknown": unknown.as_u16()}),
         &format!("{UNEXPOSED} is refused with {status}, as is a service that does not exist"),
     );
-    ensure!(
-        status == http::StatusCode::SERVICE_UNAVAILABLE,
-        "{UNEXPOSED} was answered {status}"
-    );
-    ensure!(
-        status == unknown,
-        "the status reveals that {UNEXPOSED} exists"
-    );
+    ensure!(status == http::StatusCode::SERVICE_UNAVAILABLE, "{UNEXPOSED} was answered {status}");
+    ensure!(status == unknown, "the status reveals that {UNEXPOSED} exists");
     Ok(())
 }
 
 async fn check_counters(world: &DemoEnvironment, report: &mut Report) -> anyhow::Result<()> {
     report.begin("look", "where to look");
-    let open = world
-        .wait_for_metric("strait_tunnels_open", is_zero)
-        .await?;
-    let tunnels = world
-        .metric("strait_tunnels_total{reason=\"completed\",source_cluster=\"west\"}")
-        .await?;
+    let open = world.wait_for_metric("strait_tunnels_open", is_zero).await?;
+    let tunnels =
+        world.metric("strait_tunnels_total{reason=\"completed\",source_cluster=\"west\"}").await?;
     let lines = world.wait_for_completed_lines(REQUESTS).await?;
     report.done(
         json!({"metrics": world.metrics_url(), "dump": world.dump_url(), "log": world.log_file(),

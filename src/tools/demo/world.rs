@@ -50,10 +50,7 @@ pub(super) struct Identities {
 impl Identities {
     fn new() -> anyhow::Result<Self> {
         let authority = Authority::new()?;
-        let (east, west) = (
-            authority.intermediate("east")?,
-            authority.intermediate("west")?,
-        );
+        let (east, west) = (authority.intermediate("east")?, authority.intermediate("west")?);
         Ok(Self {
             root: authority.root_pem(),
             gateway: east.leaf(GATEWAY_ID)?,
@@ -97,13 +94,7 @@ impl DemoEnvironment {
             .spawn()
             .context("cannot start the gateway")?;
         let gateway = SocketAddr::new(ip, HBONE_PORT);
-        let mut world = Self {
-            identities,
-            gateway,
-            endpoints,
-            process,
-            folder,
-        };
+        let mut world = Self { identities, gateway, endpoints, process, folder };
         world.wait_until_ready().await?;
         Ok(world)
     }
@@ -257,26 +248,18 @@ fn endpoint(
 ) -> anyhow::Result<JoinHandle<()>> {
     let leaf = &identities.endpoint;
     let material = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &identities.root)?;
-    let west = TrustedDomain {
-        name: "west.local".into(),
-        issuers: None,
-        roots: None,
-    };
+    let west = TrustedDomain { name: "west.local".into(), issuers: None, roots: None };
     let tls = tls::endpoint_server_config(&material, vec![west])?;
-    Ok(tokio::spawn(hbone::serve(
-        listener,
-        tls,
-        move |incoming: IncomingTunnel| async move {
-            let mut tunnel = incoming.tunnel;
-            let mut question = String::new();
-            // A truncated request gets no answer, and its client sees the reset.
-            if tunnel.read_to_string(&mut question).await.is_ok() {
-                let answer = format!("{name} {question}");
-                let _ = tunnel.write_all(answer.as_bytes()).await;
-                let _ = tunnel.shutdown().await;
-            }
-        },
-    )))
+    Ok(tokio::spawn(hbone::serve(listener, tls, move |incoming: IncomingTunnel| async move {
+        let mut tunnel = incoming.tunnel;
+        let mut question = String::new();
+        // A truncated request gets no answer, and its client sees the reset.
+        if tunnel.read_to_string(&mut question).await.is_ok() {
+            let answer = format!("{name} {question}");
+            let _ = tunnel.write_all(answer.as_bytes()).await;
+            let _ = tunnel.shutdown().await;
+        }
+    })))
 }
 
 fn write_files(folder: &Path, identities: &Identities, net: [u8; 2]) -> anyhow::Result<()> {
@@ -332,8 +315,5 @@ log: {{level: info, format: text}}
     };
     let workloads = workload(SMALL, small, 1) + &workload(LARGE, large, 3);
     let services = service("echo", 1) + &service("secret", 2);
-    write(
-        "mesh.yaml",
-        &format!("services:\n{services}workloads:\n{workloads}policies: []\n"),
-    )
+    write("mesh.yaml", &format!("services:\n{services}workloads:\n{workloads}policies: []\n"))
 }

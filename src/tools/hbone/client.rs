@@ -92,9 +92,7 @@ impl Client {
     {
         // The name is never sent: verification uses SPIFFE identities.
         let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
-        let connected = TlsConnector::from(Arc::clone(tls))
-            .connect(name, stream)
-            .await;
+        let connected = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
         let stream = connected.map_err(explain)?;
         let (_, session) = stream.get_ref();
         let group = session.negotiated_key_exchange_group();
@@ -102,11 +100,7 @@ impl Client {
         let agreed = group.zip(suite);
         let agreed = agreed.map(|(group, suite)| (group.name(), suite.suite()));
         let (send, connection) = settings.handshake(stream).await?;
-        Ok(Self {
-            send,
-            driver: ConnectionTask(tokio::spawn(connection)),
-            negotiated: agreed,
-        })
+        Ok(Self { send, driver: ConnectionTask(tokio::spawn(connection)), negotiated: agreed })
     }
 
     /// Opens a tunnel to `authority`. Waits until the connection allows another stream.
@@ -115,13 +109,7 @@ impl Client {
     /// The server rejected the tunnel, or the connection is closed.
     pub async fn tunnel(&self, authority: &str) -> Result<Tunnel, ConnectError> {
         let uri = http::Uri::builder().authority(authority).build()?;
-        self.request(
-            Request::builder()
-                .method(Method::CONNECT)
-                .uri(uri)
-                .body(())?,
-        )
-        .await
+        self.request(Request::builder().method(Method::CONNECT).uri(uri).body(())?).await
     }
 
     /// Sends any request, and returns its stream as a tunnel if the response is 200.

@@ -61,9 +61,7 @@ where
     H: Future<Output = ()> + Send + 'static,
 {
     let mut settings = Builder::new();
-    settings
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW);
+    settings.initial_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
     let mut connection = settings.handshake::<_, Bytes>(stream).await?;
     let mut tunnels = JoinSet::new();
     while let Some(request) = connection.accept().await {
@@ -87,14 +85,7 @@ fn accept(
     if !is_connect {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
     }
-    let authority = request
-        .uri()
-        .authority()
-        .map(ToString::to_string)
-        .unwrap_or_default();
+    let authority = request.uri().authority().map(ToString::to_string).unwrap_or_default();
     let send = respond.send_response(response, !is_connect).ok()?;
-    is_connect.then(|| IncomingTunnel {
-        authority,
-        tunnel: Tunnel::new(send, request.into_body()),
-    })
+    is_connect.then(|| IncomingTunnel { authority, tunnel: Tunnel::new(send, request.into_body()) })
 }

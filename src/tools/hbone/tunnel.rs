@@ -35,12 +35,7 @@ const WRITE_BYTES_MAX: usize = 64 * 1024;
 
 impl Tunnel {
     pub(super) fn new(send: SendStream<Bytes>, receive: RecvStream) -> Self {
-        Self {
-            send,
-            recv: Some(receive),
-            unread: Bytes::new(),
-            write_closed: false,
-        }
+        Self { send, recv: Some(receive), unread: Bytes::new(), write_closed: false }
     }
 
     /// Returns the RST_STREAM code behind an error of a tunnel, if a reset caused the error.
@@ -200,9 +195,7 @@ impl AsyncWrite for Tunnel {
         if !self.write_closed {
             self.write_closed = true;
             self.send.reserve_capacity(0);
-            self.send
-                .send_data(Bytes::new(), true)
-                .map_err(into_io_error)?;
+            self.send.send_data(Bytes::new(), true).map_err(into_io_error)?;
         }
         Poll::Ready(Ok(()))
     }

@@ -99,17 +99,11 @@ mod tests {
     fn an_alert_is_distinguished_from_its_beginning_and_from_other_bytes() {
         let alert = [21, 3, 3, 0, 2, 2, 112];
         for length in 0..ALERT_BYTES {
-            assert_eq!(
-                FirstBytes::classify(&alert[..length]),
-                FirstBytes::Incomplete
-            );
+            assert_eq!(FirstBytes::classify(&alert[..length]), FirstBytes::Incomplete);
         }
         assert_eq!(FirstBytes::classify(&alert), FirstBytes::Alert(Alert(112)));
         for length in 0..HELLO_RESPONSE.len() {
-            assert_eq!(
-                FirstBytes::classify(&HELLO_RESPONSE[..length]),
-                FirstBytes::Incomplete
-            );
+            assert_eq!(FirstBytes::classify(&HELLO_RESPONSE[..length]), FirstBytes::Incomplete);
         }
         let answered = [&HELLO_RESPONSE[..], &[1, 2, 3]].concat();
         assert_eq!(FirstBytes::classify(&answered), FirstBytes::Answer);
@@ -120,11 +114,7 @@ mod tests {
         for at in 0..ALERT_BYTES - 1 {
             let mut other = alert;
             other[at] = 200;
-            assert_eq!(
-                FirstBytes::classify(&other[..=at]),
-                FirstBytes::Payload,
-                "{at}"
-            );
+            assert_eq!(FirstBytes::classify(&other[..=at]), FirstBytes::Payload, "{at}");
         }
     }
 }

@@ -195,13 +195,7 @@ impl Common {
         size: Option<NonZeroU64>,
         rate: Option<NonZeroU64>,
     ) -> Plan {
-        Plan {
-            work,
-            common: self.clone(),
-            streams: streams.get(),
-            size,
-            rate,
-        }
+        Plan { work, common: self.clone(), streams: streams.get(), size, rate }
     }
 
     /// Returns the only key exchange to offer, if there is one.
@@ -237,11 +231,7 @@ pub(super) fn files(
     key: Option<PathBuf>,
     roots: Option<PathBuf>,
 ) -> Option<TlsFiles> {
-    Some(TlsFiles {
-        chain: chain?,
-        key: key?,
-        roots: roots?,
-    })
+    Some(TlsFiles { chain: chain?, key: key?, roots: roots? })
 }
 
 impl RequestArgs {
@@ -275,9 +265,7 @@ impl Plan {
     /// the two extra ones of `mixed`, so that full streams do not block the others.
     pub(super) fn connection_window(&self) -> u32 {
         let streams = u32::try_from(self.streams).unwrap_or(u32::MAX);
-        let all = self
-            .stream_window()
-            .saturating_mul(streams.saturating_add(2));
+        let all = self.stream_window().saturating_mul(streams.saturating_add(2));
         all.clamp(CONNECTION_WINDOW_MIN, CONNECTION_WINDOW_MAX)
     }
 }

@@ -87,8 +87,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Command::Churn(of) => of.plan(Work::Churn),
         Command::Handshake(of) => {
             let (size, rate) = (Some(of.request.size), of.request.rate);
-            of.common
-                .plan(Work::Handshake, NonZeroUsize::MIN, size, rate)
+            of.common.plan(Work::Handshake, NonZeroUsize::MIN, size, rate)
         }
         Command::Idle(of) => {
             let held = &of.held;

@@ -58,20 +58,12 @@ async fn open(run: &Rc<RunState>, lines: &[Rc<ReconnectingConnection>]) -> Vec<W
     let mut opening = JoinSet::new();
     for line in lines {
         if opening.len() == CONCURRENT_OPENS {
-            slots.extend(
-                task_result(run, opening.join_next().await)
-                    .into_iter()
-                    .flatten(),
-            );
+            slots.extend(task_result(run, opening.join_next().await).into_iter().flatten());
         }
         opening.spawn_local(open_line(Rc::clone(run), Rc::clone(line)));
     }
     while !opening.is_empty() {
-        slots.extend(
-            task_result(run, opening.join_next().await)
-                .into_iter()
-                .flatten(),
-        );
+        slots.extend(task_result(run, opening.join_next().await).into_iter().flatten());
     }
     slots
 }
@@ -117,9 +109,7 @@ async fn prepare(run: Rc<RunState>, mut slot: Worker, streams: usize) -> Option<
 
 /// Returns the result of a task. A panic counts as a failure.
 fn task_result<T>(run: &RunState, ended: Option<Result<T, tokio::task::JoinError>>) -> Option<T> {
-    ended?
-        .map_err(|stopped| run.tally.failed(&stopped.into()))
-        .ok()
+    ended?.map_err(|stopped| run.tally.failed(&stopped.into())).ok()
 }
 
 /// Runs every slot until the time is over.
@@ -161,11 +151,7 @@ async fn run_slots(
         () = all(&mut working, &mut slots) => {}
         () = stop.recv() => {}
     }
-    let took = RunCost {
-        time: begun.elapsed(),
-        cpu: cpu_time().saturating_sub(cpu),
-        interrupted,
-    };
+    let took = RunCost { time: begun.elapsed(), cpu: cpu_time().saturating_sub(cpu), interrupted };
     progress.shutdown().await;
     progress::clear();
     Ok((slots, took))

@@ -89,11 +89,7 @@ impl LoadStream {
 
 impl PassthroughStream {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self {
-            stream,
-            head: BytesMut::new(),
-            is_payload: false,
-        }
+        Self { stream, head: BytesMut::new(), is_payload: false }
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {

@@ -50,12 +50,7 @@ impl Schedule {
             taken: Cell::new(0),
             due: Semaphore::new(0),
         });
-        Self {
-            begun: Cell::new(Instant::now()),
-            time,
-            schedule,
-            over: CancellationToken::new(),
-        }
+        Self { begun: Cell::new(Instant::now()), time, schedule, over: CancellationToken::new() }
     }
 
     /// Waits until an operation is due, and returns its due time; none when the time is over.
@@ -93,9 +88,7 @@ impl Schedule {
         let all = schedule.due_before(self.time);
         let mut released = 0;
         while released < all {
-            let due = schedule
-                .due_before(begun.elapsed() + Duration::from_nanos(1))
-                .min(all);
+            let due = schedule.due_before(begun.elapsed() + Duration::from_nanos(1)).min(all);
             let more = usize::try_from(due - released).unwrap_or(Semaphore::MAX_PERMITS);
             schedule.due.add_permits(more);
             released = due;
@@ -164,10 +157,7 @@ impl PreciseTimer {
             tokio::task::yield_now().await;
             return Ok(());
         }
-        let once = Itimerspec {
-            it_interval: Timespec::default(),
-            it_value: value,
-        };
+        let once = Itimerspec { it_interval: Timespec::default(), it_value: value };
         // Setting the timer again also clears its expiration, so that nothing has to be read from
         // it.
         timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &once)?;
@@ -203,12 +193,7 @@ mod tests {
         let tally = Counters::new().unwrap();
         while let Some(due) = pace.next_due().await {
             let tenth = tally.operations.get() == 9;
-            sleep(if tenth {
-                stall
-            } else {
-                Duration::from_millis(1)
-            })
-            .await;
+            sleep(if tenth { stall } else { Duration::from_millis(1) }).await;
             tally.count_success(due.elapsed());
         }
         let latency = tally.latency();

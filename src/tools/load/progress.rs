@@ -18,11 +18,7 @@ const CLEAR: &str = "\r\x1b[K";
 /// Shows the progress until the time of the run is over.
 pub(super) async fn show(run: Rc<RunState>) {
     let watched = std::io::stderr().is_terminal();
-    let every = if watched {
-        TERMINAL_INTERVAL
-    } else {
-        LOG_INTERVAL
-    };
+    let every = if watched { TERMINAL_INTERVAL } else { LOG_INTERVAL };
     let begun = Instant::now();
     let mut ticks = interval_at(begun + every, every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

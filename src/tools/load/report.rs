@@ -105,10 +105,7 @@ impl Report {
 
     /// Returns a summary with the most frequent failure, or none if nothing failed.
     pub(super) fn failure_summary(&self) -> Option<String> {
-        let (kind, _) = self
-            .failures_by_kind
-            .iter()
-            .max_by_key(|&(_, count)| count)?;
+        let (kind, _) = self.failures_by_kind.iter().max_by_key(|&(_, count)| count)?;
         Some(format!("{} failed, most often: {kind}", self.failures))
     }
 
@@ -157,11 +154,7 @@ impl Report {
             Some(rate) => writeln!(out, ", {rate} due each second")?,
             None => writeln!(out)?,
         }
-        let interrupted = if self.interrupted {
-            ", interrupted"
-        } else {
-            ""
-        };
+        let interrupted = if self.interrupted { ", interrupted" } else { "" };
         let (seconds, cpu) = (self.seconds, self.cpu_seconds);
         writeln!(
             out,
@@ -173,11 +166,7 @@ impl Report {
         }
         for (name, count, rate) in [
             ("sent", self.sent_bytes, self.sent_bytes_per_second),
-            (
-                "received",
-                self.received_bytes,
-                self.received_bytes_per_second,
-            ),
+            ("received", self.received_bytes, self.received_bytes_per_second),
         ] {
             if count > 0 {
                 let (count, rate) = (bytes(count as f64), bytes(rate));

@@ -225,11 +225,7 @@ async fn read<T>(
             let mut buffer = ReadBuf::new(scratch);
             ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
             let bytes = buffer.filled();
-            Poll::Ready(if bytes.is_empty() {
-                Ok(None)
-            } else {
-                take(stream, bytes).map(Some)
-            })
+            Poll::Ready(if bytes.is_empty() { Ok(None) } else { take(stream, bytes).map(Some) })
         })
     })
     .await

@@ -109,17 +109,10 @@ impl Worker {
     /// Ends the tunnel in order if the other side will end it too; resets it otherwise. A
     /// connection that only this slot uses is closed.
     pub(super) async fn close(&mut self) {
-        let Some(OpenTunnel {
-            mut tunnel,
-            connection,
-        }) = self.open.take()
-        else {
+        let Some(OpenTunnel { mut tunnel, connection }) = self.open.take() else {
             return;
         };
-        if matches!(
-            self.job,
-            Work::Rr | Work::Handshake | Work::Idle | Work::FullDuplex
-        ) {
+        if matches!(self.job, Work::Rr | Work::Handshake | Work::Idle | Work::FullDuplex) {
             let _ = timeout(END_DEADLINE, ops::close_both_directions(&mut tunnel)).await;
         }
         drop(tunnel);

@@ -81,10 +81,7 @@ struct RoundRobin<T> {
 
 impl<T> RoundRobin<T> {
     fn new(all: Vec<T>) -> Option<Self> {
-        (!all.is_empty()).then(|| Self {
-            all,
-            next: Cell::new(0),
-        })
+        (!all.is_empty()).then(|| Self { all, next: Cell::new(0) })
     }
 
     fn next(&self) -> &T {
@@ -140,9 +137,7 @@ impl Target {
     }
 
     async fn tcp(&self) -> anyhow::Result<TcpStream> {
-        let stream = TcpStream::connect(self.address)
-            .await
-            .map_err(ConnectError::Io)?;
+        let stream = TcpStream::connect(self.address).await.map_err(ConnectError::Io)?;
         stream.set_nodelay(true)?;
         Ok(stream)
     }
@@ -158,10 +153,7 @@ impl Target {
         add(&self.counts.connections, 1);
         self.counts.negotiated.set(outer.agreed());
         let Some(inner) = &hbone.inner else {
-            return Ok(Connection {
-                client: outer,
-                outer: None,
-            });
+            return Ok(Connection { client: outer, outer: None });
         };
         let authority = hbone.authorities.next();
         let tunnel = outer.tunnel(authority).await.context("outer")?;
@@ -245,10 +237,7 @@ fn client_hello(name: &String) -> anyhow::Result<Bytes> {
 
 impl OpenTunnel {
     fn new(tunnel: Tunnel, connection: Rc<Connection>) -> Self {
-        Self {
-            tunnel: LoadStream::Tunnel(tunnel),
-            connection: Some(connection),
-        }
+        Self { tunnel: LoadStream::Tunnel(tunnel), connection: Some(connection) }
     }
 }
 

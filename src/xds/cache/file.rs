@@ -80,9 +80,7 @@ fn first((type_url, name, rest): &Split) -> Vec<u8> {
 /// Replaces the file atomically. The old one is kept if that fails.
 pub(super) fn write(path: &Path, header: &Header, entries: &[Split]) -> io::Result<()> {
     let header = header.encode_length_delimited_to_vec();
-    let lengths = entries
-        .iter()
-        .map(|split| first(split).len() + split.2.len());
+    let lengths = entries.iter().map(|split| first(split).len() + split.2.len());
     let length = header.len() + lengths.sum::<usize>();
     if length > FILE_BYTES_MAX - HEAD_BYTES - DIGEST_BYTES {
         return Err(ErrorKind::FileTooLarge.into());
@@ -165,9 +163,7 @@ pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
     let have = rest.len() as u64;
     if want != have {
         let what = if have < want { "cut off" } else { "too long" };
-        return Err(format!(
-            "it is {what}: {have} bytes after its head, not {want}"
-        ));
+        return Err(format!("it is {what}: {have} bytes after its head, not {want}"));
     }
     let Some((summed, sum)) = bytes.split_last_chunk::<DIGEST_BYTES>() else {
         return Err("it is too short".to_owned());
@@ -201,11 +197,8 @@ fn entry(bytes: &mut Bytes) -> Result<Restored, DecodeError> {
     // The length was decoded before, so it is valid and within the buffer.
     let length = prost::decode_length_delimiter(&mut whole)?;
     whole.truncate(length);
-    let rest = Entry {
-        version: entry.version.clone(),
-        body: entry.body.clone(),
-        ..Entry::default()
-    };
+    let rest =
+        Entry { version: entry.version.clone(), body: entry.body.clone(), ..Entry::default() };
     // This build writes both of them last.
     let rest = match whole.len().checked_sub(rest.encoded_len()) {
         Some(first) if first == named(&entry.type_url, &entry.name).encoded_len() => {
@@ -217,9 +210,5 @@ fn entry(bytes: &mut Bytes) -> Result<Restored, DecodeError> {
 }
 
 fn named(type_url: &str, name: &str) -> Entry {
-    Entry {
-        type_url: type_url.to_owned(),
-        name: name.to_owned(),
-        ..Entry::default()
-    }
+    Entry { type_url: type_url.to_owned(), name: name.to_owned(), ..Entry::default() }
 }

@@ -79,12 +79,7 @@ struct State {
 impl Recorder {
     /// Returns a recorder without a file.
     pub fn new(store: Box<dyn MeshStore>) -> Self {
-        Self {
-            store,
-            kept: None,
-            restored: None,
-            saved: None,
-        }
+        Self { store, kept: None, restored: None, saved: None }
     }
 
     /// Returns a recorder for a file, and restores the content of the file into the store and the
@@ -302,10 +297,7 @@ impl Kept {
         let old = self.state().unreadable.get(&resource.name).copied();
         let all = self.state().unreadable_bytes - old.unwrap_or(0) + bytes;
         if bytes > BODY_BYTES_MAX || all > UNREADABLE_BYTES_MAX {
-            let bodiless = Resource {
-                body: None,
-                ..resource.clone()
-            };
+            let bodiless = Resource { body: None, ..resource.clone() };
             self.put(type_url, &bodiless, true);
             return;
         }
@@ -318,11 +310,7 @@ impl Kept {
     /// Records a resource, with its body if the store uses it.
     fn put(&self, type_url: &'static str, resource: &Resource, reads: bool) {
         let body = resource.body.clone().filter(|_| reads).unwrap_or_default();
-        let entry = Entry {
-            version: resource.version.to_string(),
-            body,
-            ..Entry::default()
-        };
+        let entry = Entry { version: resource.version.to_string(), body, ..Entry::default() };
         self.keep(type_url, &resource.name, entry.encode());
     }
 

@@ -11,18 +11,11 @@ use crate::xds::client::{Mode, Response, Subscription};
 use crate::xds::store::Store;
 
 fn cache(folder: &Path) -> Cache {
-    Cache {
-        file: folder.join("cache"),
-        cluster: "east".into(),
-        network: "net".into(),
-    }
+    Cache { file: folder.join("cache"), cluster: "east".into(), network: "net".into() }
 }
 
 fn client() -> Client {
-    let wildcard = |type_url| Subscription {
-        type_url,
-        mode: Mode::Wildcard,
-    };
+    let wildcard = |type_url| Subscription { type_url, mode: Mode::Wildcard };
     Client::new([ADDRESS, AUTHORIZATION, CLUSTER].map(wildcard).into())
 }
 
@@ -42,25 +35,18 @@ fn workload(uid: &str, version: &str) -> Resource {
         node: version.into(),
         ..proto::Workload::default()
     };
-    let message = proto::Address {
-        r#type: Some(proto::address::Type::Workload(workload)),
-    };
+    let message = proto::Address { r#type: Some(proto::address::Type::Workload(workload)) };
     resource(ADDRESS, uid, version, &message)
 }
 
 /// Returns a policy about a port. An invalid port gives it an unknown action.
 fn policy(port: u32, version: &str) -> Resource {
-    let one = security::Match {
-        destination_ports: vec![port],
-        ..security::Match::default()
-    };
+    let one = security::Match { destination_ports: vec![port], ..security::Match::default() };
     let clause = security::Clause { matches: vec![one] };
     let message = security::Authorization {
         name: "p".into(),
         namespace: "app".into(),
-        rules: vec![security::Rule {
-            clauses: vec![clause],
-        }],
+        rules: vec![security::Rule { clauses: vec![clause] }],
         action: if (1..=65535).contains(&port) { 0 } else { 9 },
         ..security::Authorization::default()
     };
@@ -116,11 +102,7 @@ fn what_was_accepted_is_there_after_a_restart() {
     assert!(notice.contains(path.to_str().unwrap()), "{notice}");
     assert_eq!(
         versions(&mut client),
-        [
-            pair("a", "1"),
-            pair("b", "2"),
-            pair("inbound-vip|80|tcp|echo.app", "3")
-        ]
+        [pair("a", "1"), pair("b", "2"), pair("inbound-vip|80|tcp|echo.app", "3")]
     );
     fs::remove_file(&path).unwrap();
     write(&restored).unwrap();
@@ -144,9 +126,7 @@ fn what_was_accepted_is_there_after_a_restart() {
 fn the_placeholder_of_a_policy_outlives_a_restart_and_is_requested_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut recorder = filled(folder.path());
-    recorder
-        .upsert(AUTHORIZATION, &policy(65536, "6"))
-        .unwrap_err();
+    recorder.upsert(AUTHORIZATION, &policy(65536, "6")).unwrap_err();
     write(&recorder).unwrap();
     let mut client = client();
     let mut restored =
@@ -154,9 +134,7 @@ fn the_placeholder_of_a_policy_outlives_a_restart_and_is_requested_again() {
     assert!(restored.store.has_placeholder(AUTHORIZATION, "app/p"));
     assert!(versions(&mut client).contains(&pair("app/p", "")));
     restored.upsert(AUTHORIZATION, &policy(80, "7")).unwrap();
-    restored
-        .upsert(AUTHORIZATION, &policy(65536, "8"))
-        .unwrap_err();
+    restored.upsert(AUTHORIZATION, &policy(65536, "8")).unwrap_err();
     write(&restored).unwrap();
     let mut client = self::client();
     let restored = Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client);
@@ -171,11 +149,8 @@ fn the_bodies_of_unreadable_policies_are_bounded() {
         Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client());
     let kept = Arc::clone(recorder.kept.as_ref().unwrap());
     let mut put = |name: &str, bytes: usize| {
-        let unreadable = Resource {
-            name: name.into(),
-            body: Some(vec![0xff; bytes].into()),
-            ..policy(80, "1")
-        };
+        let unreadable =
+            Resource { name: name.into(), body: Some(vec![0xff; bytes].into()), ..policy(80, "1") };
         recorder.upsert(AUTHORIZATION, &unreadable).unwrap_err();
         let state = kept.state();
         let entry = state.entries[AUTHORIZATION][name].len();
@@ -212,33 +187,18 @@ fn the_placeholder_of_policies_beyond_the_limit_outlives_a_restart() {
     let mut client = client();
     let mut restored =
         Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client);
-    assert!(
-        restored
-            .store
-            .has_placeholder(AUTHORIZATION, SHARED_PLACEHOLDER)
-    );
+    assert!(restored.store.has_placeholder(AUTHORIZATION, SHARED_PLACEHOLDER));
     assert_eq!(client.held(AUTHORIZATION), 0);
     versions(&mut client);
     // The first response of a stream has no nonce.
-    let response = Response {
-        type_url: AUTHORIZATION.into(),
-        ..Response::default()
-    };
+    let response = Response { type_url: AUTHORIZATION.into(), ..Response::default() };
     client.received(response, &mut restored);
     write(&restored).unwrap();
     for recorder in [
         restored,
-        Recorder::restore(
-            cache(folder.path()),
-            Box::<Store>::default(),
-            &mut self::client(),
-        ),
+        Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut self::client()),
     ] {
-        assert!(
-            !recorder
-                .store
-                .has_placeholder(AUTHORIZATION, SHARED_PLACEHOLDER)
-        );
+        assert!(!recorder.store.has_placeholder(AUTHORIZATION, SHARED_PLACEHOLDER));
     }
 }
 
@@ -251,10 +211,7 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
     let why = |bytes: &[u8]| file::parse(&Bytes::copy_from_slice(bytes)).unwrap_err();
     for end in 0..good.len() {
         let why = why(&good[..end]);
-        assert!(
-            why.contains("too short") || why.contains("cut off"),
-            "{why}"
-        );
+        assert!(why.contains("too short") || why.contains("cut off"), "{why}");
     }
     for at in 0..good.len() {
         let mut bytes = good.clone();
@@ -273,10 +230,7 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
     assert_eq!(why(&newer), "it has format 2, this build reads 1");
 
     // Well-formed content with wrong numbers.
-    let header = |resources| Header {
-        resources,
-        ..Header::default()
-    };
+    let header = |resources| Header { resources, ..Header::default() };
     let split = |rest| (ADDRESS, Arc::from("a"), rest);
     let entry = split(Bytes::from_static(b"\x7f\x01"));
     let none = split(Entry::default().encode());
@@ -298,10 +252,7 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
 fn the_state_of_another_cluster_is_not_served() {
     let folder = tempfile::tempdir().unwrap();
     write(&filled(folder.path())).unwrap();
-    let other = Cache {
-        cluster: "west".into(),
-        ..cache(folder.path())
-    };
+    let other = Cache { cluster: "west".into(), ..cache(folder.path()) };
     let mut client = client();
     let restored = Recorder::restore(other, Box::<Store>::default(), &mut client);
     assert_eq!(restored.restored(), None);

@@ -108,16 +108,9 @@ impl TypeState {
         let claim = |(name, held): (&Arc<str>, &HeldResource)| {
             initial_version_bytes(name, held.version.initial_version())
         };
-        let missing = || {
-            self.subscribed_names
-                .iter()
-                .filter(|name| !self.held.contains_key(*name))
-        };
+        let missing = || self.subscribed_names.iter().filter(|name| !self.held.contains_key(*name));
         let claims = self.held.iter().map(claim).sum::<usize>();
-        let claims = claims
-            + missing()
-                .map(|name| initial_version_bytes(name, ""))
-                .sum::<usize>();
+        let claims = claims + missing().map(|name| initial_version_bytes(name, "")).sum::<usize>();
         let mut versions = BTreeMap::new();
         let unclaimed = claims > claims_max;
         if !unclaimed {
@@ -224,11 +217,7 @@ impl TypeState {
             let other = truncate(&resource.body_type, TYPE_BYTES_MAX);
             return Err(format!("body: type {other:?}, want {type_url}"));
         }
-        let body = if resources.uses_bodies(type_url) {
-            body
-        } else {
-            &[]
-        };
+        let body = if resources.uses_bodies(type_url) { body } else { &[] };
         let version = self.version(resource, body);
         let old = self.held.get(&*resource.name);
         // istiod sends all of its clusters again with each push. Equal server versions may
@@ -302,8 +291,7 @@ impl TypeState {
 
     /// Records a held resource, replacing the one of the same name.
     fn hold(&mut self, name: &Arc<str>, version: Version, bytes: usize) {
-        self.held
-            .insert(Arc::clone(name), HeldResource { version, bytes });
+        self.held.insert(Arc::clone(name), HeldResource { version, bytes });
     }
 
     /// Removes resources that a complete response does not name. Rejections of named resources
@@ -340,10 +328,7 @@ impl TypeState {
         if !self.on_demand() {
             return (Vec::new(), Vec::new());
         }
-        let gone = self
-            .subscribed_names
-            .iter()
-            .filter(|name| !names.contains(&***name));
+        let gone = self.subscribed_names.iter().filter(|name| !names.contains(&***name));
         let gone: Vec<_> = gone.cloned().collect();
         for name in &gone {
             self.subscribed_names.remove(name);
@@ -356,10 +341,7 @@ impl TypeState {
         let new: Vec<_> = new.cloned().collect();
         let mut gone: BTreeSet<_> = gone.iter().map(|name| name.to_string()).collect();
         if mem::take(&mut self.has_unchecked_restored) || !gone.is_empty() {
-            let unwanted = self
-                .held
-                .keys()
-                .filter(|name| !self.subscribed_names.contains(*name));
+            let unwanted = self.held.keys().filter(|name| !self.subscribed_names.contains(*name));
             let mut unwanted: Vec<_> = unwanted.cloned().collect();
             unwanted.sort_unstable();
             for name in unwanted {
@@ -437,10 +419,7 @@ fn contradictions(response: &Response) -> BTreeMap<&str, (&str, &'static str)> {
             continue;
         }
         if removed.contains(&**name) {
-            found.insert(
-                &**name,
-                (&**version, "both sent and removed in one response"),
-            );
+            found.insert(&**name, (&**version, "both sent and removed in one response"));
         } else if !seen.insert(&**name) {
             found.insert(&**name, (&**version, "sent twice in one response"));
         }

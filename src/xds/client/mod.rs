@@ -117,12 +117,7 @@ impl Client {
         if response.nonce.is_empty() {
             return Vec::new();
         }
-        vec![Request {
-            type_url,
-            nonce: response.nonce,
-            error,
-            ..Request::default()
-        }]
+        vec![Request { type_url, nonce: response.nonce, error, ..Request::default() }]
     }
 
     /// Replaces the wanted names of an on-demand type. Returns the changes of the subscription.
@@ -151,14 +146,12 @@ impl Client {
             type_url: Cow::Borrowed(known.subscription.type_url),
             ..Request::default()
         };
-        let subscribe = new.chunks(NAMES_PER_CHANGE_MAX).map(|names| Request {
-            subscribe: names.to_vec(),
-            ..change()
-        });
-        let unsubscribe = gone.chunks(NAMES_PER_CHANGE_MAX).map(|names| Request {
-            unsubscribe: names.to_vec(),
-            ..change()
-        });
+        let subscribe = new
+            .chunks(NAMES_PER_CHANGE_MAX)
+            .map(|names| Request { subscribe: names.to_vec(), ..change() });
+        let unsubscribe = gone
+            .chunks(NAMES_PER_CHANGE_MAX)
+            .map(|names| Request { unsubscribe: names.to_vec(), ..change() });
         subscribe.chain(unsubscribe).collect()
     }
 
@@ -207,8 +200,7 @@ impl Client {
     pub fn without_response(&self) -> impl Iterator<Item = &'static str> {
         let pending = self.pending();
         pending.filter(|type_url| {
-            self.known(type_url)
-                .is_some_and(|known| known.awaits_first_response)
+            self.known(type_url).is_some_and(|known| known.awaits_first_response)
         })
     }
 
@@ -240,8 +232,7 @@ impl Client {
     /// Returns the number of wanted names of a type without an answer: they were not held when
     /// they were added, and no response has mentioned them since.
     pub fn unanswered(&self, type_url: &str) -> usize {
-        self.known(type_url)
-            .map_or(0, |known| known.unanswered.len())
+        self.known(type_url).map_or(0, |known| known.unanswered.len())
     }
 
     /// Returns the number of held resources of a type.

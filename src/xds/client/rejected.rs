@@ -128,9 +128,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
         super::messages::WILDCARD => Err("the name `*` is reserved".to_owned()),
         name if name.len() > NAME_BYTES_MAX => {
             let bytes = name.len();
-            Err(format!(
-                "name: {bytes} bytes, want at most {NAME_BYTES_MAX}"
-            ))
+            Err(format!("name: {bytes} bytes, want at most {NAME_BYTES_MAX}"))
         }
         _ => Ok(()),
     }

@@ -47,11 +47,7 @@ pub(super) struct Usage {
 
 impl Usage {
     pub(super) fn new(limits: Limits) -> Self {
-        Self {
-            limits,
-            entries: 0,
-            bytes: 0,
-        }
+        Self { limits, entries: 0, bytes: 0 }
     }
 
     /// Records an entry of `new` bytes, replacing one of `old` bytes if there was one.
@@ -61,11 +57,7 @@ impl Usage {
     pub(super) fn put(&mut self, old: Option<usize>, new: usize) -> Result<(), String> {
         let entries = self.entries + usize::from(old.is_none());
         let bytes = (self.bytes + new).saturating_sub(old.unwrap_or(0));
-        let Limits {
-            entries: most,
-            bytes: most_bytes,
-            ..
-        } = self.limits;
+        let Limits { entries: most, bytes: most_bytes, .. } = self.limits;
         if entries > self.entries && entries > most {
             return Err(format!("{most} resources are held, which is the limit"));
         }

@@ -30,10 +30,7 @@ pub(super) struct DnsClient {
 impl DnsClient {
     /// Uses these servers, or those of the system if the list is empty.
     pub(super) fn new(servers: Vec<SocketAddr>) -> Self {
-        Self {
-            servers,
-            resolver: None,
-        }
+        Self { servers, resolver: None }
     }
 
     /// Looks up all IPv4 and IPv6 addresses of a name. The search list of the system is not

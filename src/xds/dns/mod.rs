@@ -135,16 +135,9 @@ impl Dns {
         }
         self.status.set_hosts_left_out(schedule.left_out());
         let again = Some(now + SCAN_INTERVAL);
-        *wanted = WantedHosts {
-            versions: at,
-            next_scan: again,
-            hosts,
-        };
+        *wanted = WantedHosts { versions: at, next_scan: again, hosts };
         if !answers.is_empty() {
-            self.publisher.update(Change {
-                answers,
-                ..Change::default()
-            });
+            self.publisher.update(Change { answers, ..Change::default() });
         }
         None
     }
@@ -194,11 +187,7 @@ mod tests {
             uid: format!("uid-of-{host}").into(),
             capacity: 1,
             services: [("app/db.app".into(), [(80, 8080)].into())].into(),
-            template: Template {
-                hostname: (*host).into(),
-                ..Template::default()
-            }
-            .into(),
+            template: Template { hostname: (*host).into(), ..Template::default() }.into(),
             ..Workload::default()
         };
         Mesh::new([], hosts.iter().map(workload))
@@ -225,36 +214,22 @@ mod tests {
         let (dns, mut schedule, mut wanted) = (dns(), Schedule::default(), WantedHosts::default());
         assert_eq!(dns.scan_wanted_hosts(&mut schedule, &mut wanted), None);
         tell(&dns, &["a"]);
-        assert_eq!(
-            dns.scan_wanted_hosts(&mut schedule, &mut wanted),
-            None,
-            "at once"
-        );
+        assert_eq!(dns.scan_wanted_hosts(&mut schedule, &mut wanted), None, "at once");
         assert!(schedule.start_next_lookup(Instant::now()).is_some());
         let again = Instant::now() + SCAN_INTERVAL;
         for hosts in [&["a", "b"][..], &["b"], &["b", "c"]] {
             tell(&dns, hosts);
-            assert_eq!(
-                dns.scan_wanted_hosts(&mut schedule, &mut wanted),
-                Some(again)
-            );
+            assert_eq!(dns.scan_wanted_hosts(&mut schedule, &mut wanted), Some(again));
             assert_eq!(schedule.start_next_lookup(Instant::now()), None);
         }
         tokio::time::advance(SCAN_INTERVAL).await;
         assert_eq!(dns.scan_wanted_hosts(&mut schedule, &mut wanted), None);
-        let mut begun = [(); 2].map(|()| {
-            schedule
-                .start_next_lookup(Instant::now())
-                .expect("a hostname")
-        });
+        let mut begun =
+            [(); 2].map(|()| schedule.start_next_lookup(Instant::now()).expect("a hostname"));
         begun.sort_unstable();
         assert_eq!(begun.each_ref().map(|name| &**name), ["b", "c"]);
         tokio::time::advance(SCAN_INTERVAL).await;
-        assert_eq!(
-            dns.scan_wanted_hosts(&mut schedule, &mut wanted),
-            None,
-            "all is seen"
-        );
+        assert_eq!(dns.scan_wanted_hosts(&mut schedule, &mut wanted), None, "all is seen");
     }
 
     #[tokio::test(start_paused = true)]
@@ -269,18 +244,12 @@ mod tests {
         let (mut schedule, mut known) = (Schedule::default(), WantedHosts::default());
         tell(&dns, &["db"]);
         dns.scan_wanted_hosts(&mut schedule, &mut known);
-        let name = schedule
-            .start_next_lookup(Instant::now())
-            .expect("a hostname");
+        let name = schedule.start_next_lookup(Instant::now()).expect("a hostname");
         let found = FamilyAnswer {
             addresses: vec!["10.0.0.1".parse().expect("an address")],
             ttl: Duration::from_secs(60),
         };
-        dns.apply_answers(
-            &mut schedule,
-            &name,
-            [Ok(found), Ok(FamilyAnswer::default())],
-        );
+        dns.apply_answers(&mut schedule, &name, [Ok(found), Ok(FamilyAnswer::default())]);
         let want = ["uid-of-db/10.0.0.1"];
         assert_eq!(shown(), want);
         tell(&dns, &[]);

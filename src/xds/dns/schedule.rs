@@ -118,9 +118,7 @@ impl Schedule {
         let Some(known) = self.names.get(name) else {
             return;
         };
-        let soon = known
-            .lookup_started
-            .map_or(now, |begun| now.max(begun + TTL_RANGE.0));
+        let soon = known.lookup_started.map_or(now, |begun| now.max(begun + TTL_RANGE.0));
         if known.next.is_none_or(|next| soon < next) {
             self.set_due(name, soon);
         }
@@ -198,11 +196,7 @@ impl HostState {
         let addresses: Arc<[IpAddr]> = addresses.into_iter().take(ADDRESSES_MAX).collect();
         let changed = (addresses != self.addresses).then(|| Arc::clone(&addresses));
         self.addresses = addresses;
-        let outcome = Outcome {
-            new_addresses: changed,
-            omitted: more,
-            error,
-        };
+        let outcome = Outcome { new_addresses: changed, omitted: more, error };
         (outcome, ttl)
     }
 }
@@ -220,10 +214,7 @@ mod tests {
     }
 
     fn found(addresses: &[IpAddr], seconds: u64) -> Result<FamilyAnswer, String> {
-        Ok(FamilyAnswer {
-            addresses: addresses.to_vec(),
-            ttl: Duration::from_secs(seconds),
-        })
+        Ok(FamilyAnswer { addresses: addresses.to_vec(), ttl: Duration::from_secs(seconds) })
     }
 
     fn failed() -> Result<FamilyAnswer, String> {
@@ -241,26 +232,16 @@ mod tests {
         fn new() -> Self {
             let (mut schedule, name, now) = (Schedule::default(), "db".into(), Instant::now());
             schedule.add(&name, now);
-            Self {
-                schedule,
-                name,
-                now,
-            }
+            Self { schedule, name, now }
         }
 
         /// Looks the name up, which must be due. Returns the outcome and the milliseconds until
         /// the next lookup.
         fn look_up(&mut self, answers: Answers) -> (Outcome, u128) {
-            assert_eq!(
-                self.schedule.start_next_lookup(self.now).as_ref(),
-                Some(&self.name)
-            );
+            assert_eq!(self.schedule.start_next_lookup(self.now).as_ref(), Some(&self.name));
             let outcome = self.schedule.apply_answers(&self.name, answers, self.now);
             let next = self.schedule.next().expect("a time");
-            (
-                outcome.expect("it is wanted"),
-                (next - self.now).as_millis(),
-            )
+            (outcome.expect("it is wanted"), (next - self.now).as_millis())
         }
 
         fn wait(&mut self, milliseconds: u64) {
@@ -285,10 +266,7 @@ mod tests {
             assert!(one.is_due());
         }
         // The shorter TTL of the two families applies.
-        assert_eq!(
-            one.look_up([found(&[ip(1)], 20), found(&[v6(1)], 7)]).1,
-            7_000
-        );
+        assert_eq!(one.look_up([found(&[ip(1)], 20), found(&[v6(1)], 7)]).1, 7_000);
     }
 
     #[test]
@@ -296,20 +274,13 @@ mod tests {
         let mut one = One::new();
         let both = [found(&[ip(2), ip(1), ip(2)], 1), found(&[v6(1)], 1)];
         let (outcome, _) = one.look_up(both);
-        assert_eq!(
-            outcome.new_addresses.as_deref(),
-            Some(&[ip(1), ip(2), v6(1)][..])
-        );
+        assert_eq!(outcome.new_addresses.as_deref(), Some(&[ip(1), ip(2), v6(1)][..]));
         one.wait(1_000);
         let turned = [found(&[ip(1), ip(2)], 1), found(&[v6(1)], 1)];
         assert_eq!(one.look_up(turned).0, Outcome::default());
         one.wait(1_000);
         let (outcome, _) = one.look_up([found(&[ip(9)], 1), found(&[], 1)]);
-        assert_eq!(
-            outcome.new_addresses.as_deref(),
-            Some(&[ip(9)][..]),
-            "replaced at once"
-        );
+        assert_eq!(outcome.new_addresses.as_deref(), Some(&[ip(9)][..]), "replaced at once");
         one.wait(1_000);
         let many: Vec<_> = (0..100).rev().map(ip).collect();
         let (outcome, _) = one.look_up([found(&many, 1), found(&[], 1)]);
@@ -333,28 +304,18 @@ mod tests {
         // A failed family keeps its old answer beside the new one of the other family.
         let (outcome, next) = one.look_up([found(&[ip(2)], 5), failed()]);
         assert_eq!(outcome.new_addresses.as_deref(), Some(&[ip(2), v6(1)][..]));
-        assert_eq!(
-            (outcome.error.as_deref(), next),
-            (Some("timed out"), 60_000)
-        );
+        assert_eq!((outcome.error.as_deref(), next), (Some("timed out"), 60_000));
         one.wait(60_000);
         // An answer without any address counts as a failure.
         let (outcome, _) = one.look_up([found(&[], 5), found(&[], 5)]);
         let error = outcome.error.as_deref();
-        assert_eq!(
-            (outcome.new_addresses, error),
-            (None, Some("no address in the answer"))
-        );
+        assert_eq!((outcome.new_addresses, error), (None, Some("no address in the answer")));
         one.wait(60_000);
         let (outcome, next) = one.look_up([found(&[ip(2)], 5), found(&[], 5)]);
         assert_eq!(outcome.new_addresses.as_deref(), Some(&[ip(2)][..]));
         assert_eq!((outcome.error, next), (None, 5_000));
         one.wait(5_000);
-        assert_eq!(
-            one.look_up([failed(), failed()]).1,
-            1_000,
-            "from the beginning again"
-        );
+        assert_eq!(one.look_up([failed(), failed()]).1, 1_000, "from the beginning again");
     }
 
     #[test]
@@ -393,11 +354,7 @@ mod tests {
         assert!(one.schedule.start_next_lookup(one.now).is_some());
         one.schedule.remove(&one.name, one.now);
         assert_eq!(one.schedule.next(), None);
-        assert_eq!(
-            one.schedule
-                .apply_answers(&one.name, [failed(), failed()], one.now),
-            None
-        );
+        assert_eq!(one.schedule.apply_answers(&one.name, [failed(), failed()], one.now), None);
     }
 
     #[test]

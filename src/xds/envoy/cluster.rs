@@ -59,9 +59,7 @@ pub(super) fn cluster(from: proto::Cluster, interner: &mut Interner) -> Result<C
     let mut sockets = from.transport_socket.into_iter().chain(sockets);
     if let Some(socket) = sockets.find(|socket| socket.name != RAW_BUFFER) {
         let name = shown(&socket.name);
-        notes.push(format!(
-            "transport_socket {name}: ignored, bytes are forwarded unchanged"
-        ));
+        notes.push(format!("transport_socket {name}: ignored, bytes are forwarded unchanged"));
     }
     let by_locality = match from.load_balancing_policy {
         Some(policies) => locality_weights_of(&policies).unwrap_or_else(|| {
@@ -72,9 +70,9 @@ pub(super) fn cluster(from: proto::Cluster, interner: &mut Interner) -> Result<C
             );
             false
         }),
-        None => from
-            .common_lb_config
-            .is_some_and(|common| common.locality_weighted_lb_config.is_some()),
+        None => {
+            from.common_lb_config.is_some_and(|common| common.locality_weighted_lb_config.is_some())
+        }
     };
     let own = |interner| {
         let of = from.load_assignment.unwrap_or_default();
@@ -83,9 +81,7 @@ pub(super) fn cluster(from: proto::Cluster, interner: &mut Interner) -> Result<C
     let source = match from.cluster_discovery_type {
         Some(ClusterDiscoveryType::ClusterType(custom)) => {
             let name = shown(&custom.name);
-            notes.push(format!(
-                "cluster_type {name}: unknown, the cluster has no endpoints"
-            ));
+            notes.push(format!("cluster_type {name}: unknown, the cluster has no endpoints"));
             EndpointSource::Unknown
         }
         Some(ClusterDiscoveryType::Type(of)) => match DiscoveryType::try_from(of) {
@@ -106,19 +102,12 @@ pub(super) fn cluster(from: proto::Cluster, interner: &mut Interner) -> Result<C
         // STATIC is the default.
         None => EndpointSource::Inline(own(interner)?),
     };
-    Ok(Cluster {
-        source,
-        by_locality,
-        notes,
-    })
+    Ok(Cluster { source, by_locality, notes })
 }
 
 /// Returns the EDS name of a cluster. Config sources other than `ads` and `self` are rejected.
 fn eds_name(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, String> {
-    let EdsClusterConfig {
-        eds_config,
-        service_name,
-    } = from.unwrap_or_default();
+    let EdsClusterConfig { eds_config, service_name } = from.unwrap_or_default();
     let source = eds_config.and_then(|config| config.config_source_specifier);
     let other = match source {
         None | Some(ConfigSourceSpecifier::Ads(_) | ConfigSourceSpecifier::Self_(_)) => None,
@@ -132,20 +121,14 @@ fn eds_name(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, Str
             "cluster.eds_cluster_config.eds_config: {other}, want `ads` or `self`"
         ));
     }
-    Ok(if service_name.is_empty() {
-        cluster.to_owned()
-    } else {
-        service_name
-    })
+    Ok(if service_name.is_empty() { cluster.to_owned() } else { service_name })
 }
 
 /// Returns whether the first known policy uses locality weights; none if no policy is known.
 fn locality_weights_of(from: &proto::LoadBalancingPolicy) -> Option<bool> {
     let policies = from.policies.iter();
     let configs = policies.filter_map(|one| one.typed_extension_config.as_ref());
-    configs
-        .filter_map(|one| one.typed_config.as_ref())
-        .find_map(has_weights)
+    configs.filter_map(|one| one.typed_config.as_ref()).find_map(has_weights)
 }
 
 fn has_weights(Any { type_url, value }: &Any) -> Option<bool> {

@@ -107,16 +107,8 @@ fn policy(from: Policy) -> Result<Endpoints, String> {
         return Err(".overprovisioning_factor: 0, want at least 1".to_owned());
     }
     check_length(".drop_overloads", from.drop_overloads.len(), DROPS_MAX)?;
-    let drops = each(
-        ".drop_overloads",
-        from.drop_overloads,
-        convert_drop_overload,
-    )?;
-    let mut read = Endpoints {
-        overprovisioning,
-        drops,
-        ..Endpoints::default()
-    };
+    let drops = each(".drop_overloads", from.drop_overloads, convert_drop_overload)?;
+    let mut read = Endpoints { overprovisioning, drops, ..Endpoints::default() };
     if from.weighted_priority_health {
         read.note_unused(
             "weighted_priority_health: ignored, all endpoints count equally".to_owned(),
@@ -136,10 +128,7 @@ fn convert_drop_overload(from: DropOverload) -> Result<(Arc<str>, u32), String> 
         Ok(DenominatorType::TenThousand) => MILLION / 10_000,
         Ok(DenominatorType::Million) => 1,
         Err(_) => {
-            return Err(format!(
-                ".drop_percentage.denominator: {} is unknown",
-                of.denominator
-            ));
+            return Err(format!(".drop_percentage.denominator: {} is unknown", of.denominator));
         }
     };
     let parts = of.numerator.saturating_mul(scale).min(MILLION);
@@ -166,9 +155,7 @@ impl Endpoints {
         }
         let priority = from.priority;
         if priority > PRIORITY_MAX {
-            return Err(format!(
-                ".priority: {priority}, want at most {PRIORITY_MAX}"
-            ));
+            return Err(format!(".priority: {priority}, want at most {PRIORITY_MAX}"));
         }
         let locality = from.locality.unwrap_or_default();
         let locality =
@@ -191,11 +178,8 @@ impl Endpoints {
             let mut workload = Workload {
                 capacity: weight,
                 priority,
-                template: Template {
-                    locality: Arc::clone(&locality),
-                    ..Template::default()
-                }
-                .into(),
+                template: Template { locality: Arc::clone(&locality), ..Template::default() }
+                    .into(),
                 ..Workload::default()
             };
             set_health(one.health_status, &mut workload);
@@ -221,8 +205,7 @@ impl Endpoints {
         *sum = sum
             .checked_add(weight)
             .ok_or_else(|| format!("{weight}, and the sum of its priority is over {}", u32::MAX))?;
-        self.localities
-            .insert((priority, Arc::clone(locality)), weight);
+        self.localities.insert((priority, Arc::clone(locality)), weight);
         Ok(())
     }
 
@@ -311,11 +294,7 @@ fn endpoint_key(address: &str, workload: &Workload) -> String {
     if network.is_empty() {
         return address.to_owned();
     }
-    let Locality {
-        region,
-        zone,
-        subzone,
-    } = &*workload.locality;
+    let Locality { region, zone, subzone } = &*workload.locality;
     format!("{address}/{network}/{priority}/{region}/{zone}/{subzone}")
 }
 
@@ -335,13 +314,8 @@ fn convert_address(
         Address::Pipe(pipe) => Err(format!("{} is a unix socket", shown(&pipe.path))),
         Address::EnvoyInternalAddress(internal) => {
             let at = original_destination(metadata);
-            let at = at.map(|at| {
-                (
-                    HostAddress::At(at.ip().to_canonical()),
-                    at.port(),
-                    Protocol::Hbone,
-                )
-            });
+            let at =
+                at.map(|at| (HostAddress::At(at.ip().to_canonical()), at.port(), Protocol::Hbone));
             at.ok_or_else(|| {
                 let id = shown(&internal.endpoint_id);
                 format!("{id}: internal listener without an original destination")
@@ -360,17 +334,13 @@ fn convert_socket_address(
     }
     if !from.resolver_name.is_empty() {
         let resolver = shown(&from.resolver_name);
-        return Ok(Err(format!(
-            "{address}: custom resolver {resolver} is not supported"
-        )));
+        return Ok(Err(format!("{address}: custom resolver {resolver} is not supported")));
     }
     let port = match from.port_specifier {
         Some(PortSpecifier::PortValue(port)) => port,
         Some(PortSpecifier::NamedPort(name)) => {
             let name = shown(&name);
-            return Ok(Err(format!(
-                "{address}: named port {name} is not supported"
-            )));
+            return Ok(Err(format!("{address}: named port {name} is not supported")));
         }
         None => 0,
     };
@@ -384,9 +354,7 @@ fn convert_socket_address(
     }
     match Authority::parse(&format!("{}:{port}", from.address)).map(|read| read.host) {
         Ok(Host::Name(name)) => Ok(Ok((HostAddress::Named(name), port))),
-        _ => Err(format!(
-            ".address: {address} is neither an address nor a host name"
-        )),
+        _ => Err(format!(".address: {address} is neither an address nor a host name")),
     }
 }
 
@@ -422,9 +390,8 @@ fn pod_labels(metadata: &Metadata, interner: &mut Interner) -> (PodLabels, usize
     });
     let labels = texts.clone().filter(|(key, text)| is_label(key, text));
     let labels = labels.take(POD_LABELS_MAX);
-    let labels: PodLabels = labels
-        .map(|(key, text)| (interner.share(key), interner.share(text)))
-        .collect();
+    let labels: PodLabels =
+        labels.map(|(key, text)| (interner.share(key), interner.share(text))).collect();
     let left_out = texts.count() - labels.len();
     (labels, left_out)
 }

@@ -48,12 +48,6 @@ impl Gateways {
 }
 
 fn with_cluster(record: &Workload, cluster: Arc<str>) -> Workload {
-    let template = Template {
-        cluster,
-        ..Template::clone(&record.template)
-    };
-    Workload {
-        template: template.into(),
-        ..record.clone()
-    }
+    let template = Template { cluster, ..Template::clone(&record.template) };
+    Workload { template: template.into(), ..record.clone() }
 }

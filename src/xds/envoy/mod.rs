@@ -112,10 +112,7 @@ impl ClusterStore {
     fn upsert_cluster(&mut self, resource: &Resource) -> Result<(), String> {
         let name = &resource.name;
         let (target, is_configured) = match cluster_target(name, &self.configured_targets) {
-            ClusterTarget::Serves {
-                target,
-                is_configured,
-            } => (target, is_configured),
+            ClusterTarget::Serves { target, is_configured } => (target, is_configured),
             ClusterTarget::Subset => return Ok(()),
             ClusterTarget::Unknown => {
                 self.without_service.insert(Arc::clone(name));
@@ -137,10 +134,7 @@ impl ClusterStore {
                 let known = self.assignments.get(&*eds).cloned();
                 // The previous endpoints stay until the new ones arrive.
                 let before = || Some(Arc::clone(&old.filter(|old| old.eds.is_some())?.endpoints));
-                (
-                    Some(Arc::from(eds)),
-                    known.or_else(before).unwrap_or_default(),
-                )
+                (Some(Arc::from(eds)), known.or_else(before).unwrap_or_default())
             }
             EndpointSource::Inline(endpoints) => (None, Arc::new(endpoints)),
             EndpointSource::Unknown => (None, Arc::default()),
@@ -197,11 +191,7 @@ impl ClusterStore {
         let message = message.map_err(|error| error.to_string())?;
         is_named(resource, "cluster_name", &message.cluster_name)?;
         let read = Arc::new(endpoints::endpoints(message, &mut self.interner)?);
-        let users = self
-            .clusters_by_eds_name
-            .get(&resource.name)
-            .cloned()
-            .unwrap_or_default();
+        let users = self.clusters_by_eds_name.get(&resource.name).cloned().unwrap_or_default();
         let before = users.iter().filter_map(|name| self.clusters.get(name));
         let before = before.map(|serving| serving.endpoints.list.len()).sum();
         self.replace_endpoint_count(before, read.list.len() * users.len())?;
@@ -221,10 +211,7 @@ impl ClusterStore {
         let Some(eds) = eds else {
             return;
         };
-        let users = self
-            .clusters_by_eds_name
-            .entry(Arc::clone(&eds))
-            .or_default();
+        let users = self.clusters_by_eds_name.entry(Arc::clone(&eds)).or_default();
         if does {
             users.insert(cluster.into())
         } else {
@@ -296,8 +283,7 @@ impl ClusterStore {
                 self.tables.put_workload(new);
             }
             let old = mem::replace(&mut serving.gateways, gateways);
-            self.gateways
-                .replace(&old, &serving.gateways, &mut self.tables);
+            self.gateways.replace(&old, &serving.gateways, &mut self.tables);
             self.clusters.insert(Arc::clone(name), serving);
         }
         self.update_service(&target.0);
@@ -384,10 +370,7 @@ impl MeshStore for ClusterStore {
         let (mut count, mut first) = (0, Vec::new());
         let mut put = |name: &Arc<str>, why: &str| {
             if first.len() < UNUSED_LISTED_MAX {
-                first.push(Unused {
-                    name: name.to_string(),
-                    why: why.to_owned(),
-                });
+                first.push(Unused { name: name.to_string(), why: why.to_owned() });
             }
         };
         for (name, serving) in &self.clusters {
@@ -417,9 +400,9 @@ impl MeshStore for ClusterStore {
 fn body(resource: &Resource) -> Result<&[u8], String> {
     let body = resource.body.as_deref().unwrap_or_default();
     match body.len() {
-        bytes if bytes > BODY_BYTES_MAX => Err(format!(
-            "resource: {bytes} bytes, want at most {BODY_BYTES_MAX}"
-        )),
+        bytes if bytes > BODY_BYTES_MAX => {
+            Err(format!("resource: {bytes} bytes, want at most {BODY_BYTES_MAX}"))
+        }
         _ => Ok(body),
     }
 }
@@ -438,9 +421,7 @@ fn check_limit(assignment: &[u8]) -> Result<(), String> {
             Ok(())
         })?;
         if localities > LOCALITIES_MAX {
-            return Err(format!(
-                "endpoints: too many localities, want at most {LOCALITIES_MAX}"
-            ));
+            return Err(format!("endpoints: too many localities, want at most {LOCALITIES_MAX}"));
         }
         if all > ENDPOINTS_MAX {
             return Err(format!("endpoints: too many, want at most {ENDPOINTS_MAX}"));
@@ -474,21 +455,14 @@ fn workloads(cluster: &str, serving: &ServingCluster) -> Vec<Workload> {
 /// the configuration, which adds records of its own to the mesh.
 fn gateway_records(workloads: &[Workload]) -> Vec<Workload> {
     let records = named_gateways(workloads.iter()).into_iter();
-    let records = records.map(|record| Workload {
-        uid: format!("{}/eds", record.uid).into(),
-        ..record
-    });
+    let records =
+        records.map(|record| Workload { uid: format!("{}/eds", record.uid).into(), ..record });
     records.collect()
 }
 
 /// Returns the load balancing settings of a cluster.
 fn load_balancing(serving: &ServingCluster) -> Assignment {
-    let Endpoints {
-        overprovisioning,
-        localities,
-        drops,
-        ..
-    } = &*serving.endpoints;
+    let Endpoints { overprovisioning, localities, drops, .. } = &*serving.endpoints;
     let localities = localities.iter();
     let localities = localities.map(|((priority, of), weight)| LocalityWeight {
         priority: *priority,

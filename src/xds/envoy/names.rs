@@ -26,10 +26,7 @@ pub(super) enum ClusterTarget {
 pub(super) fn cluster_target(name: &str, configured: &BTreeMap<String, Target>) -> ClusterTarget {
     if let Some(target) = configured.get(name) {
         let target = target.clone();
-        return ClusterTarget::Serves {
-            target,
-            is_configured: true,
-        };
+        return ClusterTarget::Serves { target, is_configured: true };
     }
     let parts: Vec<_> = name.splitn(5, '|').collect();
     let target = match parts[..] {
@@ -79,10 +76,7 @@ mod tests {
     fn a_cluster_is_the_service_that_its_name_or_the_configuration_says() {
         let configured = [("legacy".to_owned(), ("old.app".to_owned(), 70))].into();
         for (name, want) in [
-            (
-                "outbound|80||echo.app.svc.cluster.local",
-                Some(("echo.app.svc.cluster.local", 80)),
-            ),
+            ("outbound|80||echo.app.svc.cluster.local", Some(("echo.app.svc.cluster.local", 80))),
             ("outbound|80||Echo.App.", Some(("echo.app", 80))),
             ("inbound-vip|81|tcp|echo.app", Some(("echo.app", 81))),
             ("echo.app:82", Some(("echo.app", 82))),
@@ -100,18 +94,13 @@ mod tests {
             ("PassthroughCluster", None),
             ("", None),
         ] {
-            let want = want.map_or(ClusterTarget::Unknown, |(host, port)| {
-                ClusterTarget::Serves {
-                    target: (host.to_owned(), port),
-                    is_configured: name == "legacy",
-                }
+            let want = want.map_or(ClusterTarget::Unknown, |(host, port)| ClusterTarget::Serves {
+                target: (host.to_owned(), port),
+                is_configured: name == "legacy",
             });
             assert_eq!(cluster_target(name, &configured), want, "{name}");
         }
-        assert_eq!(
-            cluster_target("outbound|80|v1|echo.app", &configured),
-            ClusterTarget::Subset
-        );
+        assert_eq!(cluster_target("outbound|80|v1|echo.app", &configured), ClusterTarget::Subset);
     }
 
     #[test]

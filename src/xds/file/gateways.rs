@@ -96,10 +96,7 @@ pub(super) fn warn_of_missing_waypoints(
                 service.hostname,
                 service.waypoint_names()
             );
-            value.warning(
-                what,
-                "a waypoint that `services` has, as `NAMESPACE/HOSTNAME`",
-            );
+            value.warning(what, "a waypoint that `services` has, as `NAMESPACE/HOSTNAME`");
         }
     }
 }

@@ -56,11 +56,7 @@ fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let policies = items(&mut top, "policies");
     top.finish();
     check_unique_uids(&workloads);
-    let declared = services
-        .iter()
-        .copied()
-        .filter_map(peek_service_key)
-        .collect();
+    let declared = services.iter().copied().filter_map(peek_service_key).collect();
     let placed = |item| Some((service(item)?, item));
     let services = resolve_canonical_services(services.into_iter().filter_map(placed).collect());
     check_unique_vips(&services);
@@ -90,9 +86,8 @@ fn workload(value: Value<'_>) -> (Option<Workload>, Vec<ServiceReference<'_>>) {
         return (None, Vec::new());
     };
     let mut claims = Vec::new();
-    let services = fields.required("services", "{}", |value| {
-        read_service_references(value, &mut claims)
-    });
+    let services =
+        fields.required("services", "{}", |value| read_service_references(value, &mut claims));
     let workload = workload_fields(&mut fields, services);
     (fields.complete(workload), claims)
 }
@@ -117,9 +112,7 @@ fn workload_fields(fields: &mut Fields<'_>, services: Sorted<Arc<str>, Ports>) -
         hostname: fields.optional("hostname", Arc::default(), hostname_or_none),
         protocol: fields.optional("protocol", Protocol::Tcp, |v| v.choice(&protocols)),
         host_network: fields.optional("networkMode", false, |v| v.choice(&modes)),
-        locality: fields
-            .optional("locality", Locality::default(), locality)
-            .into(),
+        locality: fields.optional("locality", Locality::default(), locality).into(),
         has_waypoint,
         policies,
         pod_labels: fields.optional("labels", PodLabels::default(), pod_labels),
@@ -146,18 +139,13 @@ fn workload_fields(fields: &mut Fields<'_>, services: Sorted<Arc<str>, Ports>) -
 /// Reads the policies that select a workload, and whether it has a waypoint. Also validates the
 /// keys that a gateway does not use.
 fn read_policies_and_ignored_keys(fields: &mut Fields<'_>) -> (Box<[Arc<str>]>, bool) {
-    let waypoint = fields
-        .get("waypoint")
-        .map(|v| gateways::address(v, "workloads[].waypoint"));
+    let waypoint = fields.get("waypoint").map(|v| gateways::address(v, "workloads[].waypoint"));
     fields.get("nativeTunnel").map(Value::flag);
     let policies = fields.optional("authorizationPolicies", Vec::new(), |list| list.all(shared));
-    if let Some(mut tunnel) = fields
-        .get("applicationTunnel")
-        .and_then(|v| v.fields("workloads[].applicationTunnel"))
+    if let Some(mut tunnel) =
+        fields.get("applicationTunnel").and_then(|v| v.fields("workloads[].applicationTunnel"))
     {
-        tunnel
-            .get("protocol")
-            .map(|v| v.choice(&[("NONE", ()), ("PROXY", ())]));
+        tunnel.get("protocol").map(|v| v.choice(&[("NONE", ()), ("PROXY", ())]));
         tunnel.get("port").map(Value::port);
         tunnel.finish();
     }
@@ -167,24 +155,15 @@ fn read_policies_and_ignored_keys(fields: &mut Fields<'_>) -> (Box<[Arc<str>]>, 
 /// Reads `{KEY: VALUE}`.
 fn pod_labels(value: Value<'_>) -> Option<PodLabels> {
     let twice = |key: &Arc<str>| (format!("has the label `{key}` twice"), "each label once");
-    let labels = data_map(
-        value,
-        "is not a map",
-        "`{team: shop}`",
-        twice,
-        |key, value| {
-            let text = value.text_or_empty()?;
-            if !is_label(key, text) {
-                let what = format!("is the label `{key}: {text}`");
-                value.error(
-                    what,
-                    "a key and a value of at most 63 characters, as in Kubernetes",
-                );
-                return None;
-            }
-            Some((Arc::from(key), Arc::from(text)))
-        },
-    )?;
+    let labels = data_map(value, "is not a map", "`{team: shop}`", twice, |key, value| {
+        let text = value.text_or_empty()?;
+        if !is_label(key, text) {
+            let what = format!("is the label `{key}: {text}`");
+            value.error(what, "a key and a value of at most 63 characters, as in Kubernetes");
+            return None;
+        }
+        Some((Arc::from(key), Arc::from(text)))
+    })?;
     if labels.len() > POD_LABELS_MAX {
         let what = format!("has {} labels", labels.len());
         value.error(what, format!("at most {POD_LABELS_MAX}"));
@@ -260,16 +239,8 @@ fn normalize_service_key(text: &str) -> Option<String> {
 /// below `target_min` is an error. Target 0 means a port that each workload names, so only a
 /// service may have it.
 fn ports(value: Value<'_>, target_min: u16) -> Option<BTreeMap<u16, (u16, Value<'_>)>> {
-    let (wrong, example) = (
-        "is not a map of ports",
-        "`{80: 8080}`, service port to target port",
-    );
-    let twice = |port: &u16| {
-        (
-            format!("has the service port {port} twice"),
-            "each port once",
-        )
-    };
+    let (wrong, example) = ("is not a map of ports", "`{80: 8080}`, service port to target port");
+    let twice = |port: &u16| (format!("has the service port {port} twice"), "each port once");
     data_map(value, wrong, example, twice, |text, value| {
         let port = text.parse().ok().filter(|port: &u16| *port > 0);
         let target = value.number(target_min, u16::MAX);
@@ -283,10 +254,8 @@ fn ports(value: Value<'_>, target_min: u16) -> Option<BTreeMap<u16, (u16, Value<
 
 fn service(value: Value<'_>) -> Option<Service> {
     let mut fields = value.fields("services[]")?;
-    let (name, namespace) = (
-        fields.required("name", "echo", segment),
-        fields.required("namespace", "app", segment),
-    );
+    let (name, namespace) =
+        (fields.required("name", "echo", segment), fields.required("namespace", "app", segment));
     let visibilities = [("Public", false), ("Namespace", true)];
     let text = |v: Value<'_>| v.text().map(str::to_owned);
     let ports = |v| {
@@ -296,9 +265,7 @@ fn service(value: Value<'_>) -> Option<Service> {
     let own = Service {
         name: name.into(),
         namespace: namespace.into(),
-        hostname: fields
-            .required("hostname", "echo.app.svc.cluster.local", hostname)
-            .into(),
+        hostname: fields.required("hostname", "echo.app.svc.cluster.local", hostname).into(),
         vips: fields.required("vips", "[\"east/10.1.0.1\"]", |v| v.all(network_address)),
         ports: fields.required("ports", "{80: 8080}", ports),
         subject_alt_names: fields.optional("subjectAltNames", Vec::new(), |list| list.all(text)),
@@ -308,13 +275,9 @@ fn service(value: Value<'_>) -> Option<Service> {
         ..Service::default()
     };
     let service = fields.optional("loadBalancer", own.clone(), |v| gateways::balancer(v, own));
-    fields
-        .get("cidrVips")
-        .map(|list| list.all(|v| v.text().map(drop)));
+    fields.get("cidrVips").map(|list| list.all(|v| v.text().map(drop)));
     fields.get("endpoints");
-    fields
-        .get("ipFamilies")
-        .map(|v| v.choice(&[("IPv4", ()), ("IPv6", ()), ("Dual", ())]));
+    fields.get("ipFamilies").map(|v| v.choice(&[("IPv4", ()), ("IPv6", ()), ("Dual", ())]));
     fields.complete(service)
 }
 
@@ -340,33 +303,26 @@ fn shared(value: Value<'_>) -> Option<Arc<str>> {
 
 fn addresses(list: Value<'_>) -> Option<Box<[IpAddr]>> {
     let wanted = "an IP address that can be dialled, such as `10.0.0.1`";
-    list.all(|value| value.parsed(wanted, unicast))
-        .map(Into::into)
+    list.all(|value| value.parsed(wanted, unicast)).map(Into::into)
 }
 
 fn network_address(value: Value<'_>) -> Option<(String, IpAddr)> {
-    value.parsed(
-        "`NETWORK/IP`, or `/IP` for the network without name",
-        |text| {
-            let (network, address) = text.rsplit_once('/')?;
-            Some((network.to_owned(), unicast(address)?))
-        },
-    )
+    value.parsed("`NETWORK/IP`, or `/IP` for the network without name", |text| {
+        let (network, address) = text.rsplit_once('/')?;
+        Some((network.to_owned(), unicast(address)?))
+    })
 }
 
 /// Reads a name that is part of a key such as `namespace/hostname`.
 fn segment(value: Value<'_>) -> Option<String> {
     let good = |text: &str| !text.contains(|c: char| c == '/' || c.is_whitespace());
-    value.parsed("a name without `/` and spaces", |text| {
-        good(text).then(|| text.to_owned())
-    })
+    value.parsed("a name without `/` and spaces", |text| good(text).then(|| text.to_owned()))
 }
 
 fn hostname(value: Value<'_>) -> Option<String> {
-    value.parsed(
-        "a host name, such as `echo.app.svc.cluster.local`",
-        |text| normal_hostname(text).map(Cow::into_owned),
-    )
+    value.parsed("a host name, such as `echo.app.svc.cluster.local`", |text| {
+        normal_hostname(text).map(Cow::into_owned)
+    })
 }
 
 /// Reads the hostname of a workload; empty if it has none.
@@ -403,18 +359,12 @@ fn check_unique_uids(workloads: &[Value<'_>]) {
 fn resolve_canonical_services(services: Vec<Located<'_>>) -> Vec<Located<'_>> {
     let mut by_hostname: HashMap<&str, Vec<usize>> = HashMap::new();
     for (index, (service, _)) in services.iter().enumerate() {
-        by_hostname
-            .entry(&service.hostname)
-            .or_default()
-            .push(index);
+        by_hostname.entry(&service.hostname).or_default().push(index);
     }
     let mut dropped = HashSet::new();
     for same in by_hostname.values().filter(|same| same.len() > 1) {
-        let canonical: Vec<_> = same
-            .iter()
-            .copied()
-            .filter(|index| services[*index].0.canonical)
-            .collect();
+        let canonical: Vec<_> =
+            same.iter().copied().filter(|index| services[*index].0.canonical).collect();
         let [winner] = canonical[..] else {
             for pair in same.windows(2) {
                 let ((service, value), (_, first)) = (&services[pair[1]], &services[pair[0]]);
@@ -423,10 +373,7 @@ fn resolve_canonical_services(services: Vec<Located<'_>>) -> Vec<Located<'_>> {
                     service.hostname,
                     first.line()
                 );
-                value.error(
-                    what,
-                    "`canonical: true` at exactly one of them, or another hostname",
-                );
+                value.error(what, "`canonical: true` at exactly one of them, or another hostname");
             }
             continue;
         };
@@ -434,10 +381,7 @@ fn resolve_canonical_services(services: Vec<Located<'_>>) -> Vec<Located<'_>> {
         let loses = |index: &usize| *index != winner && services[*index].0.namespace == *namespace;
         dropped.extend(same.iter().copied().filter(loses));
     }
-    let kept = services
-        .into_iter()
-        .enumerate()
-        .filter(|(index, _)| !dropped.contains(index));
+    let kept = services.into_iter().enumerate().filter(|(index, _)| !dropped.contains(index));
     kept.map(|(_, placed)| placed).collect()
 }
 
@@ -473,10 +417,8 @@ fn check_service_references<'a>(
     declared: &HashSet<String>,
 ) {
     let key = |service: &Service| format!("{}/{}", service.namespace, service.hostname);
-    let known: HashMap<_, _> = services
-        .iter()
-        .map(|(service, _)| (key(service), service))
-        .collect();
+    let known: HashMap<_, _> =
+        services.iter().map(|(service, _)| (key(service), service)).collect();
     for (name, port, value) in claims {
         match (known.get(name), port) {
             (None, None) if !declared.contains(name) => {

@@ -69,10 +69,7 @@ fn condition<'a, T>(
     read: impl Fn(Value<'a>) -> Option<T>,
 ) -> Condition<T> {
     let mut list = |key| fields.optional(key, Vec::new(), |list| list.all(&read));
-    Condition {
-        any: list(any),
-        none: list(none),
-    }
+    Condition { any: list(any), none: list(none) }
 }
 
 fn network(value: Value<'_>) -> Option<IpNet> {

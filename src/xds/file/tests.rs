@@ -130,35 +130,20 @@ fn every_key_of_the_shape_is_read() {
     assert_eq!(workload.addresses[0].to_string(), "10.0.0.1");
     let ports = [(80, 8080), (81, 8081)].into();
     assert_eq!(workload.services, [("a/b.c".into(), ports)].into());
-    assert_eq!(
-        (&*workload.service_account, workload.capacity),
-        ("default", 0)
-    );
+    assert_eq!((&*workload.service_account, workload.capacity), ("default", 0));
     assert_eq!(workload.protocol, Protocol::Hbone);
     assert_eq!(&*workload.canonical_revision, "1.10");
     assert!(workload.host_network && workload.has_waypoint && !workload.healthy);
-    let gateway = |name: &str| GatewayAddress {
-        place: Place::Name(name.to_owned()),
-        port: 15008,
-    };
-    assert_eq!(
-        workload.network_gateway.as_deref(),
-        Some(&gateway("a/gw.c"))
-    );
+    let gateway = |name: &str| GatewayAddress { place: Place::Name(name.to_owned()), port: 15008 };
+    assert_eq!(workload.network_gateway.as_deref(), Some(&gateway("a/gw.c")));
     assert_eq!(*workload.policies, ["a/p".into()]);
     let labels =
         ["example.com/tier", "empty", "team"].map(|key| &**workload.pod_labels.get(key).unwrap());
     assert_eq!(labels, ["2", "", "x"]);
     assert_eq!(&*workload.locality.subzone, "s");
     assert_eq!(&*service.hostname, "b.c");
-    assert_eq!(
-        service.vips[1],
-        (String::new(), "2001:db8::2".parse().unwrap())
-    );
-    let waypoint = Waypoint {
-        gateway: gateway("a/w.c"),
-        weight: 3,
-    };
+    assert_eq!(service.vips[1], (String::new(), "2001:db8::2".parse().unwrap()));
+    let waypoint = Waypoint { gateway: gateway("a/w.c"), weight: 3 };
     assert_eq!(service.waypoints, [waypoint]);
     assert!(service.allow_unhealthy && service.passthrough && !service.strict);
     assert_eq!(service.preferences, None, "this mode has none");
@@ -197,10 +182,7 @@ fn a_text_without_a_way_to_compare_is_refused() {
         let text = format!("namespaces: [{{Exact: x}}]|namespaces: [{text}]");
         let (from, to) = text.split_once('|').unwrap();
         let refusal = refusal(&EVERY_KEY.replace(from, to));
-        assert!(
-            refusal.contains("StringMatch") || refusal.contains("namespaces"),
-            "{refusal}"
-        );
+        assert!(refusal.contains("StringMatch") || refusal.contains("namespaces"), "{refusal}");
     }
 }
 
@@ -233,14 +215,8 @@ fn labels_are_bounded() {
     assert!(read(&many(64)).is_ok());
     let long = "x".repeat(64);
     for (file, want) in [
-        (
-            many(65),
-            "3: error: `workloads[].labels` has 65 labels; write at most 64",
-        ),
-        (
-            workload_with("labels: [a]"),
-            "`workloads[].labels` is not a map; write `{team: shop}`",
-        ),
+        (many(65), "3: error: `workloads[].labels` has 65 labels; write at most 64"),
+        (workload_with("labels: [a]"), "`workloads[].labels` is not a map; write `{team: shop}`"),
         (
             workload_with(&format!("labels: {{a: {long}}}")),
             "write a key and a value of at most 63 characters",
@@ -275,10 +251,7 @@ fn values_outside_their_list_name_the_list() {
             "capacity: -1",
             "`workloads[].capacity` is `-1`; write a whole number from 0 to 4294967295",
         ),
-        (
-            "name: ''",
-            "`workloads[].name` is empty; write at least one character",
-        ),
+        ("name: ''", "`workloads[].name` is empty; write at least one character"),
     ];
     for (keys, want) in cases {
         assert_eq!(refusal(&workload_with(keys)), format!("3: error: {want}"));
@@ -328,20 +301,15 @@ fn a_workload_may_have_a_name_in_place_of_addresses() {
         let entry = format!("{{uid: u, workloadIps: [], namespace: a, services: {{}}, {host}}}");
         read(&format!("workloads:\n- {entry}\n"))
     };
-    for (host, want) in [
-        ("hostname: DB.Example.", "db.example"),
-        ("hostname: ''", ""),
-        ("name: w", ""),
-    ] {
+    for (host, want) in
+        [("hostname: DB.Example.", "db.example"), ("hostname: ''", ""), ("name: w", "")]
+    {
         let mesh = named(host).unwrap();
         assert_eq!(&*mesh.workloads.sorted()[0].hostname, want, "{host}");
     }
     let entry = "{uid: u, workloadIps: [], namespace: a, services: {}, hostname: 'a b'}";
     let refused = refusal(&format!("workloads:\n- {entry}\n"));
-    assert!(
-        refused.contains("`workloads[].hostname` is `a b`; write a host name"),
-        "{refused}"
-    );
+    assert!(refused.contains("`workloads[].hostname` is `a b`; write a host name"), "{refused}");
 }
 
 #[test]
@@ -401,10 +369,7 @@ fn a_vip_leads_to_one_service() {
 
 #[test]
 fn an_empty_file_is_not_an_empty_mesh() {
-    assert_eq!(
-        refusal(""),
-        "1: error: the file is empty; write `workloads: []` and so on"
-    );
+    assert_eq!(refusal(""), "1: error: the file is empty; write `workloads: []` and so on");
     assert_eq!(read("workloads: []").unwrap(), Mesh::default());
 }
 
@@ -444,10 +409,7 @@ workloads:
 #[test]
 fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
     let folder = tempfile::tempdir().unwrap();
-    let (strait, mesh) = (
-        folder.path().join("strait.yaml"),
-        folder.path().join("mesh.yaml"),
-    );
+    let (strait, mesh) = (folder.path().join("strait.yaml"), folder.path().join("mesh.yaml"));
     std::fs::write(&strait, STRAIT).unwrap();
     std::fs::write(&mesh, MESH).unwrap();
     std::fs::write(folder.path().join("gateway.crt"), "").unwrap();
@@ -531,18 +493,8 @@ fn the_examples_for_a_laptop_load() {
         panic!("a mesh file, and not {:?}", config.discovery);
     };
     let ((mesh, _), _) = load(&path).unwrap();
-    assert_eq!(
-        mesh.workloads
-            .sorted()
-            .iter()
-            .map(|w| w.capacity)
-            .collect::<Vec<_>>(),
-        [1, 3]
-    );
-    assert_eq!(
-        *mesh.services.sorted()[0].hostname,
-        config.exposure.services[0].service.host
-    );
+    assert_eq!(mesh.workloads.sorted().iter().map(|w| w.capacity).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(*mesh.services.sorted()[0].hostname, config.exposure.services[0].service.host);
 }
 
 /// The parser stops at 250,000 keys and values unless its limits are raised. This file has 1.5

@@ -98,10 +98,7 @@ impl Distributor<'_> {
             is_its && other.service.as_ref() == Some(&service)
         });
         if let Some(other) = other {
-            let what = format!(
-                "{service} has an entry on {}, which counts alone",
-                other.line
-            );
+            let what = format!("{service} has an entry on {}, which counts alone", other.line);
             let warning = Finding::warning(&traffic.line.0, what, "one of both");
             self.findings.push(warning.of(namespace));
             return Ok(());
@@ -206,9 +203,8 @@ impl Distributor<'_> {
         let aliases = self.config.names.aliases.iter();
         let mut aliases = aliases.filter(|alias| alias.name.host == name);
         let is_foreign = |alias: &Alias| {
-            let mut hosts = behind
-                .iter()
-                .filter(|host| alias.to.iter().any(|to| to.host == **host));
+            let mut hosts =
+                behind.iter().filter(|host| alias.to.iter().any(|to| to.host == **host));
             !hosts.any(|host| known(host).contains(&namespace))
         };
         if let Some(alias) = aliases.find(|alias| is_foreign(alias)) {
@@ -242,11 +238,7 @@ impl Distributor<'_> {
         namespaces: &[&str],
         behind: &[String],
     ) -> Result<(), Refusal> {
-        let mut weights = traffic
-            .regions
-            .iter()
-            .filter(|one| one.weight > 0)
-            .peekable();
+        let mut weights = traffic.regions.iter().filter(|one| one.weight > 0).peekable();
         let (Some(mesh), Some(_)) = (&self.mesh, weights.peek()) else {
             return Ok(());
         };
@@ -309,10 +301,7 @@ impl ExposureIndex {
 
 impl<'a> MeshIndex<'a> {
     fn new(mesh: &'a Mesh) -> Self {
-        let mut index = Self {
-            owners: namespaces_of_hosts(mesh),
-            localities: HashMap::new(),
-        };
+        let mut index = Self { owners: namespaces_of_hosts(mesh), localities: HashMap::new() };
         for workload in mesh.workloads.values() {
             for (service, _) in workload.services.iter() {
                 let localities = index.localities.entry(service).or_default();

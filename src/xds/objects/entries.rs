@@ -87,34 +87,21 @@ impl Entries {
     /// exports them.
     pub(super) fn closed(self) -> Self {
         let services = self.services.into_iter().map(Exposed::closed);
-        Self {
-            services: services.collect(),
-            bound: Vec::new(),
-            traffic: Vec::new(),
-            ..self
-        }
+        Self { services: services.collect(), bound: Vec::new(), traffic: Vec::new(), ..self }
     }
 }
 
 impl Exposed {
     /// Returns the service for no cluster.
     pub(super) fn closed(self) -> Self {
-        Self {
-            clusters: Vec::new(),
-            ..self
-        }
+        Self { clusters: Vec::new(), ..self }
     }
 
     /// Returns its entry for a port.
     pub(super) fn entry(&self, port: Option<u16>) -> ExposedService {
-        let audience = |cluster: &String| Audience {
-            cluster: Some(cluster.clone()),
-            ..Audience::default()
-        };
-        let named = |host: &String| HostPort {
-            host: host.clone(),
-            port,
-        };
+        let audience =
+            |cluster: &String| Audience { cluster: Some(cluster.clone()), ..Audience::default() };
+        let named = |host: &String| HostPort { host: host.clone(), port };
         ExposedService {
             service: named(&self.host),
             namespace: Some(self.namespace.to_string()),
@@ -193,17 +180,12 @@ fn list<'a>(
 fn exposed(item: Value<'_>, namespace: &Arc<str>) -> Option<Exposed> {
     let mut fields = item.fields(EXPOSED)?;
     let name = fields.need("name", "echo").and_then(label_name);
-    let alias = fields
-        .get("alias")
-        .and_then(|value| named(value, namespace));
+    let alias = fields.get("alias").and_then(|value| named(value, namespace));
     let ports = fields.get("port").map(ports).unwrap_or_default();
     let clusters = fields.need("clusters", "[west]").map(clusters);
     if let Some(subset) = fields.get("subset") {
         let how = "the entry without it, with the name of a Service that has these pods alone";
-        subset.error(
-            "exposes a part of a service, which cannot be expressed",
-            how,
-        );
+        subset.error("exposes a part of a service, which cannot be expressed", how);
     }
     fields.finish();
     let ports = match &*ports {
@@ -297,10 +279,7 @@ fn remote_service(
         && label_name(value).is_some_and(|other| *other != **namespace)
     {
         // A tenant may give names in its own namespace only.
-        value.error(
-            "is not the namespace of the object",
-            "an object in that namespace",
-        );
+        value.error("is not the namespace of the object", "an object in that namespace");
     }
     let host = fields.need("name", "echo");
     let host = host.and_then(|value| named(value, namespace));
@@ -312,10 +291,7 @@ fn remote_service(
     fields.finish();
     Some(BoundService {
         cluster: cluster?.to_owned(),
-        service: HostPort {
-            host: host?,
-            port: Some(port?),
-        },
+        service: HostPort { host: host?, port: Some(port?) },
         name: name?,
         namespace: Arc::clone(namespace),
         line: Line(item.place()),
@@ -350,10 +326,7 @@ fn policy(item: Value<'_>, namespace: &Arc<str>) -> Option<Traffic> {
             list.warning("is ignored with `lbType: TOPOLOGY`", "`lbType: FAILOVER`");
         }
         None if is_by_weight => {
-            item.warning(
-                "has no `target` for `lbType: FAILOVER`",
-                "the weights of its regions",
-            );
+            item.warning("has no `target` for `lbType: FAILOVER`", "the weights of its regions");
             return None;
         }
         _ => {}
@@ -380,9 +353,7 @@ fn regions(list: Value<'_>) -> Vec<RegionWeight> {
         let wanted = "`REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`";
         let region = fields.need("region", "us-west-2/*");
         let region = region.and_then(|value| value.parsed(wanted, RegionPattern::parse));
-        let weight = fields
-            .get("weight")
-            .map_or(Some(0), |value| value.number(0, u32::MAX));
+        let weight = fields.get("weight").map_or(Some(0), |value| value.number(0, u32::MAX));
         fields.warn_of_others();
         fields.finish();
         if let (Some(region), Some(weight)) = (region, weight) {

@@ -102,11 +102,7 @@ impl<'a> Joiner<'a> {
         let is_global = has_others || self.view.import(key).is_some();
         let is_only =
             service.is_some_and(|one| one.declared == DeclaredScope::GlobalOnly && !is_kept);
-        let globals = || {
-            GLOBAL_SUFFIXES
-                .iter()
-                .map(|suffix| host(key, suffix).into())
-        };
+        let globals = || GLOBAL_SUFFIXES.iter().map(|suffix| host(key, suffix).into());
         if is_exported {
             self.exported.insert(host(key, LOCAL_SUFFIX).into());
         }
@@ -129,8 +125,7 @@ impl<'a> Joiner<'a> {
             self.add_global_service(key, &exporters, &GLOBAL_SUFFIXES, service);
             if is_exported {
                 let globals = GLOBAL_SUFFIXES.iter().map(|suffix| name(key, suffix));
-                self.global_services_of
-                    .insert(name(key, LOCAL_SUFFIX), globals.collect());
+                self.global_services_of.insert(name(key, LOCAL_SUFFIX), globals.collect());
             }
         }
     }
@@ -151,14 +146,12 @@ impl<'a> Joiner<'a> {
                  cluster"
             );
             let how = "the Service without that label";
-            self.warnings
-                .push(Finding::warning(place, what, how).of(namespace));
+            self.warnings.push(Finding::warning(place, what, how).of(namespace));
         } else if !is_known && matches!(self.view.config.discovery, Discovery::File { .. }) {
             let what =
                 format!("the export of {namespace}/{service} has no effect: no such Service");
             let how = "the name of one";
-            self.warnings
-                .push(Finding::warning(place, what, how).of(namespace));
+            self.warnings.push(Finding::warning(place, what, how).of(namespace));
             exporters.retain(|cluster| *cluster != own);
         }
     }
@@ -204,10 +197,7 @@ impl<'a> Joiner<'a> {
         }
         let mut ips = import.map_or_else(Vec::new, |import| self.vips.of_import(key, import));
         if *suffixes == [LOCAL_SUFFIX] {
-            ips.extend(
-                own.into_iter()
-                    .flat_map(|own| self.vips.of_service(key, own)),
-            );
+            ips.extend(own.into_iter().flat_map(|own| self.vips.of_service(key, own)));
         }
         for (index, suffix) in suffixes.iter().enumerate() {
             let ips = if index == 0 { &*ips } else { &[] };
@@ -231,8 +221,7 @@ impl<'a> Joiner<'a> {
                 key.0, key.1
             );
             let how = "a Service or a ServiceImport with its ports";
-            self.warnings
-                .push(Finding::warning(&slice.place, what, how).of(key.0));
+            self.warnings.push(Finding::warning(&slice.place, what, how).of(key.0));
         }
     }
 
@@ -247,8 +236,7 @@ impl<'a> Joiner<'a> {
              name of one of its ports"
         );
         let how = "the Service's names into `ports[].name`";
-        self.warnings
-            .push(Finding::warning(&slice.place, what, how).of(namespace));
+        self.warnings.push(Finding::warning(&slice.place, what, how).of(namespace));
     }
 
     /// Adds a service, or adds ports and addresses to an existing one.
@@ -263,11 +251,7 @@ impl<'a> Joiner<'a> {
         let hostname: Arc<str> = host(key, suffix).into();
         let network = &self.view.config.gateway.network;
         let name = name(key, suffix);
-        let known = self
-            .mesh
-            .services
-            .get(&name)
-            .map(|known| mesh::Service::clone(known));
+        let known = self.mesh.services.get(&name).map(|known| mesh::Service::clone(known));
         let mut service = known.unwrap_or_else(|| mesh::Service {
             name: key.1.into(),
             namespace: key.0.into(),
@@ -393,9 +377,7 @@ impl<'a> Joiner<'a> {
             for (name, ports) in workload.services.iter() {
                 for other in self.global_services_of.get(name).into_iter().flatten() {
                     let ports = ports.iter().map(|(port, target)| (*port, *target));
-                    served
-                        .entry(Arc::clone(other))
-                        .or_insert_with(|| ports.collect());
+                    served.entry(Arc::clone(other)).or_insert_with(|| ports.collect());
                 }
             }
             served.retain(|name, _| workload.services.get(name).is_none());

@@ -113,21 +113,10 @@ impl<'a> WorkloadMerger<'a> {
         for place in places(site, own) {
             let unnamed = is_unnamed.then_some(index);
             let known = self.by_place.get(&place).copied();
-            let there = known.unwrap_or(PlaceEntry {
-                first: index,
-                first_without_pod: unnamed,
-            });
-            let known = there
-                .first_without_pod
-                .filter(|index| self.is_without_pod(*index));
+            let there = known.unwrap_or(PlaceEntry { first: index, first_without_pod: unnamed });
+            let known = there.first_without_pod.filter(|index| self.is_without_pod(*index));
             let unnamed = known.or(unnamed);
-            self.by_place.insert(
-                place,
-                PlaceEntry {
-                    first_without_pod: unnamed,
-                    ..there
-                },
-            );
+            self.by_place.insert(place, PlaceEntry { first_without_pod: unnamed, ..there });
         }
     }
 
@@ -161,10 +150,7 @@ impl<'a> WorkloadMerger<'a> {
             Some(known) if known.pod.is_none() && new.pod.is_some() => {
                 known.pod = new.pod;
                 let addresses = std::mem::take(&mut known.workload.addresses);
-                known.workload = Workload {
-                    addresses,
-                    ..new.workload
-                };
+                known.workload = Workload { addresses, ..new.workload };
             }
             Some(_) => {}
             None => self.members.push(new),
@@ -193,11 +179,8 @@ impl<'a> WorkloadMerger<'a> {
         let mut known: HashMap<_, Vec<_>> = HashMap::new();
         for (uid, workload) in mesh.workloads.iter() {
             for address in &workload.addresses {
-                let network = if workload.network.is_empty() {
-                    own_network
-                } else {
-                    &workload.network
-                };
+                let network =
+                    if workload.network.is_empty() { own_network } else { &workload.network };
                 let there = known.entry((network.to_owned(), *address)).or_default();
                 there.push(Arc::clone(uid));
             }
@@ -243,9 +226,7 @@ impl<'a> WorkloadMerger<'a> {
     /// ready, those that still serve while terminating are healthy, as in Kubernetes.
     fn set_health(&mut self) {
         let ready = self.members.iter().filter(|member| member.is_ready);
-        let ready: BTreeSet<_> = ready
-            .flat_map(|member| member.served.keys().cloned())
-            .collect();
+        let ready: BTreeSet<_> = ready.flat_map(|member| member.served.keys().cloned()).collect();
         for member in &mut self.members {
             let is_last = member.served.keys().any(|service| !ready.contains(service));
             member.workload.healthy = member.is_ready || (member.is_serving && is_last);
@@ -312,12 +293,7 @@ fn member(site: Site<'_>, backend: &SliceEndpoint, uid: &Arc<str>) -> MergedWork
 /// Returns the uid of an endpoint. A pod has the uid that Istio would build. Any other endpoint
 /// is identified by its location, so that its uid does not depend on the service that lists it.
 fn uid(site: Site<'_>, backend: &SliceEndpoint, own: &[IpAddr]) -> String {
-    let Site {
-        cluster,
-        network,
-        namespace,
-        ..
-    } = site;
+    let Site { cluster, network, namespace, .. } = site;
     if let Some(name) = backend.own_pod(namespace) {
         return format!("{cluster}//Pod/{namespace}/{name}");
     }

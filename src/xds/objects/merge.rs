@@ -101,10 +101,8 @@ impl<'a> Merger<'a> {
     /// Records the service of a name.
     fn claim(&mut self, name: &str, host: Option<&str>, line: &Line) {
         let claim = self.claims.entry(name.to_owned());
-        let claim = claim.or_insert_with(|| NameClaim {
-            host: host.map(str::to_owned),
-            line: line.clone(),
-        });
+        let claim = claim
+            .or_insert_with(|| NameClaim { host: host.map(str::to_owned), line: line.clone() });
         if claim.host.as_deref() != host {
             claim.host = None;
         }
@@ -140,8 +138,7 @@ impl<'a> Merger<'a> {
                     one.namespace
                 );
                 let how = "the others into `exposure.services`";
-                self.findings
-                    .push(refusal(&one.namespace, &one.line, what, how));
+                self.findings.push(refusal(&one.namespace, &one.line, what, how));
             }
             if used.is_empty() {
                 self.config.exposure.services.push(one.closed().entry(None));
@@ -178,14 +175,12 @@ impl<'a> Merger<'a> {
             for cluster in unknown {
                 let what = format!("{cluster} is not a cluster of `trust`");
                 let how = "one that it names";
-                self.findings
-                    .push(refusal(&one.namespace, &one.line, what, how));
+                self.findings.push(refusal(&one.namespace, &one.line, what, how));
             }
         }
         if let Err((what, how)) = self.check_alias(&one) {
             one.alias = None;
-            self.findings
-                .push(refusal(&one.namespace, &one.line, what, how));
+            self.findings.push(refusal(&one.namespace, &one.line, what, how));
         }
         for name in one.alias.iter().chain([&one.host]) {
             self.claim(name, Some(&one.host), &one.line);
@@ -256,8 +251,7 @@ impl<'a> Merger<'a> {
                     bindings[index].push(one);
                 }
                 Err((what, how)) => {
-                    self.findings
-                        .push(refusal(&one.namespace, &one.line, what, how));
+                    self.findings.push(refusal(&one.namespace, &one.line, what, how));
                 }
             }
         }
@@ -306,13 +300,7 @@ impl<'a> Merger<'a> {
         first: Option<&BoundService>,
         donors: &[&BoundService],
     ) -> Result<(), Refusal> {
-        let BoundService {
-            cluster,
-            service,
-            name,
-            namespace,
-            ..
-        } = one;
+        let BoundService { cluster, service, name, namespace, .. } = one;
         self.check_name("local name", name, namespace)?;
         if let Some(other) = first.filter(|first| first.namespace != *namespace) {
             let other = &other.namespace;
@@ -331,10 +319,7 @@ impl<'a> Merger<'a> {
         let mut own = self.own.bindings.iter();
         let own = own.find(|own| own.names.contains(name));
         let other = first.filter(|first| first.service.host != service.host);
-        if let Some(line) = own
-            .map(|own| &own.line)
-            .or_else(|| other.map(|other| &other.line))
-        {
+        if let Some(line) = own.map(|own| &own.line).or_else(|| other.map(|other| &other.line)) {
             let what = format!("the local name {name} is that of {line}");
             return Err((what, "another `alias`"));
         }

@@ -61,9 +61,7 @@ impl Meta {
     /// Returns the value of a label or, if there is none, of an annotation.
     pub(super) fn label_or_annotation(&self, key: &str) -> Option<&str> {
         let found = self.labels.get(key).or_else(|| self.annotations.get(key));
-        found
-            .map(|value| &**value)
-            .filter(|value| !value.is_empty())
+        found.map(|value| &**value).filter(|value| !value.is_empty())
     }
 
     /// Returns the network.
@@ -74,11 +72,7 @@ impl Meta {
     /// Returns whether its pods use HBONE; none if unspecified.
     pub(super) fn is_ambient(&self) -> Option<bool> {
         let stated = self.label(DATAPLANE).map(|mode| mode == "ambient");
-        if self.is_waypoint() {
-            Some(true)
-        } else {
-            stated
-        }
+        if self.is_waypoint() { Some(true) } else { stated }
     }
 
     /// Returns whether its labels declare a waypoint.

@@ -112,11 +112,7 @@ pub fn load(paths: &[PathBuf]) -> Result<(Objects, Findings), Findings> {
     let mut objects = Objects::default();
     let findings = files::read_each(paths, |file| read::file(file, &mut objects));
     let findings = Findings(limit_findings(findings.0));
-    if findings.has_errors() {
-        Err(findings)
-    } else {
-        Ok((objects, findings))
-    }
+    if findings.has_errors() { Err(findings) } else { Ok((objects, findings)) }
 }
 
 /// Parses and validates a text as the contents of the file `path`.
@@ -126,19 +122,12 @@ pub fn load(paths: &[PathBuf]) -> Result<(Objects, Findings), Findings> {
 pub fn parse(path: &Path, text: &str) -> Result<Objects, Findings> {
     let mut objects = Objects::default();
     let findings = read::text(path, text, &mut objects);
-    if findings.has_errors() {
-        Err(findings)
-    } else {
-        Ok(objects)
-    }
+    if findings.has_errors() { Err(findings) } else { Ok(objects) }
 }
 
 /// Returns the finding that an entry of an object, or a part of one, is not used.
 fn refusal(namespace: &str, line: &Line, what: String, how: &str) -> Finding {
-    Finding {
-        severity: Severity::PassedOver,
-        ..Finding::warning(&line.0, what, how).of(namespace)
-    }
+    Finding { severity: Severity::PassedOver, ..Finding::warning(&line.0, what, how).of(namespace) }
 }
 
 /// Findings of one severity, with the position of each among all.
@@ -171,10 +160,7 @@ pub(crate) fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec
     let mut last = Vec::new();
     for of in limited {
         kept.extend(of.kept);
-        let what = format!(
-            "{} more findings are omitted; this is the first of them",
-            of.omitted
-        );
+        let what = format!("{} more findings are omitted; this is the first of them", of.omitted);
         last.extend(of.first_omitted.map(|(_, first)| Finding {
             what,
             how: String::new(),
@@ -198,10 +184,7 @@ impl Limited {
         };
         self.omitted += 1;
         let last = self.kept.remove(last);
-        let first = self
-            .first_omitted
-            .take()
-            .filter(|(position, _)| *position < last.0);
+        let first = self.first_omitted.take().filter(|(position, _)| *position < last.0);
         self.first_omitted = first.or(Some(last));
     }
 }

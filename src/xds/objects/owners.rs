@@ -176,13 +176,7 @@ impl<'a> AddressOwners<'a> {
         let claims = self.claims.entry(ip).or_default();
         let known = claims.iter().position(|one| one.namespace == namespace);
         let known = known.unwrap_or_else(|| {
-            claims.push(Claim {
-                namespace,
-                evidence,
-                whole: None,
-                ports: BTreeMap::new(),
-                place,
-            });
+            claims.push(Claim { namespace, evidence, whole: None, ports: BTreeMap::new(), place });
             claims.len() - 1
         });
         let Some(claim) = claims.get_mut(known) else {
@@ -224,11 +218,7 @@ impl<'a> AddressOwners<'a> {
         let others = || claims.iter().filter(|one| one.namespace != namespace);
         // An address without proof is no port of a node that others have proven to use.
         let better = |other: &&Claim<'a>| {
-            let at = if own == Evidence::Slice {
-                Some(other.evidence)
-            } else {
-                other.at(port)
-            };
+            let at = if own == Evidence::Slice { Some(other.evidence) } else { other.at(port) };
             at > Some(own)
         };
         let best = others().filter(better).max_by_key(|one| one.evidence);
@@ -290,10 +280,7 @@ impl<'a> AddressOwners<'a> {
         let mut names: HashMap<&str, Arc<str>> = HashMap::new();
         let mut endpoints = HashMap::new();
         for (ip, claims) in &self.claims {
-            for claim in claims
-                .iter()
-                .filter(|claim| claim.evidence != Evidence::File)
-            {
+            for claim in claims.iter().filter(|claim| claim.evidence != Evidence::File) {
                 let whole = claim.whole.is_some().then_some(0);
                 for port in claim.ports.keys().copied().chain(whole) {
                     if self.refusal(*ip, port, claim.namespace).is_none() {
@@ -311,9 +298,7 @@ impl<'a> AddressOwners<'a> {
     /// namespace has such a claim itself.
     pub(super) fn proven_elsewhere(&self, ip: IpAddr, namespace: &str) -> Option<&Claim<'a>> {
         let claims = self.claims.get(&ip)?;
-        let mut proven = claims
-            .iter()
-            .filter(|one| one.evidence >= Evidence::Kubernetes);
+        let mut proven = claims.iter().filter(|one| one.evidence >= Evidence::Kubernetes);
         let is_own = proven.clone().any(|one| one.namespace == namespace);
         proven.next().filter(|_| !is_own)
     }
@@ -372,9 +357,7 @@ impl fmt::Display for Refusal<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Owned(of) | Self::Held(of) | Self::Equal(of)) = self;
         let namespace = of.namespace;
-        let by = of
-            .place
-            .map_or_else(|| "the mesh file".to_owned(), ToString::to_string);
+        let by = of.place.map_or_else(|| "the mesh file".to_owned(), ToString::to_string);
         match self {
             Self::Owned(_) => write!(f, "it belongs to namespace {namespace} by {by}"),
             Self::Held(_) => write!(
@@ -385,10 +368,9 @@ impl fmt::Display for Refusal<'_, '_> {
                 f,
                 "namespace {namespace} lists it too at {by}, and neither has evidence for it"
             ),
-            Self::Equal(_) => write!(
-                f,
-                "namespace {namespace} lists it too at {by}, with equal evidence"
-            ),
+            Self::Equal(_) => {
+                write!(f, "namespace {namespace} lists it too at {by}, with equal evidence")
+            }
         }
     }
 }
@@ -424,9 +406,7 @@ pub(super) fn is_for(workload: &Workload, namespace: &str) -> bool {
 fn listed<'a>(view: &ObjectIndex<'a>) -> Vec<SliceEntry<'a>> {
     let config = view.config;
     let entries = config.exposure.services.iter();
-    let entries: HashSet<_> = entries
-        .filter_map(|one| key_of(&one.service.host))
-        .collect();
+    let entries: HashSet<_> = entries.filter_map(|one| key_of(&one.service.host)).collect();
     let entry = |key, cluster, slice, is_exposed| SliceEntry {
         slice,
         key,

@@ -30,21 +30,12 @@ const KINDS: [Kind; 9] = [
     ("EndpointSlice", &["discovery.k8s.io/v1"]),
     ("ServiceExport", &MULTICLUSTER),
     ("ServiceImport", &MULTICLUSTER),
-    (
-        "ServiceExpositionPolicy",
-        &["multicluster.istio.io/v1alpha1"],
-    ),
+    ("ServiceExpositionPolicy", &["multicluster.istio.io/v1alpha1"]),
     ("RemoteServiceBinding", &["multicluster.istio.io/v1alpha1"]),
-    (
-        "GlobalTrafficPolicy",
-        &["admiral.io/v1alpha1", "admiral.io/v1"],
-    ),
+    ("GlobalTrafficPolicy", &["admiral.io/v1alpha1", "admiral.io/v1"]),
 ];
 
-const MULTICLUSTER: [&str; 2] = [
-    "multicluster.x-k8s.io/v1alpha1",
-    "multicluster.x-k8s.io/v1beta1",
-];
+const MULTICLUSTER: [&str; 2] = ["multicluster.x-k8s.io/v1alpha1", "multicluster.x-k8s.io/v1beta1"];
 
 /// Similarity above which a kind is a misspelt one: less than two of ten letters differ.
 /// `ServiceEntry` resembles `ServiceExport` by 0.62.
@@ -170,9 +161,7 @@ fn meant_kind(version: &str, kind: &str) -> Option<(Kind, bool)> {
         return is_near(version, same).then_some((*same, true));
     }
     let similarity = |name| strsim::normalized_damerau_levenshtein(kind, name);
-    let near = KINDS
-        .iter()
-        .filter(|(name, _)| name.len().abs_diff(kind.len()) <= KIND_EDITS_MAX);
+    let near = KINDS.iter().filter(|(name, _)| name.len().abs_diff(kind.len()) <= KIND_EDITS_MAX);
     let best = near.map(|one| (similarity(one.0), *one));
     let best = best.max_by(|(one, _), (other, _)| one.total_cmp(other));
     best.filter(|(similarity, _)| *similarity > SIMILAR_KIND)
@@ -184,9 +173,7 @@ fn is_near(version: &str, (_, versions): &Kind) -> bool {
     let Some((group, _)) = version.split_once('/') else {
         return true;
     };
-    let mut known = versions
-        .iter()
-        .filter_map(|version| version.split_once('/'));
+    let mut known = versions.iter().filter_map(|version| version.split_once('/'));
     known.any(|(known, _)| {
         known.len().abs_diff(group.len()) <= GROUP_EDITS_MAX
             && strsim::damerau_levenshtein(group, known) <= GROUP_EDITS_MAX
@@ -224,20 +211,15 @@ fn read_supported<'a>(
                     return None;
                 }
             }
-            Some(Object::Namespace(Meta {
-                namespace: Arc::clone(&meta.name),
-                ..meta
-            }))
+            Some(Object::Namespace(Meta { namespace: Arc::clone(&meta.name), ..meta }))
         }
-        "Node" => Some(Object::Node(Node {
-            cluster: meta.cluster,
-            addresses: node_addresses(top),
-        })),
+        "Node" => {
+            Some(Object::Node(Node { cluster: meta.cluster, addresses: node_addresses(top) }))
+        }
         "Service" => service::read(top, value, meta).map(Object::Service),
-        "ServiceExport" => Some(Object::Export(Export {
-            created: meta.creation_time(value),
-            meta,
-        })),
+        "ServiceExport" => {
+            Some(Object::Export(Export { created: meta.creation_time(value), meta }))
+        }
         "ServiceImport" => Some(Object::Import(import(top, meta))),
         "EndpointSlice" => slice::read(top, value, &meta).map(Object::Slice),
         _ => Some(Object::Entries(entries::read(kind, top, &meta, value))),
@@ -278,10 +260,7 @@ impl Objects {
 
 /// Reads the IP addresses of a Node.
 fn node_addresses(top: &mut Fields<'_>) -> Vec<IpAddr> {
-    let Some(mut status) = top
-        .get("status")
-        .and_then(|status| status.foreign("status"))
-    else {
+    let Some(mut status) = top.get("status").and_then(|status| status.foreign("status")) else {
         return Vec::new();
     };
     let items = status.get("addresses").into_iter().flat_map(Value::items);
@@ -317,8 +296,6 @@ fn import_fields(fields: &mut Fields<'_>, meta: Meta) -> Import {
     Import {
         meta,
         ports: ports.unwrap_or_default(),
-        ips: ips
-            .filter_map(|item| item.parsed("an IP address", unicast))
-            .collect(),
+        ips: ips.filter_map(|item| item.parsed("an IP address", unicast)).collect(),
     }
 }

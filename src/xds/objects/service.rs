@@ -84,11 +84,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
         declared: declared(&meta, value),
         preferences: preferences(&meta, stated, value),
         ports: ports.unwrap_or_default(),
-        ips: if all.is_empty() {
-            one.into_iter().collect()
-        } else {
-            all
-        },
+        ips: if all.is_empty() { one.into_iter().collect() } else { all },
         has_selector: selector.is_some_and(|labels| labels.pairs().next().is_some()),
         meta,
     })
@@ -108,18 +104,13 @@ fn declared(meta: &Meta, value: Value<'_>) -> DeclaredScope {
         ("global-only", DeclaredScope::GlobalOnly),
         ("cluster", DeclaredScope::Local),
     ];
-    let exported = [
-        ("true", DeclaredScope::Global),
-        ("false", DeclaredScope::Local),
-    ];
+    let exported = [("true", DeclaredScope::Global), ("false", DeclaredScope::Local)];
     let by_label = |key, meanings: &[(&str, DeclaredScope)], how: &str| {
         let text = meta.label(key).filter(|text| !text.is_empty());
         let known = meanings.iter().find(|(known, _)| Some(*known) == text);
         if let (Some(other), None) = (text, known) {
-            value.warning(
-                format!("has the label {key} `{other}`, which is not a known value"),
-                how,
-            );
+            value
+                .warning(format!("has the label {key} `{other}`, which is not a known value"), how);
         }
         known.map_or(DeclaredScope::Nothing, |(_, meaning)| *meaning)
     };

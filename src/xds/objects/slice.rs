@@ -76,24 +76,15 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
     let ports = top.get("ports");
     let ports = ports.and_then(|list| ports::read(list, "ports[]"));
     let endpoints = top.get("endpoints").into_iter().flat_map(Value::items);
-    let endpoints: Vec<_> = endpoints
-        .filter_map(|item| backend(item, is_named))
-        .collect();
-    let key = if meta.is_copy() {
-        COPIED_SERVICE_NAME
-    } else {
-        SERVICE_NAME
-    };
+    let endpoints: Vec<_> = endpoints.filter_map(|item| backend(item, is_named)).collect();
+    let key = if meta.is_copy() { COPIED_SERVICE_NAME } else { SERVICE_NAME };
     let Some(service) = meta.label(key).filter(|name| !name.is_empty()) else {
         let what = format!("has no label {key}, and is ignored");
         value.warning(what, "the name of the Service into it");
         return None;
     };
     if !meta::is_label_name(service) {
-        value.error(
-            format!("has `{service}` for its {key}"),
-            "the name of a Service",
-        );
+        value.error(format!("has `{service}` for its {key}"), "the name of a Service");
     }
     Some(Slice {
         namespace: Arc::clone(&meta.namespace),

@@ -42,10 +42,8 @@ impl<'a> ObjectIndex<'a> {
         warnings: &mut Vec<Finding>,
     ) -> Self {
         let mut contradiction = |of: &Meta, first: &Meta, what: String| {
-            let what = format!(
-                "{what} differs from the one at {}, which takes precedence",
-                first.place
-            );
+            let what =
+                format!("{what} differs from the one at {}, which takes precedence", first.place);
             let warning = Finding::warning(&of.place, what, "it once, or the same");
             warnings.push(warning.of(&of.namespace));
         };
@@ -186,19 +184,11 @@ impl<'a> ObjectIndex<'a> {
     /// Returns whether a Service is exported by its labels or, in our cluster, by the
     /// configured rules.
     fn is_exported_by_label_or_rule(&self, cluster: &str, service: &Service) -> bool {
-        if matches!(
-            service.declared,
-            DeclaredScope::Global | DeclaredScope::GlobalOnly
-        ) {
+        if matches!(service.declared, DeclaredScope::Global | DeclaredScope::GlobalOnly) {
             return true;
         }
         let exposure = &self.config.exposure;
-        let by_rule = || {
-            exposure
-                .auto
-                .iter()
-                .any(|rule| self.is_selected(cluster, service, rule))
-        };
+        let by_rule = || exposure.auto.iter().any(|rule| self.is_selected(cluster, service, rule));
         cluster == self.own_cluster() && (exposure.default == DefaultExposure::All || by_rule())
     }
 
@@ -225,9 +215,7 @@ impl<'a> ObjectIndex<'a> {
     /// Returns the namespace and name of the waypoint of a Service of our cluster. Its own
     /// label takes precedence over that of its namespace.
     pub(super) fn waypoint(&self, service: &'a Service) -> Option<(&'a str, &'a str)> {
-        let namespace = self
-            .namespaces
-            .get(&(self.own_cluster(), &*service.meta.namespace));
+        let namespace = self.namespaces.get(&(self.own_cluster(), &*service.meta.namespace));
         let of_namespace = || namespace.and_then(|meta| meta.waypoint());
         service.meta.waypoint().or_else(of_namespace)?
     }
@@ -244,14 +232,9 @@ impl<'a> ObjectIndex<'a> {
     fn network_of_cluster(&self, cluster: &'a str) -> &'a str {
         let root = self.namespaces.get(&(cluster, ROOT_NAMESPACE));
         let by_default = || {
-            if cluster == self.own_cluster() {
-                &*self.config.gateway.network
-            } else {
-                cluster
-            }
+            if cluster == self.own_cluster() { &*self.config.gateway.network } else { cluster }
         };
-        root.and_then(|meta| meta.network())
-            .unwrap_or_else(by_default)
+        root.and_then(|meta| meta.network()).unwrap_or_else(by_default)
     }
 
     /// Returns the addresses of the nodes in our network.
@@ -274,9 +257,7 @@ impl<'a> ObjectIndex<'a> {
 fn own_imports<'a>(imports: &'a [Import], config: &'a Config) -> impl Iterator<Item = &'a Import> {
     let own = &*config.gateway.cluster;
     let is_own = move |cluster: Option<&str>| cluster.is_none_or(|cluster| cluster == own);
-    imports
-        .iter()
-        .filter(move |import| is_own(import.meta.cluster.as_deref()))
+    imports.iter().filter(move |import| is_own(import.meta.cluster.as_deref()))
 }
 
 fn key(meta: &Meta) -> Key<'_> {

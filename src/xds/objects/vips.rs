@@ -53,10 +53,7 @@ impl<'a> VipClaims<'a> {
         owners: &AddressOwners<'a>,
         held: &'a HashMap<IpAddr, OwnedKey>,
     ) -> Self {
-        let mut vips = Self {
-            claims: BTreeMap::new(),
-            held,
-        };
+        let mut vips = Self { claims: BTreeMap::new(), held };
         let network = &*view.config.gateway.network;
         for service in mesh.services.values() {
             let key = (&*service.namespace, &*service.name);
@@ -152,11 +149,7 @@ impl<'a> VipClaims<'a> {
 /// Returns the claims, the weakest first.
 fn all<'b, 'a>(claims: &'b Claims<'a>) -> impl DoubleEndedIterator<Item = Claim<'a>> + use<'b, 'a> {
     let claims = claims.iter();
-    claims.map(|((source, key), place)| Claim {
-        source: *source,
-        key: *key,
-        place: *place,
-    })
+    claims.map(|((source, key), place)| Claim { source: *source, key: *key, place: *place })
 }
 
 /// Builds the finding for an overridden claim. It names the best of the other claims.

@@ -25,9 +25,7 @@ impl<'a> NamedWaypoint<'a> {
     /// Finds the waypoint that a Service or its namespace names.
     pub(super) fn find(view: &ObjectIndex<'a>, service: &'a Service) -> Option<Self> {
         let (key, own) = (view.waypoint(service)?, view.own_cluster());
-        let is_waypoint = view
-            .service(key, own)
-            .is_some_and(|of| of.meta.is_waypoint());
+        let is_waypoint = view.service(key, own).is_some_and(|of| of.meta.is_waypoint());
         let is_near = *key.0 == *service.meta.namespace && !view.is_local(key, own);
         let is_usable = is_waypoint || is_near;
         Some(Self { key, is_usable })
@@ -50,9 +48,7 @@ impl<'a> NamedWaypoint<'a> {
 pub(super) fn findings(view: &ObjectIndex<'_>, mesh: &Mesh) -> Vec<Finding> {
     let mut keys = view.keys();
     keys.retain(|key| !mesh.services.contains_key(&*name(*key, LOCAL_SUFFIX)));
-    let services = keys
-        .into_iter()
-        .filter_map(|key| view.service(key, view.own_cluster()));
+    let services = keys.into_iter().filter_map(|key| view.service(key, view.own_cluster()));
     let found = services.filter_map(|service| {
         let named = NamedWaypoint::find(view, service).filter(|named| !named.is_usable)?;
         let (namespace, waypoint) = named.key;

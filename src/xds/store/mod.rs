@@ -83,8 +83,7 @@ impl Store {
                 if old.is_some_and(|old| **old == workload) {
                     return Ok(());
                 }
-                self.count(&resource.name, workload_entries(&workload))
-                    .at("workload.services")?;
+                self.count(&resource.name, workload_entries(&workload)).at("workload.services")?;
                 self.tables.remove_service(&resource.name);
                 self.tables.put_workload(workload);
             }
@@ -96,8 +95,7 @@ impl Store {
                 if old.is_some_and(|old| **old == service) {
                     return Ok(());
                 }
-                self.count(&resource.name, service_entries(&service))
-                    .at("service.ports")?;
+                self.count(&resource.name, service_entries(&service)).at("service.ports")?;
                 self.tables.remove_workload(&resource.name);
                 // Workloads refer to services by this interned name.
                 let name = self.interner.share_arc(&resource.name);
@@ -115,9 +113,7 @@ impl Store {
     fn count(&mut self, name: &str, new: usize) -> Result<(), String> {
         let all = self.endpoints - self.counted(name) + new;
         if all > ENDPOINTS_MAX && all > self.endpoints {
-            return Err(format!(
-                "{all} endpoints with these, want at most {ENDPOINTS_MAX}"
-            ));
+            return Err(format!("{all} endpoints with these, want at most {ENDPOINTS_MAX}"));
         }
         self.endpoints = all;
         Ok(())
@@ -178,10 +174,7 @@ impl Store {
             Err(why) if has_good() => return Err(why),
             Err(why) => {
                 let (scope, dry_run) = covers.unwrap_or((PolicyScope::Global, false));
-                (
-                    authorization::deny_all_placeholder(&resource.name, scope, dry_run),
-                    Err(why),
-                )
+                (authorization::deny_all_placeholder(&resource.name, scope, dry_run), Err(why))
             }
         };
         self.put_policy(&resource.name, Some(policy));
@@ -288,9 +281,7 @@ fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, 
     let body = resource.body.clone().ok_or("resource: missing")?;
     if body.len() > BODY_BYTES_MAX {
         let bytes = body.len();
-        return Err(format!(
-            "resource: {bytes} bytes, want at most {BODY_BYTES_MAX}"
-        ));
+        return Err(format!("resource: {bytes} bytes, want at most {BODY_BYTES_MAX}"));
     }
     T::decode(body).map_err(|error| error.to_string())
 }

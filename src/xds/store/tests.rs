@@ -17,11 +17,7 @@ fn resource(name: &str, body_type: &str, message: &impl Message) -> Resource {
 
 fn workload(uid: &str, node: &str) -> Resource {
     let list = proto::PortList {
-        ports: vec![proto::Port {
-            service_port: 80,
-            target_port: 8080,
-            app_protocol: 0,
-        }],
+        ports: vec![proto::Port { service_port: 80, target_port: 8080, app_protocol: 0 }],
     };
     let workload = proto::Workload {
         uid: uid.into(),
@@ -30,9 +26,7 @@ fn workload(uid: &str, node: &str) -> Resource {
         services: [("app/echo.app".to_owned(), list)].into(),
         ..proto::Workload::default()
     };
-    let message = proto::Address {
-        r#type: Some(proto::address::Type::Workload(workload)),
-    };
+    let message = proto::Address { r#type: Some(proto::address::Type::Workload(workload)) };
     resource(uid, ADDRESS, &message)
 }
 
@@ -44,26 +38,19 @@ fn service(namespace: &str, canonical: bool) -> Resource {
         canonical,
         ..proto::Service::default()
     };
-    let message = proto::Address {
-        r#type: Some(proto::address::Type::Service(service)),
-    };
+    let message = proto::Address { r#type: Some(proto::address::Type::Service(service)) };
     resource(&format!("{namespace}/Echo.app"), ADDRESS, &message)
 }
 
 /// Returns a policy about a port. An invalid port gives it an unknown action.
 fn policy(scope: i32, port: u32) -> Resource {
-    let one = security::Match {
-        destination_ports: vec![port],
-        ..security::Match::default()
-    };
+    let one = security::Match { destination_ports: vec![port], ..security::Match::default() };
     let clause = security::Clause { matches: vec![one] };
     let message = security::Authorization {
         name: "p".into(),
         namespace: "app".into(),
         scope,
-        rules: vec![security::Rule {
-            clauses: vec![clause],
-        }],
+        rules: vec![security::Rule { clauses: vec![clause] }],
         dry_run: port == 0,
         action: if (1..=65535).contains(&port) { 0 } else { 9 },
         ..security::Authorization::default()
@@ -93,10 +80,7 @@ fn the_mesh_is_given_once_for_each_change_in_the_order_of_names() {
     store.upsert(ADDRESS, &workload("a", "n")).unwrap();
     let next = store.tables.take_change().unwrap();
     assert_eq!(&*next.workloads.sorted()[0].node, "n");
-    assert!(
-        Arc::ptr_eq(next.workloads.sorted()[1], mesh.workloads.sorted()[1]),
-        "shared"
-    );
+    assert!(Arc::ptr_eq(next.workloads.sorted()[1], mesh.workloads.sorted()[1]), "shared");
 }
 
 #[test]
@@ -117,11 +101,7 @@ fn resources_go_by_uid_and_by_namespace_and_hostname() {
     assert_eq!(&*mesh.services.sorted()[0].namespace, "other");
     store.remove(AUTHORIZATION, "app/p");
     assert!(store.take_policies().unwrap().is_empty());
-    assert_eq!(
-        store.tables.take_change(),
-        None,
-        "policies are no part of the mesh"
-    );
+    assert_eq!(store.tables.take_change(), None, "policies are no part of the mesh");
 }
 
 #[test]
@@ -142,10 +122,7 @@ fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
     let want = "authorization.rules: 1000004 rules, clauses, matches and entries with these, want \
                 at most 1000000";
     assert_eq!(why, want);
-    let long = Resource {
-        body: Some(vec![0; BODY_BYTES_MAX + 1].into()),
-        ..workload("c", "")
-    };
+    let long = Resource { body: Some(vec![0; BODY_BYTES_MAX + 1].into()), ..workload("c", "") };
     let why = store.upsert(ADDRESS, &long).unwrap_err();
     assert_eq!(why, "resource: 2097153 bytes, want at most 2097152");
 }
@@ -154,9 +131,7 @@ fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
 fn what_was_a_service_and_is_a_workload_is_only_that() {
     let mut store = Store::default();
     store.upsert(ADDRESS, &service("app", false)).unwrap();
-    store
-        .upsert(ADDRESS, &workload("app/Echo.app", ""))
-        .unwrap();
+    store.upsert(ADDRESS, &workload("app/Echo.app", "")).unwrap();
     let mesh = store.tables.take_change().unwrap();
     assert_eq!((mesh.services.len(), mesh.workloads.len()), (0, 1));
     store.upsert(ADDRESS, &service("app", false)).unwrap();
@@ -169,31 +144,13 @@ fn a_rejected_resource_says_why_and_leaves_its_last_good_version() {
     let mut store = Store::default();
     store.upsert(ADDRESS, &workload("a", "good")).unwrap();
     store.tables.take_change().unwrap();
-    let named = |name: &str, one: Resource| Resource {
-        name: name.into(),
-        ..one
-    };
-    let without_body = Resource {
-        body: None,
-        ..workload("a", "")
-    };
-    let of_another_type = Resource {
-        body_type: AUTHORIZATION.into(),
-        ..workload("a", "")
-    };
-    let cut_off = Resource {
-        body: Some(vec![0x0a, 0x7f].into()),
-        ..workload("a", "")
-    };
+    let named = |name: &str, one: Resource| Resource { name: name.into(), ..one };
+    let without_body = Resource { body: None, ..workload("a", "") };
+    let of_another_type = Resource { body_type: AUTHORIZATION.into(), ..workload("a", "") };
+    let cut_off = Resource { body: Some(vec![0x0a, 0x7f].into()), ..workload("a", "") };
     let table = [
-        (
-            named("a", workload("b", "")),
-            "workload.uid: `b` is named `a`",
-        ),
-        (
-            named("a", service("app", true)),
-            "service.hostname: `app/Echo.app` is named `a`",
-        ),
+        (named("a", workload("b", "")), "workload.uid: `b` is named `a`"),
+        (named("a", service("app", true)), "service.hostname: `app/Echo.app` is named `a`"),
         (without_body, "resource: missing"),
         (
             of_another_type,
@@ -226,10 +183,7 @@ fn a_policy_that_was_never_readable_refuses_what_it_covers() {
         let policy = policies.iter().next().unwrap();
         (result.is_ok(), Policy::clone(policy))
     };
-    let broken = Resource {
-        body: Some(vec![0xff].into()),
-        ..policy(NAMESPACE, 80)
-    };
+    let broken = Resource { body: Some(vec![0xff].into()), ..policy(NAMESPACE, 80) };
     for (one, scope, dry_run) in [
         (policy(NAMESPACE, 65536), PolicyScope::Namespace, false),
         (policy(NAMESPACE, 0), PolicyScope::Namespace, true),
@@ -242,17 +196,10 @@ fn a_policy_that_was_never_readable_refuses_what_it_covers() {
         assert_eq!(placeholder.action, Action::Deny);
         assert_eq!((&*placeholder.namespace, &*placeholder.name), ("app", "p"));
     }
-    let another = Resource {
-        name: "app/other".into(),
-        ..policy(NAMESPACE, 80)
-    };
+    let another = Resource { name: "app/other".into(), ..policy(NAMESPACE, 80) };
     assert!(store.upsert(AUTHORIZATION, &another).is_err());
     let placeholder = &store.policies["app/other"];
-    assert_eq!(
-        placeholder.scope,
-        PolicyScope::Global,
-        "nobody knows what selects it"
-    );
+    assert_eq!(placeholder.scope, PolicyScope::Global, "nobody knows what selects it");
     store.remove(AUTHORIZATION, "app/other");
     let mut judge = |one: &Resource| {
         let result = store.upsert(AUTHORIZATION, one);
@@ -273,10 +220,7 @@ fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
     assert!(policy.unreadable && policy.scope == PolicyScope::Global && !policy.dry_run);
     assert_eq!(store.take_policies().unwrap().len(), 1);
     store.upsert(AUTHORIZATION, &self::policy(1, 80)).unwrap();
-    assert!(
-        !store.handle_rejection(AUTHORIZATION, "app/p"),
-        "the good one stays"
-    );
+    assert!(!store.handle_rejection(AUTHORIZATION, "app/p"), "the good one stays");
     assert!(!store.policies["app/p"].unreadable);
 }
 
@@ -284,10 +228,8 @@ fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
 fn a_field_of_tomorrow_makes_a_policy_unreadable() {
     let good = policy(1, 80);
     let body = good.body.unwrap();
-    let newer = Resource {
-        body: Some([&*body, &[0x98, 0x06, 0x01]].concat().into()),
-        ..policy(1, 80)
-    };
+    let newer =
+        Resource { body: Some([&*body, &[0x98, 0x06, 0x01]].concat().into()), ..policy(1, 80) };
     let mut store = Store::default();
     let why = store.upsert(AUTHORIZATION, &newer).unwrap_err();
     assert_eq!(why, "authorization: unknown field 99");
@@ -312,11 +254,8 @@ fn every_list_counts_and_a_service_without_ports_too() {
     let ports = || [(80, 8080), (81, 8081)].into();
     let workload = Workload {
         services: [("a".into(), ports()), ("b".into(), [].into())].into(),
-        template: Template {
-            policies: ["a/p".into(), "a/q".into()].into(),
-            ..Template::default()
-        }
-        .into(),
+        template: Template { policies: ["a/p".into(), "a/q".into()].into(), ..Template::default() }
+            .into(),
         ..Workload::default()
     };
     assert_eq!(workload_entries(&workload), 2 + 1 + 2);

@@ -127,11 +127,7 @@ impl Ended {
 
 impl From<ChannelError> for Ended {
     fn from(error: ChannelError) -> Self {
-        Self {
-            end: StreamEnd::Connect,
-            why: error.to_string(),
-            is_broken: false,
-        }
+        Self { end: StreamEnd::Connect, why: error.to_string(), is_broken: false }
     }
 }
 
@@ -159,8 +155,7 @@ pub async fn run(feed: Feed) {
         let wait = state.client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
         feed.metrics.xds().terminated(termination(end));
-        feed.status
-            .set_discovery(|known| known.disconnect(why.clone(), SystemTime::now(), wait));
+        feed.status.set_discovery(|known| known.disconnect(why.clone(), SystemTime::now(), wait));
         let address = &feed.plane.address;
         if is_aged {
             info!(%address, ?wait, error = %why, "reconnecting to the control plane")
@@ -194,17 +189,10 @@ impl Feed {
         let (mut client, source) = self.kind.new_client_and_store();
         let answers = InitialEndpoints::default();
         let Some(file) = self.cache.clone() else {
-            return State {
-                client,
-                store: Recorder::new(source),
-                answers,
-            };
+            return State { client, store: Recorder::new(source), answers };
         };
-        let cache = Cache {
-            file,
-            cluster: self.pod.cluster.clone(),
-            network: self.pod.network.clone(),
-        };
+        let cache =
+            Cache { file, cluster: self.pod.cluster.clone(), network: self.pod.network.clone() };
         let mut store = Recorder::restore(cache, source, &mut client);
         if let Some(saved) = store.saved() {
             self.metrics.xds().set_cache_time(saved);
@@ -222,11 +210,7 @@ impl Feed {
             self.status.set_reload(ReloadSource::Mesh, Err(notice));
             self.status.clear_pending(self.pending);
         }
-        State {
-            client,
-            store,
-            answers,
-        }
+        State { client, store, answers }
     }
 
     /// Runs one stream to its end. `is_aged` is true if the previous stream ended by age, which
@@ -267,8 +251,7 @@ impl Feed {
         }
         self.connected.notify_one();
         self.metrics.xds().connected();
-        self.status
-            .set_discovery(|known| known.connect(SystemTime::now()));
+        self.status.set_discovery(|known| known.connect(SystemTime::now()));
         self.apply(state, &requests, responses, useful).await
     }
 
@@ -292,18 +275,12 @@ impl Feed {
             };
             let Some(response) = response else { break };
             heard = Instant::now();
-            let drained = self
-                .drain_batch(response, next, &mut responses, requests, state)
-                .await;
+            let drained = self.drain_batch(response, next, &mut responses, requests, state).await;
             // Accepted resources are published even if the stream broke: the next stream reports
             // their versions as in force.
             let changes = self.publish(state);
             next = Instant::now();
-            next += if drained? > 1 {
-                BATCHES_APART
-            } else {
-                SNAPSHOTS_APART
-            };
+            next += if drained? > 1 { BATCHES_APART } else { SNAPSHOTS_APART };
             self.send_all(requests, changes).await?;
             *useful = true;
             self.status.set_discovery(|known| known.retries = 0);
@@ -407,15 +384,9 @@ impl Feed {
         let changes = self.follow(state);
         self.update_types(state);
         let State { client, store, .. } = &*state;
-        let rejected = client
-            .rejected()
-            .map(|(_, name, why, _)| format!("{name}: {why}"));
+        let rejected = client.rejected().map(|(_, name, why, _)| format!("{name}: {why}"));
         let rejected: Vec<_> = rejected.take(REJECTED_SHOWN).collect();
-        let result = if rejected.is_empty() {
-            Ok(())
-        } else {
-            Err(rejected.join("; "))
-        };
+        let result = if rejected.is_empty() { Ok(()) } else { Err(rejected.join("; ")) };
         let notice = store.restored().filter(|_| !client.is_synced());
         let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
         self.status.set_reload(ReloadSource::Mesh, result);
@@ -435,11 +406,7 @@ impl Feed {
 
     /// Reports the first complete state to readiness and the cache.
     fn report_complete(&self, state: &mut State) {
-        let State {
-            client,
-            store,
-            answers,
-        } = state;
+        let State { client, store, answers } = state;
         let complete = client.is_synced() && answers.are_complete(client);
         if complete {
             self.status.clear_pending(self.pending);
@@ -483,9 +450,7 @@ impl Feed {
                 ..ResourceType::default()
             };
             self.metrics.xds().create_type(url);
-            self.metrics
-                .xds()
-                .set_resources(url, reported.held, reported.rejected);
+            self.metrics.xds().set_resources(url, reported.held, reported.rejected);
             reported
         });
         let types = types.collect();

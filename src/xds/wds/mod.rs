@@ -61,11 +61,7 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
     let namespace = namespace(from.namespace).at("service.namespace")?;
     let hostname = hostname(&from.hostname);
     let ports = ports(&from.ports).at("service")?;
-    check_length(
-        "service.subject_alt_names",
-        from.subject_alt_names.len(),
-        IDENTITIES_MAX,
-    )?;
+    check_length("service.subject_alt_names", from.subject_alt_names.len(), IDENTITIES_MAX)?;
     let balancing = from.load_balancing.unwrap_or_default();
     let health = load_balancing::HealthPolicy::AllowAll;
     let mode = load_balancing::Mode::try_from(balancing.mode);
@@ -125,10 +121,7 @@ fn waypoints(
     check_length("service.weighted_waypoints", weighted.len(), WAYPOINTS_MAX)?;
     let mut waypoints = each("service.weighted_waypoints", weighted, |from| {
         let destination = from.destination.ok_or(".destination: missing")?;
-        Ok(Waypoint {
-            gateway: gateway(destination).at(".destination")?,
-            weight: from.weight,
-        })
+        Ok(Waypoint { gateway: gateway(destination).at(".destination")?, weight: from.weight })
     })?;
     if waypoints.is_empty() {
         waypoints.extend(one.map(|gateway| Waypoint { gateway, weight: 1 }));
@@ -185,11 +178,7 @@ pub(super) fn workload(
         canonical_revision: or(&from.canonical_revision, ""),
         has_waypoint,
         host_network: from.network_mode != i32::from(proto::NetworkMode::Standard),
-        policies: from
-            .authorization_policies
-            .iter()
-            .map(|name| or(name, ""))
-            .collect(),
+        policies: from.authorization_policies.iter().map(|name| or(name, "")).collect(),
         locality,
         // WDS has no labels.
         pod_labels: PodLabels::default(),

@@ -40,11 +40,7 @@ fn read_service(change: impl FnOnce(&mut proto::Service)) -> Service {
 }
 
 fn port(service_port: u32, target_port: u32) -> proto::Port {
-    proto::Port {
-        service_port,
-        target_port,
-        app_protocol: 99,
-    }
+    proto::Port { service_port, target_port, app_protocol: 99 }
 }
 
 fn address(bytes: &'static [u8]) -> proto::NetworkAddress {
@@ -56,14 +52,8 @@ fn address(bytes: &'static [u8]) -> proto::NetworkAddress {
 }
 
 fn by_name(namespace: &str, hostname: &str) -> proto::GatewayAddress {
-    let name = proto::NamespacedHostname {
-        namespace: namespace.into(),
-        hostname: hostname.into(),
-    };
-    proto::GatewayAddress {
-        destination: Some(Destination::Hostname(name)),
-        hbone_mtls_port: 0,
-    }
+    let name = proto::NamespacedHostname { namespace: namespace.into(), hostname: hostname.into() };
+    proto::GatewayAddress { destination: Some(Destination::Hostname(name)), hbone_mtls_port: 0 }
 }
 
 fn by_address(bytes: &'static [u8], hbone_mtls_port: u32) -> proto::GatewayAddress {
@@ -123,15 +113,10 @@ fn fill(from: &mut proto::Workload) {
     from.cluster_id = "c".into();
     from.network_gateway = Some(by_address(&[192, 0, 2, 1], 15443));
     from.hostname = "h".into();
-    let list = proto::PortList {
-        ports: vec![port(80, 8080)],
-    };
+    let list = proto::PortList { ports: vec![port(80, 8080)] };
     from.services.insert("app/Echo.App.".into(), list);
-    from.locality = Some(proto::Locality {
-        region: "r".into(),
-        zone: "z".into(),
-        subzone: "s".into(),
-    });
+    from.locality =
+        Some(proto::Locality { region: "r".into(), zone: "z".into(), subzone: "s".into() });
     from.network_mode = proto::NetworkMode::HostNetwork.into();
     from.capacity = Some(0);
 }
@@ -141,23 +126,12 @@ fn every_field_of_a_workload_is_read() {
     let got = read(fill);
     let ips: Vec<_> = got.addresses.iter().map(IpAddr::to_string).collect();
     assert_eq!(ips[0], "10.0.0.1");
-    assert!(
-        ips[1].starts_with("fdfd:") && ips[2] == "10.0.0.2",
-        "{ips:?}"
-    );
-    assert_eq!(
-        (got.protocol, got.healthy, got.capacity),
-        (Protocol::Hbone, false, 0)
-    );
-    let gateway = GatewayAddress {
-        place: Place::Address("east".into(), [192, 0, 2, 1].into()),
-        port: 15443,
-    };
+    assert!(ips[1].starts_with("fdfd:") && ips[2] == "10.0.0.2", "{ips:?}");
+    assert_eq!((got.protocol, got.healthy, got.capacity), (Protocol::Hbone, false, 0));
+    let gateway =
+        GatewayAddress { place: Place::Address("east".into(), [192, 0, 2, 1].into()), port: 15443 };
     assert_eq!(got.network_gateway.as_deref(), Some(&gateway));
-    assert_eq!(
-        got.services,
-        [("app/echo.app".into(), [(80, 8080)].into())].into()
-    );
+    assert_eq!(got.services, [("app/echo.app".into(), [(80, 8080)].into())].into());
     assert_eq!((&*got.trust_domain, &*got.cluster), ("td", "c"));
     assert_eq!((&*got.service_account, &*got.node), ("echo", "node"));
     assert_eq!((&*got.workload_name, &*got.workload_type), ("wn", "job"));
@@ -172,10 +146,8 @@ fn every_field_of_a_workload_is_read() {
 fn every_field_of_a_service_is_read() {
     let got = read_service(|from| {
         from.hostname = "Echo.App.".into();
-        let range = |length| proto::NetworkAddress {
-            length: Some(length),
-            ..address(&[240, 0, 0, 1])
-        };
+        let range =
+            |length| proto::NetworkAddress { length: Some(length), ..address(&[240, 0, 0, 1]) };
         from.addresses = vec![address(&[0xfd; 16]), range(32), range(24)];
         from.ports = vec![port(80, 0), port(81, 8081), port(81, 8082)];
         from.subject_alt_names = vec!["spiffe://td/ns/a/sa/b".into()];
@@ -194,10 +166,7 @@ fn every_field_of_a_service_is_read() {
     assert_eq!(got.vips[1], ("east".to_owned(), [240, 0, 0, 1].into()));
     assert_eq!(got.ports, BTreeMap::from([(80, 0), (81, 8082)]));
     assert_eq!(got.subject_alt_names, ["spiffe://td/ns/a/sa/b"]);
-    let gateway = GatewayAddress {
-        place: Place::Name("app/waypoint.app".into()),
-        port: 15008,
-    };
+    let gateway = GatewayAddress { place: Place::Name("app/waypoint.app".into()), port: 15008 };
     assert_eq!(got.waypoints, [Waypoint { gateway, weight: 1 }]);
     assert_eq!(got.preferences, Some(vec![Scope::Network, Scope::Region]));
     assert!(got.ingress_use_waypoint && got.canonical && got.private);
@@ -206,10 +175,8 @@ fn every_field_of_a_service_is_read() {
 
 #[test]
 fn waypoints_with_weights_win() {
-    let weighted = |name, weight| proto::WeightedWaypoint {
-        destination: Some(by_name("app", name)),
-        weight,
-    };
+    let weighted =
+        |name, weight| proto::WeightedWaypoint { destination: Some(by_name("app", name)), weight };
     let got = read_service(|from| {
         from.waypoint = Some(by_name("app", "one.app"));
         from.weighted_waypoints = vec![weighted("two.app", 0), weighted("three.app", 9)];
@@ -249,23 +216,14 @@ fn what_we_do_not_know_means_what_is_safe() {
     assert_eq!(got.protocol, Protocol::Tcp);
     assert!(!got.healthy && got.host_network && got.workload_type.is_empty());
     let legacy = proto::TunnelProtocol::LegacyIstioMtls;
-    assert_eq!(
-        read(|from| from.tunnel_protocol = legacy.into()).protocol,
-        Protocol::Tcp
-    );
+    assert_eq!(read(|from| from.tunnel_protocol = legacy.into()).protocol, Protocol::Tcp);
     let got = read_service(|from| {
         from.visibility = 99;
         from.ip_families = 99;
-        from.load_balancing = Some(proto::LoadBalancing {
-            routing_preference: vec![1],
-            mode: 99,
-            health_policy: 99,
-        });
+        from.load_balancing =
+            Some(proto::LoadBalancing { routing_preference: vec![1], mode: 99, health_policy: 99 });
     });
-    let plain = Service {
-        name: "echo".into(),
-        ..read_service(|_| ())
-    };
+    let plain = Service { name: "echo".into(), ..read_service(|_| ()) };
     assert_eq!(got, plain);
 }
 
@@ -278,10 +236,7 @@ fn special_records_of_other_networks_are_read() {
         from.capacity = Some(7);
     });
     assert!(split.addresses.is_empty() && split.capacity == 7);
-    assert_eq!(
-        split.network_gateway.map(|gateway| gateway.port),
-        Some(15008)
-    );
+    assert_eq!(split.network_gateway.map(|gateway| gateway.port), Some(15008));
     let gateway = read(|from| {
         from.uid = "NetworkGateway/west/gw.example.com/15008".into();
         from.addresses.clear();
@@ -294,8 +249,7 @@ fn special_records_of_other_networks_are_read() {
 type Wrong<T> = (fn(&mut T), &'static str);
 
 fn claim(from: &mut proto::Workload, name: &str, ports: Vec<proto::Port>) {
-    from.services
-        .insert(name.to_owned(), proto::PortList { ports });
+    from.services.insert(name.to_owned(), proto::PortList { ports });
 }
 
 const WRONG_WORKLOADS: [Wrong<proto::Workload>; 11] = [
@@ -316,18 +270,12 @@ const WRONG_WORKLOADS: [Wrong<proto::Workload>; 11] = [
         "workload.services[`app/a`].ports: 1025 entries, want at most 1024",
     ),
     (|w| w.uid.clear(), "workload.uid: empty"),
-    (
-        |w| w.namespace = "a/b".into(),
-        "workload.namespace: `a/b` has a slash",
-    ),
+    (|w| w.namespace = "a/b".into(), "workload.namespace: `a/b` has a slash"),
     (
         |w| w.addresses.push(Bytes::from_static(&[0; 5])),
         "workload.addresses[1]: 5 bytes, want 4 or 16",
     ),
-    (
-        |w| w.addresses = vec![Bytes::new()],
-        "workload.addresses[0]: 0 bytes, want 4 or 16",
-    ),
+    (|w| w.addresses = vec![Bytes::new()], "workload.addresses[0]: 0 bytes, want 4 or 16"),
     (
         |w| w.waypoint = Some(proto::GatewayAddress::default()),
         "workload.waypoint.destination: neither hostname nor address",
@@ -336,31 +284,19 @@ const WRONG_WORKLOADS: [Wrong<proto::Workload>; 11] = [
         |w| w.network_gateway = Some(by_address(&[1], 0)),
         "workload.network_gateway.destination.address.address: 1 bytes, want 4 or 16",
     ),
-    (
-        |w| claim(w, "echo.app", vec![]),
-        "workload.services[`echo.app`]: want NAMESPACE/HOSTNAME",
-    ),
+    (|w| claim(w, "echo.app", vec![]), "workload.services[`echo.app`]: want NAMESPACE/HOSTNAME"),
 ];
 
 #[test]
 fn istiod_4_what_only_dialing_or_finding_needs_rejects_no_workload() {
     let got = read(|from| {
         from.namespace.clear();
-        let ports = vec![
-            port(80, 0),
-            port(81, 65536),
-            port(0, 1),
-            port(65616, 1),
-            port(82, 82),
-        ];
+        let ports = vec![port(80, 0), port(81, 65536), port(0, 1), port(65616, 1), port(82, 82)];
         claim(from, "app/a", ports);
         claim(from, "/a\nb", vec![port(1, 1)]);
         from.network_gateway = Some(by_address(&[1; 4], 65536));
         from.waypoint = Some(by_name("", "?"));
-        from.application_tunnel = Some(proto::ApplicationTunnel {
-            protocol: 1,
-            port: 70_000,
-        });
+        from.application_tunnel = Some(proto::ApplicationTunnel { protocol: 1, port: 70_000 });
     });
     let ports = [(80, 0), (81, 0), (82, 82)].into();
     let services = [("app/a".into(), ports), ("/a\\nb".into(), [(1, 1)].into())];
@@ -375,25 +311,14 @@ fn istiod_4_what_only_dialing_or_finding_needs_rejects_no_service() {
     let got = read_service(|from| {
         from.namespace.clear();
         from.hostname = "a b".into();
-        from.addresses = vec![proto::NetworkAddress {
-            length: Some(33),
-            ..address(&[1; 4])
-        }];
-        from.ports = vec![
-            port(80, 65536),
-            port(0, 80),
-            port(65536, 80),
-            port(82, 8082),
-        ];
+        from.addresses = vec![proto::NetworkAddress { length: Some(33), ..address(&[1; 4]) }];
+        from.ports = vec![port(80, 65536), port(0, 80), port(65536, 80), port(82, 8082)];
         from.waypoint = Some(by_name("a", "?"));
     });
     assert_eq!((&*got.namespace, &*got.hostname), ("", "a b"));
     assert!(got.vips.is_empty());
     assert_eq!(got.ports, BTreeMap::from([(80, 0), (82, 8082)]));
-    let gateway = GatewayAddress {
-        place: Place::Name("a/?".into()),
-        port: HBONE_PORT,
-    };
+    let gateway = GatewayAddress { place: Place::Name("a/?".into()), port: HBONE_PORT };
     assert_eq!(got.waypoints, [Waypoint { gateway, weight: 1 }]);
     assert_eq!(&*read_service(|from| from.hostname.clear()).hostname, "");
 }
@@ -412,10 +337,7 @@ const WRONG_SERVICES: [Wrong<proto::Service>; 8] = [
         |s| s.addresses = vec![address(&[10, 0, 0, 1]); 1025],
         "service.addresses: 1025 entries, want at most 1024",
     ),
-    (
-        |s| s.ports = vec![port(1, 1); 1025],
-        "service.ports: 1025 entries, want at most 1024",
-    ),
+    (|s| s.ports = vec![port(1, 1); 1025], "service.ports: 1025 entries, want at most 1024"),
     (
         |s| s.subject_alt_names = vec![String::new(); 1025],
         "service.subject_alt_names: 1025 entries, want at most 1024",
@@ -432,10 +354,7 @@ const WRONG_SERVICES: [Wrong<proto::Service>; 8] = [
         |s| s.weighted_waypoints = vec![proto::WeightedWaypoint::default()],
         "service.weighted_waypoints[0].destination: missing",
     ),
-    (
-        |s| s.namespace = "a/b".into(),
-        "service.namespace: `a/b` has a slash",
-    ),
+    (|s| s.namespace = "a/b".into(), "service.namespace: `a/b` has a slash"),
     (
         |s| {
             s.weighted_waypoints = vec![proto::WeightedWaypoint {

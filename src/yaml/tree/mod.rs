@@ -126,12 +126,7 @@ impl Document {
     }
 
     fn new(file: &Path, text: &Arc<str>, root: Node) -> Self {
-        Self {
-            file: file.to_owned(),
-            text: Arc::clone(text),
-            root,
-            origins: Vec::new(),
-        }
+        Self { file: file.to_owned(), text: Arc::clone(text), root, origins: Vec::new() }
     }
 
     /// Makes a document of a layer alone, as if the file were empty.
@@ -169,10 +164,9 @@ impl Document {
     /// working directory for values of a layer.
     pub(crate) fn folder_of(&self, node: &Node) -> (&Path, &'static str) {
         match node.position {
-            Position::Line(_) => (
-                self.file.parent().unwrap_or_else(|| Path::new("")),
-                "the folder of this one",
-            ),
+            Position::Line(_) => {
+                (self.file.parent().unwrap_or_else(|| Path::new("")), "the folder of this one")
+            }
             Position::Origin(_) => (Path::new(""), "the working directory"),
         }
     }
@@ -207,12 +201,7 @@ fn read(file: &Path) -> Result<String, Findings> {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let breaks = valid.iter().filter(|byte| **byte == b'\n').count() as u64;
         let position = Position::Line(narrow(Some(breaks + 1)));
-        Findings::one(
-            file,
-            position,
-            "the file is not UTF-8 text here",
-            "it in UTF-8",
-        )
+        Findings::one(file, position, "the file is not UTF-8 text here", "it in UTF-8")
     })
 }
 
@@ -220,12 +209,7 @@ fn read(file: &Path) -> Result<String, Findings> {
 fn plain<'a>(file: &Path, text: &'a str) -> Result<&'a str, Findings> {
     if text.len() > FILE_BYTES_MAX {
         let what = format!("the file is larger than {} MiB", FILE_BYTES_MAX >> 20);
-        return Err(Findings::one(
-            file,
-            Position::Line(1),
-            &what,
-            "a smaller one",
-        ));
+        return Err(Findings::one(file, Position::Line(1), &what, "a smaller one"));
     }
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
@@ -234,11 +218,7 @@ impl Node {
     /// Makes a value of a layer, with the index of its origin.
     pub(crate) fn made(origin: usize, kind: Kind) -> Self {
         let origin = u32::try_from(origin).unwrap_or(u32::MAX);
-        Self {
-            position: Position::Origin(origin),
-            span: (0, 0),
-            kind,
-        }
+        Self { position: Position::Origin(origin), span: (0, 0), kind }
     }
 
     /// Lays this over `base`. A map of another `kind` replaces the whole map of the base, whose
@@ -259,17 +239,13 @@ impl Node {
             if own.peek().is_none() {
                 merged.push(entry.clone());
             }
-            merged.extend(own.map(|own| Entry {
-                value: own.value.clone().over(&entry.value),
-                ..own.clone()
-            }));
+            merged.extend(
+                own.map(|own| Entry { value: own.value.clone().over(&entry.value), ..own.clone() }),
+            );
         }
         let is_new = |own: &&Entry| below.iter().all(|entry| entry.key != own.key);
         merged.extend(entries.iter().filter(is_new).cloned());
-        Self {
-            kind: Kind::Map(merged.into_boxed_slice()),
-            ..self
-        }
+        Self { kind: Kind::Map(merged.into_boxed_slice()), ..self }
     }
 
     /// Returns the text under a key of this map.
@@ -366,11 +342,7 @@ impl<'de> Deserialize<'de> for Node {
         let Spanned { value, defined, .. } = Spanned::<Kind>::deserialize(deserializer)?;
         let span = defined.span();
         let span = (narrow(span.byte_offset()), narrow(span.byte_len()));
-        Ok(Self {
-            position: position_of(defined),
-            span,
-            kind: value,
-        })
+        Ok(Self { position: position_of(defined), span, kind: value })
     }
 }
 

@@ -9,9 +9,7 @@ fn parse(text: &str) -> Document {
 }
 
 fn refusal(text: &str) -> String {
-    Document::parse(Path::new("a.yaml"), text)
-        .unwrap_err()
-        .to_string()
+    Document::parse(Path::new("a.yaml"), text).unwrap_err().to_string()
 }
 
 /// The document with its lines, in a form that fits an assertion.
@@ -29,12 +27,7 @@ fn outline(document: &Document, node: &Node) -> String {
         }
         Kind::Map(entries) => {
             let entry = |e: &Entry| {
-                format!(
-                    "{}@{}={}",
-                    e.key,
-                    e.position.line(),
-                    outline(document, &e.value)
-                )
+                format!("{}@{}={}", e.key, e.position.line(), outline(document, &e.value))
             };
             let entries: Vec<_> = entries.iter().map(entry).collect();
             format!("{line}:{{{}}}", entries.join(" "))
@@ -68,10 +61,7 @@ fn quotes_make_text_and_only_true_and_false_are_booleans() {
 #[test]
 fn repeated_keys_are_kept_for_the_reader_to_report() {
     let document = parse("a: 1\n\"a\": 2\n80: 3\n\"80\": 4\n");
-    assert_eq!(
-        outline(&document, &document.root),
-        "1:{a@1=1:1 a@2=2:2 80@3=3:3 80@4=4:4}"
-    );
+    assert_eq!(outline(&document, &document.root), "1:{a@1=1:1 a@2=2:2 80@3=3:3 80@4=4:4}");
 }
 
 #[test]
@@ -104,17 +94,11 @@ fn the_bounds_hold_over_all_documents_together() {
         parsed.unwrap_err().to_string()
     };
     let many = refusal(&"---\na\n".repeat(DOCUMENTS_MAX + 1));
-    assert!(
-        many.ends_with("error: more than 100000 documents; write fewer"),
-        "{many}"
-    );
+    assert!(many.ends_with("error: more than 100000 documents; write fewer"), "{many}");
     let bomb = refusal("a: 1\n---\na: &x [1]\nb: *x\n");
     assert!(bomb.starts_with("a.yaml:3: error: anchors"), "{bomb}");
     let deep = refusal(&format!("a: 1\n---\n{}", "- ".repeat(100_000)));
-    assert!(
-        deep.starts_with("a.yaml:3: error: more than 16 levels"),
-        "{deep}"
-    );
+    assert!(deep.starts_with("a.yaml:3: error: more than 16 levels"), "{deep}");
 }
 
 #[test]
@@ -140,9 +124,7 @@ fn one_level_too_many_is_named_with_its_line() {
         |line: usize| format!("a.yaml:{line}: error: more than 16 levels of nesting; write fewer");
     let levels = DEPTH_MAX + 1;
     let keys = |levels| -> String {
-        (0..levels)
-            .map(|level| format!("{}a:\n", " ".repeat(level)))
-            .collect()
+        (0..levels).map(|level| format!("{}a:\n", " ".repeat(level))).collect()
     };
     parse(&keys(DEPTH_MAX));
     assert_eq!(refusal(&keys(levels)), wanted(levels));

@@ -19,10 +19,7 @@ static GOOD: LazyLock<([String; 3], PrivateKeyDer<'static>)> = LazyLock::new(|| 
     let issuer = authority.intermediate("east").expect("an intermediate");
     let leaf = issuer.leaf(ID).expect("a leaf");
     let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes()).expect("a key");
-    let second = leaf
-        .chain_pem
-        .rfind("-----BEGIN")
-        .expect("two certificates");
+    let second = leaf.chain_pem.rfind("-----BEGIN").expect("two certificates");
     let (first, second) = leaf.chain_pem.split_at(second);
     ([first.into(), second.into(), authority.root_pem()], key)
 });
@@ -47,11 +44,7 @@ pub fn ca_answer(data: &[u8]) {
             assert_eq!(&*material.identity.uri, ID);
             assert!((1..=16).contains(&material.chain.len()));
             assert!((1..=1024).contains(&material.root_certificates.len()));
-            let domain = TrustedDomain {
-                name: "west.local".into(),
-                issuers: None,
-                roots: None,
-            };
+            let domain = TrustedDomain { name: "west.local".into(), issuers: None, roots: None };
             assert!(endpoint_server_config(&material, vec![domain]).is_ok());
         }
         Err(why) => {

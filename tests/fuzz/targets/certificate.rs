@@ -50,11 +50,7 @@ fn judge_names(names: &[(u8, &[u8])]) {
         [(_, uri)] if is_plain(uri) => {
             // Other names may still break the certificate's encoding.
             let alone = names.len() == 1;
-            assert!(
-                got.is_some() || !alone,
-                "{:?}",
-                String::from_utf8_lossy(uri)
-            );
+            assert!(got.is_some() || !alone, "{:?}", String::from_utf8_lossy(uri));
             assert!(got.is_none_or(|got| got.as_bytes() == *uri));
         }
         _ => assert_eq!(got, None, "{names:?}"),
@@ -110,17 +106,11 @@ fn certificate(names: &[(u8, &[u8])]) -> Vec<u8> {
     const EC_PUBLIC_KEY: &[u8] = &[6, 7, 0x2a, 0x86, 0x48, 0xce, 0x3d, 2, 1];
     const EMPTY_BITS: &[u8] = &[3, 1, 0];
     let sequence = |parts: &[&[u8]]| element(SEQUENCE, &parts.concat());
-    let names: Vec<u8> = names
-        .iter()
-        .flat_map(|(tag, name)| element(*tag, name))
-        .collect();
+    let names: Vec<u8> = names.iter().flat_map(|(tag, name)| element(*tag, name)).collect();
     let names = element(4, &element(SEQUENCE, &names));
     let extensions = sequence(&[&sequence(&[SUBJECT_ALT_NAME, &[1, 1, 0xff], &names])]);
     let algorithm = sequence(&[ECDSA_WITH_SHA256]);
-    let validity = sequence(&[
-        &element(0x17, b"250101000000Z"),
-        &element(0x17, b"490101000000Z"),
-    ]);
+    let validity = sequence(&[&element(0x17, b"250101000000Z"), &element(0x17, b"490101000000Z")]);
     let key = sequence(&[&sequence(&[EC_PUBLIC_KEY]), EMPTY_BITS]);
     let empty = sequence(&[]);
     let signed = sequence(&[

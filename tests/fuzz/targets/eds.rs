@@ -60,11 +60,7 @@ pub fn eds(data: &[u8]) {
     let mesh = clusters.tables.mesh();
     assert!(mesh.services.is_empty() && mesh.workloads.is_empty());
     assert_eq!(clusters.unused(CLUSTER), (0, Vec::new()));
-    assert!(
-        clusters
-            .take_eds_names()
-            .is_none_or(|wanted| wanted.is_empty())
-    );
+    assert!(clusters.take_eds_names().is_none_or(|wanted| wanted.is_empty()));
 }
 
 fn put(
@@ -96,10 +92,7 @@ fn by_eds(service_name: &str) -> Bytes {
 }
 
 fn used(mesh: Mesh) {
-    let change = Change {
-        mesh: Some((mesh, Arc::from("east"))),
-        ..Change::default()
-    };
+    let change = Change { mesh: Some((mesh, Arc::from("east"))), ..Change::default() };
     let snapshot = build(&Snapshot::default(), change);
     assert!(snapshot.services.len() <= 1);
 }

@@ -42,10 +42,7 @@ impl World {
         let publisher = Publisher::new();
         let mut exposure = ExposureTable::new(false);
         let anyone = Exposure {
-            audiences: vec![Audience {
-                anyone: true,
-                ..Audience::default()
-            }],
+            audiences: vec![Audience { anyone: true, ..Audience::default() }],
             ..Exposure::default()
         };
         exposure.add_entry("echo.app", &anyone, [("alias.app", Some(80))]);
@@ -68,11 +65,7 @@ impl World {
             BUFFERS,
             dial::DenyList::new(vec![loopback], Vec::new()),
         );
-        Self {
-            data_path: Arc::new(data_path),
-            publisher,
-            listener: Arc::default(),
-        }
+        Self { data_path: Arc::new(data_path), publisher, listener: Arc::default() }
     }
 }
 
@@ -131,18 +124,11 @@ pub fn peer(
         trust_domain: "west.local".into(),
         namespace: "n".into(),
         service_account: "c".into(),
-        not_after: if has_expired {
-            now - hour
-        } else {
-            now + 24 * hour
-        },
+        not_after: if has_expired { now - hour } else { now + 24 * hour },
     };
     let (address, snapshot) = (([192, 0, 2, 1], 1).into(), data_path.reader.snapshot());
     let peer = Peer::authenticated(identity, None, address, listener, &snapshot);
-    Arc::new(Peer {
-        holders: Some(holders),
-        ..peer.expect("a trusted peer")
-    })
+    Arc::new(Peer { holders: Some(holders), ..peer.expect("a trusted peer") })
 }
 
 /// One listener for all executions, because ports are scarce.

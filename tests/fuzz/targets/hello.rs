@@ -15,10 +15,7 @@ pub fn hello(data: &[u8]) {
     let whole = arrive(bytes, bytes.len().max(1));
     let sliced = arrive(bytes, usize::from(size).max(1));
     assert_eq!(essence(&whole), essence(&sliced));
-    let Some(Ok(ClientHello {
-        sni: Some(name), ..
-    })) = &whole
-    else {
+    let Some(Ok(ClientHello { sni: Some(name), .. })) = &whole else {
         return;
     };
     assert_eq!(sni::normalise(name).as_ref(), Some(name));
@@ -54,8 +51,5 @@ type Essence<'a> = Option<Option<(Option<&'a str>, bool)>>;
 /// Returns the parsed part, without the number of further bytes that arrived with it.
 fn essence(read: &Option<Result<ClientHello, ClientHelloError>>) -> Essence<'_> {
     let read = read.as_ref()?.as_ref();
-    Some(
-        read.ok()
-            .map(|hello| (hello.sni.as_deref(), hello.offers_istio)),
-    )
+    Some(read.ok().map(|hello| (hello.sni.as_deref(), hello.offers_istio)))
 }

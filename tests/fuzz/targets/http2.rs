@@ -71,9 +71,7 @@ async fn run(mode: PeerFlags, steps: &[Step]) -> Arc<Metrics> {
     let (ours, theirs) = duplex(if mode.reads() { 1 << 20 } else { 32 * 1024 });
     let mut served = world.serve(ours, mode.has_expired());
     let (read, mut write) = split(theirs);
-    let reads = mode
-        .reads()
-        .then(|| tokio::spawn(receive(PlainRecords::new(read))));
+    let reads = mode.reads().then(|| tokio::spawn(receive(PlainRecords::new(read))));
 
     let sent = world.send(mode, steps, &mut write).await;
     let left = if mode.leaves() {
@@ -97,11 +95,7 @@ async fn run(mode: PeerFlags, steps: &[Step]) -> Arc<Metrics> {
     }
     advance(TUNNELS_END).await;
     wait(|| data_path.lifecycle.tasks() == 0, "a tunnel goes on").await;
-    assert_eq!(
-        Arc::strong_count(data_path),
-        1,
-        "something still holds the data path"
-    );
+    assert_eq!(Arc::strong_count(data_path), 1, "something still holds the data path");
     endpoint.abort();
     Arc::clone(&data_path.metrics)
 }
@@ -123,16 +117,8 @@ impl World {
             let source = data_path.admission.pool.register_listener();
             let descriptor = source.source([192, 0, 2, 1].into()).connection();
             let descriptor = descriptor.expect("a descriptor");
-            let peer = peer(
-                &data_path,
-                has_expired,
-                descriptor.holders().clone(),
-                listener,
-            );
-            let held = ConnectionResources {
-                load: LoadGuard::default(),
-                descriptor,
-            };
+            let peer = peer(&data_path, has_expired, descriptor.holders().clone(), listener);
+            let held = ConnectionResources { load: LoadGuard::default(), descriptor };
             let transport = Box::new(Transport {
                 socket: stream,
                 layer: RecordLayer::plaintext(),

@@ -47,11 +47,7 @@ pub fn authority(data: &[u8]) {
         return;
     };
     let printed = authority.to_string();
-    assert_eq!(
-        Authority::parse(&printed),
-        Ok(authority.clone()),
-        "{text:?}"
-    );
+    assert_eq!(Authority::parse(&printed), Ok(authority.clone()), "{text:?}");
     assert_ne!(authority.port, 0, "{text:?}");
     if let Host::Name(name) = &authority.host {
         let plain = |c: char| matches!(c, 'a'..='z' | '0'..='9' | '-' | '_' | '.');
@@ -72,10 +68,7 @@ pub fn mesh_file(data: &[u8]) {
     };
     let services = mesh.services.len();
     // A workload occurs once for each of its addresses.
-    let addresses = mesh
-        .workloads
-        .values()
-        .map(|one| one.addresses.len().max(1));
+    let addresses = mesh.workloads.values().map(|one| one.addresses.len().max(1));
     let workloads: usize = addresses.sum();
     let change = Change {
         mesh: Some((mesh, Arc::from("east"))),
@@ -112,10 +105,7 @@ pub fn strait_yaml(data: &[u8]) {
 /// Checks that a rejection has a reason, on lines that name the file.
 fn assert_refused(findings: &Findings) {
     let is_error = |severity| severity != Severity::Warning;
-    assert!(
-        findings.0.iter().any(|one| is_error(one.severity)),
-        "says nothing"
-    );
+    assert!(findings.0.iter().any(|one| is_error(one.severity)), "says nothing");
     for finding in &findings.0 {
         assert!(finding.to_string().contains(".yaml:"), "{finding}");
     }

@@ -42,12 +42,8 @@ pub fn objects(data: &[u8]) {
     assert_eq!(again.exposure, config.exposure);
     assert_eq!(again.bindings, config.bindings);
     assert_eq!(again.traffic, config.traffic);
-    let joined = objects::join(
-        &Mesh::default(),
-        &read,
-        &config,
-        &objects::AddressHolders::default(),
-    );
+    let joined =
+        objects::join(&Mesh::default(), &read, &config, &objects::AddressHolders::default());
     assert!(joined.exported.is_disjoint(&joined.local));
     assert!(!joined.warnings.has_errors());
     for workload in joined.mesh.workloads.values() {
@@ -61,9 +57,6 @@ pub fn objects(data: &[u8]) {
     let again = objects::join(&joined.mesh, &read, &config, &joined.holders);
     assert_eq!(again.mesh.workloads.len(), joined.mesh.workloads.len());
     assert_eq!(again.mesh.services, joined.mesh.services);
-    let change = Change {
-        mesh: Some((joined.mesh, Arc::from("east"))),
-        ..Change::default()
-    };
+    let change = Change { mesh: Some((joined.mesh, Arc::from("east"))), ..Change::default() };
     build(&Snapshot::default(), change);
 }

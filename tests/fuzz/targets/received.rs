@@ -25,12 +25,7 @@ fn take_frame(bytes: &mut Vec<u8>) -> Option<Frame> {
     let end = HEADER_BYTES + u32::from_be_bytes([0, high, middle, low]) as usize;
     let payload = bytes.get(HEADER_BYTES..end)?.to_vec();
     bytes.drain(..end);
-    Some(Frame {
-        kind,
-        flags,
-        stream: u32::from_be_bytes([a & 0x7f, b, c, d]),
-        payload,
-    })
+    Some(Frame { kind, flags, stream: u32::from_be_bytes([a & 0x7f, b, c, d]), payload })
 }
 
 /// Bytes of the peer.
@@ -101,34 +96,22 @@ impl Received {
     fn check(&mut self, frame: &Frame) {
         let Frame { kind, stream, .. } = *frame;
         let length = frame.payload.len();
-        assert!(
-            length <= DEFAULT_FRAME_BYTES,
-            "frame {kind} of {length} bytes"
-        );
+        assert!(length <= DEFAULT_FRAME_BYTES, "frame {kind} of {length} bytes");
         assert_eq!(self.has_settings, kind != SETTINGS || frame.flags == 1);
         self.has_settings = true;
         let of_connection = matches!(kind, SETTINGS | PING | GOAWAY);
-        assert!(
-            kind == WINDOW_UPDATE || of_connection == (stream == 0),
-            "{kind} on {stream}"
-        );
+        assert!(kind == WINDOW_UPDATE || of_connection == (stream == 0), "{kind} on {stream}");
         match (kind, &frame.payload[..]) {
             (SETTINGS, payload) => assert_eq!(payload.len() % 6, 0),
             (PING, payload) => assert_eq!(payload.len(), 8),
             (GOAWAY, &[a, b, c, d, _, _, _, _, ..]) => {
                 let last = u32::from_be_bytes([a, b, c, d]);
-                assert!(
-                    self.last_stream.is_none_or(|before| last <= before),
-                    "GOAWAY grows"
-                );
+                assert!(self.last_stream.is_none_or(|before| last <= before), "GOAWAY grows");
                 self.last_stream = Some(last);
             }
             (WINDOW_UPDATE, &[a, b, c, d]) => {
                 let increment = u32::from_be_bytes([a, b, c, d]);
-                assert!(
-                    (1..1 << 31).contains(&increment),
-                    "increment of {increment}"
-                );
+                assert!((1..1 << 31).contains(&increment), "increment of {increment}");
                 assert_ne!(self.streams.get(&stream), Some(&State::Reset), "{stream}");
             }
             (HEADERS | DATA | RST_STREAM, payload) => self.check_stream(frame, payload),

@@ -26,10 +26,7 @@ pub fn record(data: &[u8]) -> Opened {
     if let Some(error) = error {
         let is_answered = error.alert().is_some();
         assert_ne!(is_answered, matches!(error, RecordError::PeerAlert(_)));
-        assert!(!matches!(
-            error,
-            RecordError::Internal(_) | RecordError::KeyExhausted
-        ));
+        assert!(!matches!(error, RecordError::Internal(_) | RecordError::KeyExhausted));
     }
     let mut layer = RecordLayer::plaintext();
     for (content, payload) in records {
@@ -93,10 +90,7 @@ fn open(bytes: &[u8], size: usize) -> Opened {
                 Err(error) => return (opened, Some(error)),
             }
         }
-        assert!(
-            input.len() < RECORD_MAX + size,
-            "a record is opened once complete"
-        );
+        assert!(input.len() < RECORD_MAX + size, "a record is opened once complete");
     }
     (opened, None)
 }

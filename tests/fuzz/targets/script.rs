@@ -106,11 +106,7 @@ pub fn read(data: &[u8]) -> (PeerFlags, Vec<Step>) {
     if !mode.is_structured() {
         return (mode, vec![Step::Send(rest.to_vec())]);
     }
-    let mut script = Script {
-        rest,
-        opened: 0,
-        last: Vec::new(),
-    };
+    let mut script = Script { rest, opened: 0, last: Vec::new() };
     let (mut steps, mut bytes, mut waits) = (Vec::new(), 0, 0);
     while let Some(step) = script.step() {
         match &step {
@@ -183,12 +179,7 @@ impl<'a> Script<'a> {
                 frame(DATA, flags & 9, stream, &vec![byte; length])
             }
             2 => frame(RST_STREAM, 0, self.stream()?, &self.number()?.to_be_bytes()),
-            3 => frame(
-                WINDOW_UPDATE,
-                0,
-                self.stream()?,
-                &self.number()?.to_be_bytes(),
-            ),
+            3 => frame(WINDOW_UPDATE, 0, self.stream()?, &self.number()?.to_be_bytes()),
             4 => frame(PING, self.byte()? & 1, 0, b"pingpong"),
             5 => self.settings()?,
             6 => self.block(HEADERS)?,
@@ -239,11 +230,8 @@ impl<'a> Script<'a> {
     /// Returns a request with up to 255 fields, of which some enter the dynamic table.
     fn request(&mut self) -> Option<Vec<u8>> {
         let (choice, fields) = (self.byte()?, self.bytes()?);
-        let mut block = if choice & 1 == 0 {
-            frames::connect(AUTHORITIES[0])
-        } else {
-            GET.to_vec()
-        };
+        let mut block =
+            if choice & 1 == 0 { frames::connect(AUTHORITIES[0]) } else { GET.to_vec() };
         for field in fields {
             match FIELDS.get(usize::from(field % 16)) {
                 Some((name, value)) => {

@@ -22,11 +22,8 @@ pub fn wds(data: &[u8]) {
         return;
     };
     let is_policy = kind & 1 == 1;
-    let (type_url, name) = if is_policy {
-        (AUTHORIZATION, policy_name(body))
-    } else {
-        (ADDRESS, address_name(body))
-    };
+    let (type_url, name) =
+        if is_policy { (AUTHORIZATION, policy_name(body)) } else { (ADDRESS, address_name(body)) };
     let name = name.unwrap_or_else(|| "app/cut-off".to_owned());
     let resource = Resource {
         name: name.as_str().into(),
@@ -42,11 +39,7 @@ pub fn wds(data: &[u8]) {
         assert!(why.contains(": ") && why.len() < 2048, "{why}");
     }
     let (change, policies) = (store.tables.take_change(), store.take_policies());
-    assert_eq!(
-        change.is_some(),
-        accepted.is_ok() && !is_policy,
-        "{accepted:?}"
-    );
+    assert_eq!(change.is_some(), accepted.is_ok() && !is_policy, "{accepted:?}");
     // A policy that cannot be read is replaced by one that rejects.
     assert_eq!(policies.is_some(), is_policy, "{accepted:?}");
     if let Some(policies) = &policies {
@@ -56,11 +49,7 @@ pub fn wds(data: &[u8]) {
     if let Some(mesh) = change {
         used(mesh);
     }
-    assert_eq!(
-        store.upsert(type_url, &resource),
-        accepted,
-        "twice the same"
-    );
+    assert_eq!(store.upsert(type_url, &resource), accepted, "twice the same");
     assert!(store.tables.take_change().is_none() && store.take_policies().is_none());
     store.remove(type_url, &name);
     let mesh = store.tables.mesh();
@@ -100,10 +89,7 @@ fn judge(policies: &Policies) {
 }
 
 fn used(mesh: Mesh) {
-    let change = Change {
-        mesh: Some((mesh, Arc::from("east"))),
-        ..Change::default()
-    };
+    let change = Change { mesh: Some((mesh, Arc::from("east"))), ..Change::default() };
     let snapshot = build(&Snapshot::default(), change);
     assert!(snapshot.services.len() <= 1);
 }

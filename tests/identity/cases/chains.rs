@@ -14,17 +14,10 @@ use crate::support::CLIENT;
 const UNKNOWN: &str = "unknown_issuer";
 
 pub fn cases(pki: &Pki) -> Vec<Case> {
-    [
-        issuers(pki),
-        rights(pki),
-        order(pki),
-        crossed(pki),
-        dates(pki),
-        limits(pki),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    [issuers(pki), rights(pki), order(pki), crossed(pki), dates(pki), limits(pki)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Returns a client below `depth` authorities of `root`, each signed by the previous one.
@@ -52,18 +45,10 @@ fn issuers(pki: &Pki) -> Vec<Case> {
         case("an empty chain", "no_certificate", none),
         case("straight from the root", ADMITTED, root.client()),
         case("another root", UNKNOWN, other.clone()),
-        case(
-            "another root, sent along",
-            UNKNOWN,
-            other.and([&pki.foreign]),
-        ),
+        case("another root, sent along", UNKNOWN, other.and([&pki.foreign])),
         case("self-signed", UNKNOWN, self_signed()),
         case("a root of the same name", "bad_signature", by_twin.clone()),
-        case(
-            "that root sent along",
-            "bad_signature",
-            by_twin.and([&twin]),
-        ),
+        case("that root sent along", "bad_signature", by_twin.and([&twin])),
         case("an intermediate of the same name", "bad_signature", posing),
     ]
 }
@@ -96,11 +81,7 @@ fn order(pki: &Pki) -> Vec<Case> {
     let leaf = |shown: &Shown| shown.chain[0].clone();
     let (good, lower) = (west.client(), below.client());
     vec![
-        case(
-            "a missing intermediate",
-            UNKNOWN,
-            good.clone().chain([leaf(&good)]),
-        ),
+        case("a missing intermediate", UNKNOWN, good.clone().chain([leaf(&good)])),
         case(
             "the wrong intermediate",
             UNKNOWN,
@@ -116,28 +97,17 @@ fn order(pki: &Pki) -> Vec<Case> {
         case(
             "two intermediates in the wrong order",
             UNKNOWN,
-            lower
-                .clone()
-                .chain([leaf(&lower), west.der.clone(), below.der.clone()]),
+            lower.clone().chain([leaf(&lower), west.der.clone(), below.der.clone()]),
         ),
         case("the root sent along", ADMITTED, good.clone().and([root])),
         case(
             "the leaf twice",
             ADMITTED,
-            good.clone()
-                .chain([leaf(&good), leaf(&good), west.der.clone()]),
+            good.clone().chain([leaf(&good), leaf(&good), west.der.clone()]),
         ),
         case("the intermediate twice", ADMITTED, good.clone().and([west])),
-        case(
-            "a stranger's authority too",
-            ADMITTED,
-            good.clone().and([&pki.foreign]),
-        ),
-        case(
-            "the leaf last",
-            "ca_as_leaf",
-            good.clone().chain([west.der.clone(), leaf(&good)]),
-        ),
+        case("a stranger's authority too", ADMITTED, good.clone().and([&pki.foreign])),
+        case("the leaf last", "ca_as_leaf", good.clone().chain([west.der.clone(), leaf(&good)])),
     ]
 }
 
@@ -172,9 +142,7 @@ fn crossed(pki: &Pki) -> Vec<Case> {
         shown.clone().chain([leaf]).and(issuers.iter().copied())
     };
     // Every authority of this ring has signed every other one, and none leads to a root.
-    let ring: Vec<_> = (0..3)
-        .map(|_| Authority::root("one of a ring", |_| ()))
-        .collect();
+    let ring: Vec<_> = (0..3).map(|_| Authority::root("one of a ring", |_| ())).collect();
     let mut web = ring[0].client();
     web.chain.truncate(1);
     for (index, signer) in ring.iter().enumerate() {
@@ -183,28 +151,14 @@ fn crossed(pki: &Pki) -> Vec<Case> {
         web.chain.extend(signed);
     }
     let crowd = |number| maze(&pki.foreign, &vec!["one of many"; number]);
-    let levels = [
-        "level 1", "level 2", "level 3", "level 4", "level 5", "level 6",
-    ];
+    let levels = ["level 1", "level 2", "level 3", "level 4", "level 5", "level 6"];
     let levels: Vec<_> = levels.into_iter().flat_map(|name| [name; 16]).collect();
     let levels = maze(&pki.foreign, &levels);
     vec![
-        case(
-            "cross-signed, ours first",
-            ADMITTED,
-            with(&[&ours, &theirs]),
-        ),
-        case(
-            "cross-signed, theirs first",
-            UNKNOWN,
-            with(&[&theirs, &ours]),
-        ),
+        case("cross-signed, ours first", ADMITTED, with(&[&ours, &theirs])),
+        case("cross-signed, theirs first", UNKNOWN, with(&[&theirs, &ours])),
         case("cross-signed, theirs only", UNKNOWN, with(&[&theirs])),
-        case(
-            "cross-signed, theirs with its root",
-            UNKNOWN,
-            with(&[&theirs, &pki.foreign]),
-        ),
+        case("cross-signed, theirs with its root", UNKNOWN, with(&[&theirs, &pki.foreign])),
         case("a ring that signed itself", UNKNOWN, web),
         case("six authorities of one name", UNKNOWN, crowd(6)),
         case("forty authorities of one name", UNKNOWN, crowd(40)),
@@ -233,23 +187,11 @@ fn dates(pki: &Pki) -> Vec<Case> {
     };
     vec![
         case("expired", "expired", west.client_but(past)),
-        case(
-            "expired a second ago",
-            "expired",
-            west.client_but(second_ago),
-        ),
+        case("expired a second ago", "expired", west.client_but(second_ago)),
         case("not yet valid", "not_yet_valid", west.client_but(future)),
-        case(
-            "expired before it began",
-            "expired",
-            west.client_but(upside_down),
-        ),
+        case("expired before it began", "expired", west.client_but(upside_down)),
         case("valid until 9999", ADMITTED, west.client_but(forever)),
-        case(
-            "an expired intermediate",
-            "expired",
-            root.below_but("old", past).client(),
-        ),
+        case("an expired intermediate", "expired", root.below_but("old", past).client()),
         case(
             "an intermediate of tomorrow",
             "not_yet_valid",
@@ -275,11 +217,7 @@ fn limits(pki: &Pki) -> Vec<Case> {
         let key = KeyPair::generate().expect("a key");
         elsewhere.keyed(key, &[(URI, CLIENT.as_bytes()), (DNS, dns)], |_| ())
     };
-    let crowded = |more: usize| {
-        pki.west
-            .client()
-            .and(std::iter::repeat_n(&pki.foreign, more))
-    };
+    let crowded = |more: usize| pki.west.client().and(std::iter::repeat_n(&pki.foreign, more));
     vec![
         case("three intermediates", ADMITTED, deep(root, 3)),
         case("four intermediates", UNKNOWN, deep(root, 4)),
@@ -291,15 +229,7 @@ fn limits(pki: &Pki) -> Vec<Case> {
             UNKNOWN,
             short.below("too deep").client().and([&short]),
         ),
-        case(
-            "names that the authority may sign",
-            ADMITTED,
-            names(b"a.east.local"),
-        ),
-        case(
-            "names that the authority may not sign",
-            UNKNOWN,
-            names(b"a.west.local"),
-        ),
+        case("names that the authority may sign", ADMITTED, names(b"a.east.local")),
+        case("names that the authority may not sign", UNKNOWN, names(b"a.west.local")),
     ]
 }

@@ -34,34 +34,14 @@ fn bytes(pki: &Pki) -> Vec<Case> {
     let good = pki.west.client();
     let leaf = |change: fn(&[u8]) -> Vec<u8>| good.clone().leaf(change);
     vec![
-        case(
-            "garbage after the leaf",
-            BAD,
-            leaf(|der| [der, b"garbage"].concat()),
-        ),
-        case(
-            "a zero after the leaf",
-            BAD,
-            leaf(|der| [der, &[0]].concat()),
-        ),
-        case(
-            "the leaf cut short",
-            BAD,
-            leaf(|der| der[..der.len() - 1].to_vec()),
-        ),
-        case(
-            "half a leaf",
-            BAD,
-            leaf(|der| der[..der.len() / 2].to_vec()),
-        ),
+        case("garbage after the leaf", BAD, leaf(|der| [der, b"garbage"].concat())),
+        case("a zero after the leaf", BAD, leaf(|der| [der, &[0]].concat())),
+        case("the leaf cut short", BAD, leaf(|der| der[..der.len() - 1].to_vec())),
+        case("half a leaf", BAD, leaf(|der| der[..der.len() / 2].to_vec())),
         case("an empty leaf", BAD, leaf(|_| Vec::new())),
         case("one byte", BAD, leaf(|_| vec![0x30])),
         case("zeros", BAD, leaf(|der| vec![0; der.len()])),
-        case(
-            "text",
-            BAD,
-            leaf(|_| b"-----BEGIN CERTIFICATE-----\n".to_vec()),
-        ),
+        case("text", BAD, leaf(|_| b"-----BEGIN CERTIFICATE-----\n".to_vec())),
         case(
             "a length of 4 GiB",
             BAD,
@@ -72,11 +52,7 @@ fn bytes(pki: &Pki) -> Vec<Case> {
             BAD,
             leaf(|der| [&[0x30, 0x80], der::content(der), &[0, 0]].concat()),
         ),
-        case(
-            "a set for a sequence",
-            BAD,
-            leaf(|der| element(0x31, der::content(der))),
-        ),
+        case("a set for a sequence", BAD, leaf(|der| element(0x31, der::content(der)))),
         case(
             "deep nesting",
             BAD,
@@ -92,21 +68,9 @@ fn signatures(pki: &Pki) -> Vec<Case> {
         good.clone().chain([first, bytes.into()])
     };
     vec![
-        case(
-            "a corrupted signature",
-            "bad_signature",
-            good.clone().leaf(corrupted),
-        ),
-        case(
-            "a signature of nothing",
-            "bad_signature",
-            no_signature(&good),
-        ),
-        case(
-            "a corrupted intermediate",
-            "bad_signature",
-            above(corrupted(&pki.west.der)),
-        ),
+        case("a corrupted signature", "bad_signature", good.clone().leaf(corrupted)),
+        case("a signature of nothing", "bad_signature", no_signature(&good)),
+        case("a corrupted intermediate", "bad_signature", above(corrupted(&pki.west.der))),
         case("a garbled intermediate", BAD, above(b"garbage".to_vec())),
         case("an empty intermediate", BAD, above(Vec::new())),
     ]
@@ -148,21 +112,9 @@ fn fields(pki: &Pki) -> Vec<Case> {
                 fields[VERSION] = vec![0xa0, 3, 2, 1, 1];
             }),
         ),
-        case(
-            "version 4",
-            BAD,
-            rewritten(|fields| fields[VERSION] = vec![0xa0, 3, 2, 1, 3]),
-        ),
-        case(
-            "no extensions",
-            "no_uri_san",
-            rewritten(|fields| fields.truncate(EXTENSIONS)),
-        ),
-        case(
-            "a negative serial",
-            ADMITTED,
-            rewritten(|fields| fields[1] = vec![2, 1, 0xff]),
-        ),
+        case("version 4", BAD, rewritten(|fields| fields[VERSION] = vec![0xa0, 3, 2, 1, 3])),
+        case("no extensions", "no_uri_san", rewritten(|fields| fields.truncate(EXTENSIONS))),
+        case("a negative serial", ADMITTED, rewritten(|fields| fields[1] = vec![2, 1, 0xff])),
         case(
             "an unknown algorithm",
             "bad_signature",
@@ -177,9 +129,7 @@ fn fields(pki: &Pki) -> Vec<Case> {
             "an unknown extension twice",
             BAD,
             west.client_but(|params| {
-                params
-                    .custom_extensions
-                    .extend([unknown(false), unknown(false)]);
+                params.custom_extensions.extend([unknown(false), unknown(false)]);
             }),
         ),
     ]

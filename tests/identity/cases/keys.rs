@@ -30,20 +30,12 @@ fn leaves(pki: &Pki) -> Vec<Case> {
     let rsa = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).expect("a key");
     let by_hand = |key: RsaKey, scheme| {
         let chain = west.chain_of(&key, ID, |_| ());
-        Shown::nothing()
-            .chain(chain)
-            .signing(FixedSchemeKey(key, scheme))
+        Shown::nothing().chain(chain).signing(FixedSchemeKey(key, scheme))
     };
     let good = west.client();
-    let wrong = Shown {
-        key: west.client().key,
-        ..good.clone()
-    };
+    let wrong = Shown { key: west.client().key, ..good.clone() };
     let p224 = west.rewrites(good, |fields| fields[SUBJECT_PUBLIC_KEY] = P224Key::spki());
-    let other_kind = Shown {
-        key: of(&PKCS_ED25519).key,
-        ..west.client()
-    };
+    let other_kind = Shown { key: of(&PKCS_ED25519).key, ..west.client() };
     let (weak, strong) = (RsaKey::bits_1024, RsaKey::bits_2048);
     vec![
         case("an RSA-2048 leaf", ADMITTED, west.keyed(rsa, ID, |_| ())),
@@ -53,22 +45,10 @@ fn leaves(pki: &Pki) -> Vec<Case> {
         case("another private key", BAD, wrong),
         case("a private key of another kind", BAD, other_kind),
         // Validates the hand-made key, so that the rejections below are due to its weakness.
-        case(
-            "an RSA-2048 leaf by hand",
-            ADMITTED,
-            by_hand(strong(), RSA_PSS_SHA256),
-        ),
+        case("an RSA-2048 leaf by hand", ADMITTED, by_hand(strong(), RSA_PSS_SHA256)),
         case("an RSA-1024 leaf", BAD, by_hand(weak(), RSA_PSS_SHA256)),
-        case(
-            "a handshake signed with SHA-1",
-            BAD,
-            by_hand(strong(), RSA_PKCS1_SHA1),
-        ),
-        case(
-            "a handshake signed as in TLS 1.2",
-            BAD,
-            by_hand(strong(), RSA_PKCS1_SHA256),
-        ),
+        case("a handshake signed with SHA-1", BAD, by_hand(strong(), RSA_PKCS1_SHA1)),
+        case("a handshake signed as in TLS 1.2", BAD, by_hand(strong(), RSA_PKCS1_SHA256)),
         // TLS 1.3 has no scheme for this curve, so the peer signs with a P-256 key.
         case("a P-224 leaf", BAD, p224),
     ]

@@ -21,11 +21,7 @@ pub struct Case {
 }
 
 fn case(name: &'static str, expected: &'static str, shown: Shown) -> Case {
-    Case {
-        name,
-        expected,
-        shown,
-    }
+    Case { name, expected, shown }
 }
 
 /// Returns all cases.

@@ -21,11 +21,7 @@ const USAGES: &[(&str, &str, &[KeyUsagePurpose])] = &[
     ("cRLSign only", BAD, &[CrlSign]),
     ("keyCertSign too", BAD, &[DigitalSignature, KeyCertSign]),
     ("cRLSign too", BAD, &[DigitalSignature, CrlSign]),
-    (
-        "keyEncipherment too",
-        ADMITTED,
-        &[DigitalSignature, KeyEncipherment],
-    ),
+    ("keyEncipherment too", ADMITTED, &[DigitalSignature, KeyEncipherment]),
 ];
 
 /// ExtendedKeyUsage (X509-SVID section 4.4): if present, it has serverAuth and clientAuth.
@@ -35,21 +31,13 @@ const PURPOSES: &[(&str, &str, &[ExtendedKeyUsagePurpose])] = &[
     ("clientAuth only", BAD, &[ClientAuth]),
     ("codeSigning only", BAD, &[CodeSigning]),
     ("anyExtendedKeyUsage only", BAD, &[Any]),
-    (
-        "codeSigning too",
-        ADMITTED,
-        &[ServerAuth, ClientAuth, CodeSigning],
-    ),
+    ("codeSigning too", ADMITTED, &[ServerAuth, ClientAuth, CodeSigning]),
 ];
 
 pub fn cases(pki: &Pki) -> Vec<Case> {
     let west = &pki.west;
     let usages = USAGES.iter().map(|&(name, expected, usages)| {
-        case(
-            name,
-            expected,
-            west.client_but(|params| params.key_usages = usages.to_vec()),
-        )
+        case(name, expected, west.client_but(|params| params.key_usages = usages.to_vec()))
     });
     let purposes = PURPOSES.iter().map(|(name, expected, purposes)| {
         let shown = west.client_but(|params| params.extended_key_usages = purposes.to_vec());
@@ -64,23 +52,12 @@ pub fn cases(pki: &Pki) -> Vec<Case> {
     };
     let own = |authority: &Authority| west.client().chain([authority.der.clone()]);
     cases.extend([
-        case(
-            "no BasicConstraints",
-            ADMITTED,
-            west.client_but(|params| params.is_ca = IsCa::NoCa),
-        ),
-        case(
-            "a CA as leaf",
-            CA,
-            authority(&[DigitalSignature], BasicConstraints::Unconstrained),
-        ),
+        case("no BasicConstraints", ADMITTED, west.client_but(|params| params.is_ca = IsCa::NoCa)),
+        case("a CA as leaf", CA, authority(&[DigitalSignature], BasicConstraints::Unconstrained)),
         case(
             "a CA as leaf that may sign",
             CA,
-            authority(
-                &[DigitalSignature, KeyCertSign],
-                BasicConstraints::Unconstrained,
-            ),
+            authority(&[DigitalSignature, KeyCertSign], BasicConstraints::Unconstrained),
         ),
         case(
             "a CA as leaf with path length 0",

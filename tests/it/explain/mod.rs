@@ -57,20 +57,11 @@ impl Seen {
     }
 
     fn nothing() -> Self {
-        Self {
-            opened: false,
-            reason: None,
-            status: None,
-            alert: None,
-            reset: None,
-        }
+        Self { opened: false, reason: None, status: None, alert: None, reset: None }
     }
 
     fn is_reported_by(&self, answer: &Answer) -> bool {
-        answer
-            .outcome
-            .all()
-            .any(|outcome| Self::of(outcome) == *self)
+        answer.outcome.all().any(|outcome| Self::of(outcome) == *self)
     }
 }
 
@@ -109,10 +100,7 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<TunnelRequest> {
         origin: None,
     };
     for authority in &world.authorities {
-        let (host, port) = (
-            name_of(authority),
-            authority.rsplit(':').next().unwrap_or_default(),
-        );
+        let (host, port) = (name_of(authority), authority.rsplit(':').next().unwrap_or_default());
         if host.parse::<IpAddr>().is_ok() {
             continue;
         }
@@ -121,25 +109,14 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<TunnelRequest> {
         let alpn = (rng.u8(..5) > 0).then_some("istio");
         asks.push(tls(("sidecars", ISTIO), sni, alpn));
     }
-    for sni in [
-        "a.example",
-        "b.example",
-        "c.example",
-        "d.example",
-        "x.y.example",
-        "gone.other",
-    ] {
+    for sni in ["a.example", "b.example", "c.example", "d.example", "x.y.example", "gone.other"] {
         asks.push(tls(("routes", ROUTES), sni.to_owned(), None));
     }
     for sni in ["no.route", "example", "127.0.0.1"] {
         asks.push(tls(("routes", ROUTES), sni.to_owned(), None));
         asks.push(tls(("sidecars", ISTIO), sni.to_owned(), Some("istio")));
     }
-    asks.push(tls(
-        ("narrow", NARROW),
-        "a.example".to_owned(),
-        Some("istio"),
-    ));
+    asks.push(tls(("narrow", NARROW), "a.example".to_owned(), Some("istio")));
     asks
 }
 
@@ -150,10 +127,8 @@ fn name_of(authority: &str) -> String {
 }
 
 async fn explained(world: &World, ask: &TunnelRequest) -> Answer {
-    let mut path = format!(
-        "/explain?listener={}&address=127.0.0.1&sni={}",
-        ask.listener.0, ask.sni
-    );
+    let mut path =
+        format!("/explain?listener={}&address=127.0.0.1&sni={}", ask.listener.0, ask.sni);
     for (key, value) in [
         ("from", ask.from.map(ToOwned::to_owned)),
         ("to", ask.to.clone()),
@@ -174,10 +149,8 @@ async fn ends(world: &World) -> BTreeMap<String, f64> {
     let mut ends = world.gateway.tunnels_by_reason().await;
     let text = world.gateway.scrape().await;
     let counted = text.lines().filter_map(|line| {
-        let names = [
-            "strait_handshakes_refused_total{reason=\"",
-            "strait_connections_shed_total{limit=\"",
-        ];
+        let names =
+            ["strait_handshakes_refused_total{reason=\"", "strait_connections_shed_total{limit=\""];
         let rest = names.iter().find_map(|name| line.strip_prefix(name))?;
         let (reason, count) = rest.split_once("\"} ")?;
         Some((reason.to_owned(), count.parse().expect("a number")))
@@ -199,9 +172,7 @@ async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &Tunn
     let count = |ends: &BTreeMap<String, f64>| ends.values().sum::<f64>();
     let more = |now: &BTreeMap<String, f64>| count(now) > count(&before);
     let after = until("an end", async || ends(world).await, more).await;
-    let mut reasons = after
-        .iter()
-        .filter(|(reason, count)| before.get(*reason) != Some(count));
+    let mut reasons = after.iter().filter(|(reason, count)| before.get(*reason) != Some(count));
     let (reason, _) = reasons.next().expect("a reason");
     assert_eq!(reasons.next(), None, "one tunnel ends by one reason");
     seen.reason = (reason != "completed").then(|| reason.clone());
@@ -221,19 +192,14 @@ async fn refused(world: &World, from: &str, ask: &TunnelRequest) -> Seen {
 
 async fn tunnelled(client: &Client, ask: &TunnelRequest) -> Seen {
     let uri = http::Uri::builder().authority(ask.to.as_deref().expect("a target"));
-    let mut request = Request::builder()
-        .method(Method::CONNECT)
-        .uri(uri.build().expect("a URI"));
+    let mut request = Request::builder().method(Method::CONNECT).uri(uri.build().expect("a URI"));
     if let Some(origin) = ask.origin {
         request = request.header("x-istio-source", origin);
     }
     let mut tunnel = match client.request(request.body(()).expect("a request")).await {
         Ok(tunnel) => tunnel,
         Err(ConnectError::Status(status)) => {
-            return Seen {
-                status: Some(status.as_u16()),
-                ..Seen::nothing()
-            };
+            return Seen { status: Some(status.as_u16()), ..Seen::nothing() };
         }
         Err(error) => panic!("{ask:?}: {error}"),
     };
@@ -273,11 +239,7 @@ async fn passed_on(world: &World, ask: &TunnelRequest) -> Seen {
     };
     let talked = talk.await;
     if let Err(error) = talked {
-        let kinds = [
-            ErrorKind::ConnectionReset,
-            ErrorKind::BrokenPipe,
-            ErrorKind::NotConnected,
-        ];
+        let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::NotConnected];
         assert!(kinds.contains(&error.kind()), "{ask:?}: {error}");
         return Seen::nothing();
     }

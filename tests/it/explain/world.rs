@@ -78,12 +78,7 @@ impl World {
                 .expect("a configuration");
         });
         gateway.ready().await;
-        Self {
-            gateway,
-            net,
-            authorities: authorities(net),
-            _endpoints: endpoints,
-        }
+        Self { gateway, net, authorities: authorities(net), _endpoints: endpoints }
     }
 }
 
@@ -217,20 +212,15 @@ fn exposure(rng: &mut Rng) -> String {
         if one_in(rng, 5) {
             continue;
         }
-        let to: Vec<_> = (0..rng.u8(1..3))
-            .map(|_| *rng.choice(&AUDIENCES).expect("an audience"))
-            .collect();
+        let to: Vec<_> =
+            (0..rng.u8(1..3)).map(|_| *rng.choice(&AUDIENCES).expect("an audience")).collect();
         let route_by = match rng.u8(..6) {
             0 => "route_by: sni, ",
             1 => "route_by: strict, ",
             _ => "",
         };
         let workloads = one_in(rng, 3);
-        let host = if one_in(rng, 4) {
-            format!("s{at}.app.global")
-        } else {
-            hostname(at)
-        };
+        let host = if one_in(rng, 4) { format!("s{at}.app.global") } else { hostname(at) };
         let _ = writeln!(
             text,
             "    - {{service: \"{host}:80\", to: [{}], {route_by}workloads: {workloads},

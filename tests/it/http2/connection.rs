@@ -58,26 +58,10 @@ fn section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits() {
     let ping = raw::frame(raw::PING, 0, reserved, &[0; 8]);
     let window = raw::frame(raw::WINDOW_UPDATE, 0, 1, &[0x80, 0, 0, 1]);
     check(vec![
-        line(
-            "unknown frame on stream 0",
-            raw::frame(0xbe, 0, 0, b"x"),
-            &[Ignored],
-        ),
-        line(
-            "unknown frame on an idle stream",
-            raw::frame(0xbe, 0, 9, b"x"),
-            &[Ignored],
-        ),
-        line(
-            "empty unknown frame",
-            raw::frame(0xff, 0xff, 0, &[]),
-            &[Ignored],
-        ),
-        line(
-            "DATA with undefined flags",
-            raw::frame(raw::DATA, 0xf6, 1, b"x"),
-            &[data(b"x")],
-        ),
+        line("unknown frame on stream 0", raw::frame(0xbe, 0, 0, b"x"), &[Ignored]),
+        line("unknown frame on an idle stream", raw::frame(0xbe, 0, 9, b"x"), &[Ignored]),
+        line("empty unknown frame", raw::frame(0xff, 0xff, 0, &[]), &[Ignored]),
+        line("DATA with undefined flags", raw::frame(raw::DATA, 0xf6, 1, b"x"), &[data(b"x")]),
         line(
             "DATA with the reserved bit",
             raw::frame(raw::DATA, 0, reserved | 1, b"x"),
@@ -85,21 +69,9 @@ fn section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits() {
         ),
         line("PING with the reserved bit", ping, &[Ignored]),
         line("WINDOW_UPDATE with the reserved bit", window, &[Ignored]),
-        line(
-            "SETTINGS with undefined flags",
-            raw::frame(raw::SETTINGS, 0xfe, 0, &[]),
-            &[Ignored],
-        ),
-        line(
-            "PING with undefined flags",
-            raw::frame(raw::PING, 0xfe, 0, &[0; 8]),
-            &[Ignored],
-        ),
-        line(
-            "GOAWAY with undefined flags",
-            raw::frame(raw::GOAWAY, 0xff, 0, &[0; 8]),
-            &[Ignored],
-        ),
+        line("SETTINGS with undefined flags", raw::frame(raw::SETTINGS, 0xfe, 0, &[]), &[Ignored]),
+        line("PING with undefined flags", raw::frame(raw::PING, 0xfe, 0, &[0; 8]), &[Ignored]),
+        line("GOAWAY with undefined flags", raw::frame(raw::GOAWAY, 0xff, 0, &[0; 8]), &[Ignored]),
         line(
             "RST_STREAM with undefined flags",
             raw::frame(raw::RST_STREAM, 0xff, 1, &[0; 4]),
@@ -107,12 +79,7 @@ fn section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits() {
         ),
         line(
             "HEADERS with undefined flags",
-            raw::frame(
-                raw::HEADERS,
-                0xd2 | raw::END_HEADERS,
-                3,
-                &raw::block(&CONNECT),
-            ),
+            raw::frame(raw::HEADERS, 0xd2 | raw::END_HEADERS, 3, &raw::block(&CONNECT)),
             &[status("200")],
         ),
     ]);
@@ -153,12 +120,7 @@ fn section_4_2_the_size_of_a_frame() {
             of(0xbe, 0, ADVERTISED + 1),
             &size,
         ),
-        line(
-            "SETTINGS of 2^24 - 1 bytes",
-            State::Idle,
-            of(raw::SETTINGS, 0, (1 << 24) - 1),
-            &size,
-        ),
+        line("SETTINGS of 2^24 - 1 bytes", State::Idle, of(raw::SETTINGS, 0, (1 << 24) - 1), &size),
     ]);
 }
 
@@ -172,28 +134,13 @@ fn section_6_5_settings() {
     check(vec![
         line("SETTINGS on a stream", empty(0, 1), &protocol),
         line("ACK on a stream", empty(raw::ACK, 1), &protocol),
-        line(
-            "ACK with a payload",
-            raw::frame(raw::SETTINGS, raw::ACK, 0, &[0; 6]),
-            &size,
-        ),
-        line(
-            "SETTINGS of 5 bytes",
-            raw::frame(raw::SETTINGS, 0, 0, &[0; 5]),
-            &size,
-        ),
-        line(
-            "SETTINGS of 7 bytes",
-            raw::frame(raw::SETTINGS, 0, 0, &[0; 7]),
-            &size,
-        ),
+        line("ACK with a payload", raw::frame(raw::SETTINGS, raw::ACK, 0, &[0; 6]), &size),
+        line("SETTINGS of 5 bytes", raw::frame(raw::SETTINGS, 0, 0, &[0; 5]), &size),
+        line("SETTINGS of 7 bytes", raw::frame(raw::SETTINGS, 0, 0, &[0; 7]), &size),
         line("empty SETTINGS", empty(0, 0), &[Ignored]),
         line(
             "SETTINGS in a header block",
-            frames([
-                raw::frame(raw::HEADERS, 0, 3, &raw::block(&CONNECT)),
-                empty(0, 0),
-            ]),
+            frames([raw::frame(raw::HEADERS, 0, 3, &raw::block(&CONNECT)), empty(0, 0)]),
             &protocol,
         ),
     ]);
@@ -209,10 +156,8 @@ fn section_6_5_2_parameters() {
     let protocol = [Connection(PROTOCOL_ERROR)];
     let flow = [Connection(FLOW_CONTROL_ERROR)];
     let (most, frame_most) = ((1 << 31) - 1, (1 << 24) - 1);
-    let window_above = frames([
-        raw::frame(raw::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]),
-        settings(&[(WINDOW, most)]),
-    ]);
+    let window_above =
+        frames([raw::frame(raw::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]), settings(&[(WINDOW, most)])]);
     check(vec![
         line("unknown", &[(0xfff0, u32::MAX), (0, 1)], &ignored),
         line("table", &[(TABLE, 0)], &ignored),
@@ -255,12 +200,7 @@ fn sections_6_6_to_6_8_push_promise_ping_and_goaway() {
         frames([raw::frame(raw::GOAWAY, 0, 0, &payload), echoed])
     };
     check(vec![
-        line(
-            "6.6",
-            "PUSH_PROMISE on stream 0",
-            of(raw::PUSH_PROMISE, 0, 4),
-            &protocol,
-        ),
+        line("6.6", "PUSH_PROMISE on stream 0", of(raw::PUSH_PROMISE, 0, 4), &protocol),
         line(
             "6.6",
             "empty PUSH_PROMISE",
@@ -277,31 +217,11 @@ fn sections_6_6_to_6_8_push_promise_ping_and_goaway() {
             raw::frame(raw::PING, raw::ACK, 0, b"unsolici"),
             &[Ignored],
         ),
-        line(
-            "6.8",
-            "GOAWAY on a stream",
-            of(raw::GOAWAY, 1, 8),
-            &protocol,
-        ),
+        line("6.8", "GOAWAY on a stream", of(raw::GOAWAY, 1, 8), &protocol),
         line("6.8", "GOAWAY of 7 bytes", of(raw::GOAWAY, 0, 7), &size),
-        line(
-            "6.8",
-            "GOAWAY leaves streams open",
-            goaway(b""),
-            &[data(b"x")],
-        ),
-        line(
-            "6.8",
-            "GOAWAY with debug data",
-            goaway(b"debug"),
-            &[data(b"x")],
-        ),
-        line(
-            "6.8",
-            "GOAWAY twice",
-            frames([goaway(b""), goaway(b"")]),
-            &[data(b"xx")],
-        ),
+        line("6.8", "GOAWAY leaves streams open", goaway(b""), &[data(b"x")]),
+        line("6.8", "GOAWAY with debug data", goaway(b"debug"), &[data(b"x")]),
+        line("6.8", "GOAWAY twice", frames([goaway(b""), goaway(b"")]), &[data(b"xx")]),
     ]);
 }
 
@@ -318,10 +238,7 @@ fn settings_and_ping_are_acknowledged() {
         assert_eq!(peer.until(acknowledges).await.kind, raw::SETTINGS);
         peer.raw.write(&settings(&[(0xfff0, 1)])).await;
         let ack = peer.until(acknowledges).await;
-        assert_eq!(
-            (ack.kind, ack.stream, ack.payload.len()),
-            (raw::SETTINGS, 0, 0)
-        );
+        assert_eq!((ack.kind, ack.stream, ack.payload.len()), (raw::SETTINGS, 0, 0));
         for payload in [*b"payload1", [0; 8], [0xff; 8]] {
             peer.raw.write(&raw::frame(raw::PING, 0, 0, &payload)).await;
             let ack = peer.until(acknowledges).await;

@@ -24,35 +24,15 @@ fn section_4_3_header_blocks() {
     check(vec![
         block("index 0", &[0x80], &compression),
         block("index above the tables", &[0xbe], &compression),
-        block(
-            "integer of six octets",
-            &[0xff, 0x80, 0x80, 0x80, 0x80, 0],
-            &compression,
-        ),
+        block("integer of six octets", &[0xff, 0x80, 0x80, 0x80, 0x80, 0], &compression),
         block("truncated string", &[0x01, 9, b'a'], &compression),
         block("truncated block", &[0x41], &compression),
-        block(
-            "EOS in a string",
-            &[0x01, 0x84, 0xff, 0xff, 0xff, 0xff],
-            &compression,
-        ),
+        block("EOS in a string", &[0x01, 0x84, 0xff, 0xff, 0xff, 0xff], &compression),
         block("padding of eight bits", &[0x01, 0x81, 0xff], &compression),
         block("table size update to 0", &after_update(&[0x20]), &status),
-        block(
-            "table size update to 4,096",
-            &after_update(&[0x3f, 0xe1, 0x1f]),
-            &status,
-        ),
-        block(
-            "table size update to 4,097",
-            &after_update(&[0x3f, 0xe2, 0x1f]),
-            &compression,
-        ),
-        block(
-            "table size update after a field",
-            &[&connect[..], &[0x20]].concat(),
-            &compression,
-        ),
+        block("table size update to 4,096", &after_update(&[0x3f, 0xe1, 0x1f]), &status),
+        block("table size update to 4,097", &after_update(&[0x3f, 0xe2, 0x1f]), &compression),
+        block("table size update after a field", &[&connect[..], &[0x20]].concat(), &compression),
     ]);
 }
 
@@ -72,44 +52,24 @@ fn section_8_2_fields() {
         line("colon in a name", with("a:b", b"a"), &malformed),
         line("NUL in a name", with("a\0", b"a"), &malformed),
         line("DEL in a name", with("a\x7f", b"a"), &malformed),
-        line(
-            "an octet above 0x7f in a name",
-            with("\u{e9}", b"a"),
-            &malformed,
-        ),
+        line("an octet above 0x7f in a name", with("\u{e9}", b"a"), &malformed),
         line("empty name", with("", b"a"), &malformed),
         line("NUL in a value", with("a", b"a\0b"), &malformed),
         line("LF in a value", with("a", b"a\nb"), &malformed),
         line("CR in a value", with("a", b"a\rb"), &malformed),
         line("space before a value", with("a", b" b"), &malformed),
         line("tab after a value", with("a", b"b\t"), &malformed),
-        line(
-            "octets above 0x7f in a value",
-            with("a", b"\x80\xff"),
-            &opened,
-        ),
+        line("octets above 0x7f in a value", with("a", b"\x80\xff"), &opened),
         line("empty value", with("a", b""), &opened),
         line("connection", with("connection", b"close"), &malformed),
-        line(
-            "proxy-connection",
-            with("proxy-connection", b"close"),
-            &malformed,
-        ),
+        line("proxy-connection", with("proxy-connection", b"close"), &malformed),
         line("keep-alive", with("keep-alive", b"1"), &malformed),
-        line(
-            "transfer-encoding",
-            with("transfer-encoding", b"chunked"),
-            &malformed,
-        ),
+        line("transfer-encoding", with("transfer-encoding", b"chunked"), &malformed),
         line("upgrade", with("upgrade", b"h2c"), &malformed),
         line("te of trailers", with("te", b"trailers"), &opened),
         line("te of gzip", with("te", b"gzip"), &malformed),
         line("unknown field", with("x-unknown", b"a"), &opened),
-        line(
-            "content-length without a number",
-            with("content-length", b"x"),
-            &malformed,
-        ),
+        line("content-length without a number", with("content-length", b"x"), &malformed),
     ]);
 }
 
@@ -188,11 +148,7 @@ fn sections_8_1_and_8_5_a_connected_stream() {
     let (first, rest) = block.split_at(2);
     let large = raw::frame(raw::HEADERS, end, 1, &[0x90; 300]);
     check(vec![
-        open(
-            "DATA",
-            raw::frame(raw::DATA, 0, 1, b"tunnel"),
-            &[data(b"tunnel")],
-        ),
+        open("DATA", raw::frame(raw::DATA, 0, 1, b"tunnel"), &[data(b"tunnel")]),
         open(
             "DATA with END_STREAM",
             raw::frame(raw::DATA, raw::END_STREAM, 1, b"x"),
@@ -208,16 +164,8 @@ fn sections_8_1_and_8_5_a_connected_stream() {
             ]),
             &malformed,
         ),
-        open(
-            "trailers with a pseudo-header field",
-            headers(end, &CONNECT),
-            &malformed,
-        ),
-        open(
-            "trailers without END_STREAM",
-            headers(raw::END_HEADERS, &[("a", b"b")]),
-            &malformed,
-        ),
+        open("trailers with a pseudo-header field", headers(end, &CONNECT), &malformed),
+        open("trailers without END_STREAM", headers(raw::END_HEADERS, &[("a", b"b")]), &malformed),
         open("large trailers", large, &malformed),
         open(
             "trailers with invalid HPACK",

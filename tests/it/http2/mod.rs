@@ -98,13 +98,7 @@ fn case(
     frames: Vec<u8>,
     expected: impl Into<Vec<Outcome>>,
 ) -> Case {
-    Case {
-        section,
-        name: name.to_owned(),
-        state,
-        frames,
-        expected: expected.into(),
-    }
+    Case { section, name: name.to_owned(), state, frames, expected: expected.into() }
 }
 
 /// Returns the frames of several parts.
@@ -128,8 +122,7 @@ impl Peer {
                 break;
             }
         }
-        raw.write(&raw::frame(raw::SETTINGS, raw::ACK, 0, &[]))
-            .await;
+        raw.write(&raw::frame(raw::SETTINGS, raw::ACK, 0, &[])).await;
         Self::new(raw)
     }
 
@@ -199,10 +192,7 @@ impl Peer {
     }
 
     fn status(&mut self, answer: &Frame) -> String {
-        let fields = self
-            .decoder
-            .decode(&answer.payload)
-            .expect("a header block");
+        let fields = self.decoder.decode(&answer.payload).expect("a header block");
         let (name, value) = fields.first().expect("a status");
         assert_eq!(name, b":status");
         String::from_utf8(value.clone()).expect("digits")

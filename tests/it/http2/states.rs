@@ -54,11 +54,8 @@ const CONNECTION_PROTOCOL: &[Outcome] = &[Connection(PROTOCOL_ERROR)];
 /// error for DATA.
 const CLOSED: &[Outcome] = &[Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)];
 /// A new use of an identifier is also an error of section 5.1.1.
-const REUSED: &[Outcome] = &[
-    Connection(STREAM_CLOSED),
-    Stream(STREAM_CLOSED),
-    Connection(PROTOCOL_ERROR),
-];
+const REUSED: &[Outcome] =
+    &[Connection(STREAM_CLOSED), Stream(STREAM_CLOSED), Connection(PROTOCOL_ERROR)];
 const IGNORED: &[Outcome] = &[Ignored];
 
 const IN_ANY_STATE: &[(&str, &[Outcome])] = &[
@@ -155,14 +152,8 @@ fn in_state_closed_by_a_reset_of_the_peer() {
             (DATA, CLOSED),
             (HEADERS, REUSED),
             (TRAILERS, REUSED),
-            (
-                RST_STREAM,
-                &[Ignored, Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)],
-            ),
-            (
-                WINDOW_UPDATE,
-                &[Ignored, Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)],
-            ),
+            (RST_STREAM, &[Ignored, Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)]),
+            (WINDOW_UPDATE, &[Ignored, Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)]),
         ],
     );
 }

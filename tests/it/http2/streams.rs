@@ -21,54 +21,26 @@ fn section_5_1_1_identifiers() {
     let protocol = [Connection(PROTOCOL_ERROR)];
     let reset = |stream| raw::frame(raw::RST_STREAM, 0, stream, &[0; 4]);
     check(vec![
-        line(
-            "HEADERS on an even stream",
-            raw::headers(2, &CONNECT),
-            &protocol,
-        ),
-        line(
-            "DATA on an even stream",
-            raw::frame(raw::DATA, 0, 2, b"x"),
-            &protocol,
-        ),
+        line("HEADERS on an even stream", raw::headers(2, &CONNECT), &protocol),
+        line("DATA on an even stream", raw::frame(raw::DATA, 0, 2, b"x"), &protocol),
         line("RST_STREAM on an even stream", reset(2), &protocol),
         line(
             "WINDOW_UPDATE on an even stream",
             raw::frame(raw::WINDOW_UPDATE, 0, 2, &[0, 0, 0, 1]),
             &protocol,
         ),
-        line(
-            "the largest identifier",
-            raw::headers((1 << 31) - 1, &CONNECT),
-            &[status("200")],
-        ),
-        line(
-            "an identifier after a gap",
-            raw::headers(99, &CONNECT),
-            &[status("200")],
-        ),
+        line("the largest identifier", raw::headers((1 << 31) - 1, &CONNECT), &[status("200")]),
+        line("an identifier after a gap", raw::headers(99, &CONNECT), &[status("200")]),
         // Skipped identifiers are closed.
         line(
             "a lower identifier",
-            frames([
-                raw::headers(5, &REJECTED),
-                reset(5),
-                raw::headers(3, &CONNECT),
-            ]),
+            frames([raw::headers(5, &REJECTED), reset(5), raw::headers(3, &CONNECT)]),
             &[Connection(PROTOCOL_ERROR), Connection(STREAM_CLOSED)],
         ),
         line(
             "DATA on a skipped stream",
-            frames([
-                raw::headers(5, &REJECTED),
-                reset(5),
-                raw::frame(raw::DATA, 0, 3, b"x"),
-            ]),
-            &[
-                Connection(PROTOCOL_ERROR),
-                Connection(STREAM_CLOSED),
-                Stream(STREAM_CLOSED),
-            ],
+            frames([raw::headers(5, &REJECTED), reset(5), raw::frame(raw::DATA, 0, 3, b"x")]),
+            &[Connection(PROTOCOL_ERROR), Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)],
         ),
     ]);
 }
@@ -84,27 +56,9 @@ fn section_6_1_data() {
     check(vec![
         line("DATA on stream 0", 0, 0, b"x", &protocol),
         line("empty DATA", 0, 1, b"", &[Ignored]),
-        line(
-            "DATA with padding of 0",
-            padding,
-            1,
-            &padded(0, b"x"),
-            &[data(b"x")],
-        ),
-        line(
-            "DATA with padding of 255",
-            padding,
-            1,
-            &padded(255, b"x"),
-            &[data(b"x")],
-        ),
-        line(
-            "DATA of padding alone",
-            padding,
-            1,
-            &padded(255, b""),
-            &[Ignored],
-        ),
+        line("DATA with padding of 0", padding, 1, &padded(0, b"x"), &[data(b"x")]),
+        line("DATA with padding of 255", padding, 1, &padded(255, b"x"), &[data(b"x")]),
+        line("DATA of padding alone", padding, 1, &padded(255, b""), &[Ignored]),
         line("DATA of a pad length alone", padding, 1, &[0], &[Ignored]),
         line(
             "DATA with nonzero padding",
@@ -125,30 +79,14 @@ fn section_6_1_invalid_padding() {
     let protocol = [Connection(PROTOCOL_ERROR)];
     let padding = raw::PADDED;
     check(vec![
-        line(
-            "DATA with padding of its length",
-            padding,
-            1,
-            b"\x02x",
-            &protocol,
-        ),
-        line(
-            "DATA with padding above its length",
-            padding,
-            1,
-            b"\xffx",
-            &protocol,
-        ),
+        line("DATA with padding of its length", padding, 1, b"\x02x", &protocol),
+        line("DATA with padding above its length", padding, 1, b"\xffx", &protocol),
         line(
             "DATA without the pad length",
             padding,
             1,
             b"",
-            &[
-                Connection(FRAME_SIZE_ERROR),
-                Connection(PROTOCOL_ERROR),
-                Stream(FRAME_SIZE_ERROR),
-            ],
+            &[Connection(FRAME_SIZE_ERROR), Connection(PROTOCOL_ERROR), Stream(FRAME_SIZE_ERROR)],
         ),
         line(
             "DATA with padding and END_STREAM",
@@ -180,13 +118,7 @@ fn section_6_2_headers() {
     let own = [&[0, 0, 0, 1, 255][..], &block].concat();
     let both = padded(9, &prioritized);
     check(vec![
-        case(
-            "6.2",
-            "HEADERS on stream 0",
-            State::Idle,
-            stream_0,
-            [Connection(PROTOCOL_ERROR)],
-        ),
+        case("6.2", "HEADERS on stream 0", State::Idle, stream_0, [Connection(PROTOCOL_ERROR)]),
         headers("HEADERS", 0, &block, &opened),
         headers("END_STREAM", raw::END_STREAM, &block, &opened),
         headers("padding", raw::PADDED, &long, &opened),
@@ -269,32 +201,12 @@ fn section_6_9_window_update() {
     check(vec![
         line("WINDOW_UPDATE of 3 bytes", 0, &[0; 3], &size),
         line("WINDOW_UPDATE of 5 bytes on a stream", 1, &[0; 5], &size),
-        line(
-            "WINDOW_UPDATE of 0 for the connection",
-            0,
-            &[0; 4],
-            &[Connection(PROTOCOL_ERROR)],
-        ),
-        line(
-            "WINDOW_UPDATE of 0 for a stream",
-            1,
-            &[0; 4],
-            &[Stream(PROTOCOL_ERROR)],
-        ),
+        line("WINDOW_UPDATE of 0 for the connection", 0, &[0; 4], &[Connection(PROTOCOL_ERROR)]),
+        line("WINDOW_UPDATE of 0 for a stream", 1, &[0; 4], &[Stream(PROTOCOL_ERROR)]),
         line("connection window of 2^31 - 1", 0, &to_limit, &[Ignored]),
         line("stream window of 2^31 - 1", 1, &to_limit, &[Ignored]),
-        line(
-            "connection window of 2^31",
-            0,
-            &above,
-            &[Connection(FLOW_CONTROL_ERROR)],
-        ),
-        line(
-            "stream window of 2^31",
-            1,
-            &above,
-            &[Stream(FLOW_CONTROL_ERROR)],
-        ),
+        line("connection window of 2^31", 0, &above, &[Connection(FLOW_CONTROL_ERROR)]),
+        line("stream window of 2^31", 1, &above, &[Stream(FLOW_CONTROL_ERROR)]),
         case(
             "6.9.1",
             "connection window of 2^31 in two steps",
@@ -340,10 +252,7 @@ fn section_6_10_fragments_of_a_header_block() {
     check(vec![
         line("two fragments", &[headers.clone(), end.clone()]),
         line("two fragments and END_STREAM", &[last, end.clone()]),
-        line(
-            "sixteen octets each",
-            &[empty.clone(), pieces, empty_end.clone()],
-        ),
+        line("sixteen octets each", &[empty.clone(), pieces, empty_end.clone()]),
         line("empty ones", &[empty, next(0, 1, &block), empty_end]),
         line("padding of the first", &[padded, end]),
         line("undefined flags", &[headers, undefined]),

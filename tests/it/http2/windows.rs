@@ -88,9 +88,7 @@ fn a_window_below_zero_is_paid_off_before_more_is_sent() {
         peer.receive(1, 2000).await;
         // Twice in one frame: the last value counts.
         let both = [&initial_window(0)[9..], &initial_window(5000)[9..]].concat();
-        peer.raw
-            .write(&raw::frame(raw::SETTINGS, 0, 0, &both))
-            .await;
+        peer.raw.write(&raw::frame(raw::SETTINGS, 0, 0, &both)).await;
         peer.receive(1, 2000).await;
     });
 }
@@ -144,11 +142,7 @@ fn a_window_of_the_largest_size_carries_bytes() {
         peer.request(1, 1).await;
         peer.receive(1, 1).await;
         peer.raw.write(&window_update(1, 2)).await;
-        assert_eq!(
-            peer.outcome(&[]).await,
-            Stream(FLOW_CONTROL_ERROR),
-            "2,147,483,648"
-        );
+        assert_eq!(peer.outcome(&[]).await, Stream(FLOW_CONTROL_ERROR), "2,147,483,648");
     });
 }
 

@@ -78,10 +78,7 @@ pub async fn expect(
             ));
         }
         fill(id, at, &mut wanted[..count]);
-        assert!(
-            buffer[..count] == wanted[..count],
-            "stream {id} is wrong after offset {at}"
-        );
+        assert!(buffer[..count] == wanted[..count], "stream {id} is wrong after offset {at}");
         at += count as u64;
     }
     Ok(())

@@ -10,10 +10,8 @@ pub struct Cgroup {
 }
 
 /// Mount points of memory cgroups of both versions, each with the file of the limit.
-const MOUNTS: [(&str, &str); 2] = [
-    ("/sys/fs/cgroup", "memory.max"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-];
+const MOUNTS: [(&str, &str); 2] =
+    [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
 
 impl Cgroup {
     /// Creates a group; none if this user cannot create one on this machine.
@@ -22,10 +20,7 @@ impl Cgroup {
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("strait-test-{}-{next}", std::process::id());
         let made = MOUNTS.iter().find_map(|&(mount, file)| {
-            let group = Self {
-                path: Path::new(mount).join(&name),
-                limit: file,
-            };
+            let group = Self { path: Path::new(mount).join(&name), limit: file };
             std::fs::create_dir(&group.path).ok()?;
             // Only a kernel with the controller of this version creates the file.
             let is_made = group.path.join(file).exists();

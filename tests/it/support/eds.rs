@@ -26,9 +26,7 @@ pub fn cluster(name: &str, service_name: &str) -> Cluster {
         name: name.to_owned(),
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds.into())),
         eds_cluster_config: Some(EdsClusterConfig {
-            eds_config: Some(ConfigSource {
-                config_source_specifier: Some(ads),
-            }),
+            eds_config: Some(ConfigSource { config_source_specifier: Some(ads) }),
             service_name: service_name.to_owned(),
         }),
         ..Cluster::default()
@@ -54,9 +52,7 @@ pub fn endpoint(at: SocketAddr) -> LbEndpoint {
     });
     LbEndpoint {
         host_identifier: Some(HostIdentifier::Endpoint(Endpoint {
-            address: Some(Address {
-                address: Some(form),
-            }),
+            address: Some(Address { address: Some(form) }),
         })),
         ..LbEndpoint::default()
     }
@@ -64,18 +60,12 @@ pub fn endpoint(at: SocketAddr) -> LbEndpoint {
 
 /// Returns an endpoint of this weight.
 pub fn weighted(at: SocketAddr, weight: u32) -> LbEndpoint {
-    LbEndpoint {
-        load_balancing_weight: Some(weight),
-        ..endpoint(at)
-    }
+    LbEndpoint { load_balancing_weight: Some(weight), ..endpoint(at) }
 }
 
 /// Returns an unhealthy endpoint.
 pub fn unhealthy(at: SocketAddr) -> LbEndpoint {
-    LbEndpoint {
-        health_status: HealthStatus::Unhealthy.into(),
-        ..endpoint(at)
-    }
+    LbEndpoint { health_status: HealthStatus::Unhealthy.into(), ..endpoint(at) }
 }
 
 /// Returns the endpoints of a zone, with its weight if it has one, at a priority.

@@ -39,10 +39,7 @@ impl Endpoint {
                 connections.spawn(handle(stream));
             }
         });
-        Self {
-            accepted,
-            _tasks: tasks,
-        }
+        Self { accepted, _tasks: tasks }
     }
 
     /// Starts an endpoint that echoes, and ends when its client does.
@@ -87,9 +84,7 @@ impl Endpoint {
                     // A reset that overtakes the first byte.
                     Err(error) => Err(error),
                 };
-                let _ = ended
-                    .send(end.map(|_| ()).map_err(|error| error.kind()))
-                    .await;
+                let _ = ended.send(end.map(|_| ()).map_err(|error| error.kind())).await;
             }
         });
         (endpoint, ends)

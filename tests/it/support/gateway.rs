@@ -91,11 +91,7 @@ fn mesh(endpoints: &[(IpAddr, u32, &str)]) -> String {
 policies: []
 "
     );
-    text += if endpoints.is_empty() {
-        "workloads: []\n"
-    } else {
-        "workloads:\n"
-    };
+    text += if endpoints.is_empty() { "workloads: []\n" } else { "workloads:\n" };
     for (ip, capacity, protocol) in endpoints {
         let _ = writeln!(
             text,
@@ -179,9 +175,7 @@ impl Gateway {
                 shell
             }
         };
-        command
-            .arg(format!("--nofile={0}:{0}", settings.descriptors))
-            .arg(&settings.program);
+        command.arg(format!("--nofile={0}:{0}", settings.descriptors)).arg(&settings.program);
         configure(&mut command);
         let process = command
             .current_dir(folder.path())
@@ -192,12 +186,7 @@ impl Gateway {
             .spawn()
             .expect("the gateway's process");
         let address = settings.net.address(1, 15008);
-        Self {
-            _log: Log(folder.path().join("log")),
-            folder,
-            address,
-            process,
-        }
+        Self { _log: Log(folder.path().join("log")), folder, address, process }
     }
 
     /// Waits until the gateway is ready.
@@ -212,10 +201,7 @@ impl Gateway {
             let exited = self.process.try_wait().expect("a status");
             let log = self.log();
             assert!(exited.is_none(), "the gateway is gone, {exited:?}:\n{log}");
-            assert!(
-                Instant::now() < deadline,
-                "the gateway is not ready:\n{log}"
-            );
+            assert!(Instant::now() < deadline, "the gateway is not ready:\n{log}");
             // deadline: the state of another process can only be polled.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -229,9 +215,7 @@ impl Gateway {
     /// Connects a client with another identity.
     pub async fn client_as(&self, identities: &Identities, id: &str) -> Client {
         let tls = identities.client(id, GATEWAY);
-        Client::connect(self.address, &tls)
-            .await
-            .expect("a connection")
+        Client::connect(self.address, &tls).await.expect("a connection")
     }
 
     /// Returns the status and body of the readiness probe.
@@ -254,19 +238,13 @@ impl Gateway {
     /// Returns the value of a metric with exactly these labels, or 0 if it does not exist (yet).
     pub async fn metric(&self, name: &str) -> f64 {
         let text = self.scrape().await;
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0.0, |value| value.parse().expect("a number"))
     }
 
     /// Returns the number of tunnels that ended for a reason.
     pub async fn tunnels(&self, reason: &str) -> f64 {
-        self.tunnels_by_reason()
-            .await
-            .get(reason)
-            .copied()
-            .unwrap_or(0.0)
+        self.tunnels_by_reason().await.get(reason).copied().unwrap_or(0.0)
     }
 
     /// Returns the number of tunnels that have ended so far, by reason.
@@ -298,10 +276,7 @@ impl Gateway {
 
     /// Returns the number of handshakes that were refused for a reason.
     pub async fn refused_handshakes(&self, reason: &str) -> f64 {
-        self.metric(&format!(
-            "strait_handshakes_refused_total{{reason=\"{reason}\"}}"
-        ))
-        .await
+        self.metric(&format!("strait_handshakes_refused_total{{reason=\"{reason}\"}}")).await
     }
 
     /// Returns the path of a file in the gateway's folder.
@@ -381,13 +356,7 @@ pub fn replace(path: &Path, text: &str) {
 /// Returns the configuration of a gateway on host 1 of its net.
 fn strait_yaml(settings: &Settings<'_>) -> String {
     let ip = settings.net.ip(1);
-    let Settings {
-        exposure,
-        listeners,
-        more,
-        allow,
-        ..
-    } = settings;
+    let Settings { exposure, listeners, more, allow, .. } = settings;
     format!(
         "gateway: {{cluster: east, network: east}}
 identity: {{kind: files, chain: gateway.crt, key: gateway.key, roots: root.crt}}

@@ -43,11 +43,7 @@ impl Identities {
 
     /// Returns a certificate for `id`, signed by the cluster of its trust domain.
     pub fn leaf(&self, id: &str) -> Leaf {
-        let issuer = if id.starts_with("spiffe://east.local/") {
-            &self.east
-        } else {
-            &self.west
-        };
+        let issuer = if id.starts_with("spiffe://east.local/") { &self.east } else { &self.west };
         issuer.leaf(id).expect("a leaf")
     }
 
@@ -62,11 +58,7 @@ impl Identities {
 
     /// Returns the TLS configuration of an endpoint that admits cluster west.
     pub fn server(&self, id: &str) -> Arc<ServerConfig> {
-        let west = TrustedDomain {
-            name: "west.local".into(),
-            issuers: None,
-            roots: None,
-        };
+        let west = TrustedDomain { name: "west.local".into(), issuers: None, roots: None };
         tls::endpoint_server_config(&self.material(&self.leaf(id)), vec![west]).expect("a server")
     }
 }
@@ -86,9 +78,6 @@ pub fn determine_clusters_by_issuers(folder: &Path, clusters: &[(&str, &Issuer)]
         assert!(text.contains(&domain), "{text}");
         text = text.replace(&domain, &format!("{{name: {cluster}.local}}"));
     }
-    let text = text.replace(
-        "listeners:\n",
-        &format!("  clusters:\n{entries}listeners:\n"),
-    );
+    let text = text.replace("listeners:\n", &format!("  clusters:\n{entries}listeners:\n"));
     std::fs::write(file, text).expect("a configuration");
 }

@@ -49,28 +49,17 @@ pub fn in_namespaces(name: &str, test: impl FnOnce()) {
     let mut trial = std::process::Command::new("unshare");
     unshare(&mut trial);
     let is_root = rustix::process::geteuid().is_root();
-    if !is_root
-        || !trial
-            .arg("true")
-            .output()
-            .is_ok_and(|done| done.status.success())
-    {
+    if !is_root || !trial.arg("true").output().is_ok_and(|done| done.status.success()) {
         return super::skip(name, "namespaces cannot be made here; run it as root");
     }
     let mut inside = std::process::Command::new("unshare");
     unshare(&mut inside);
     inside.arg(std::env::current_exe().expect("this program"));
     inside.args(["--exact", name, "--nocapture", "--test-threads=1"]);
-    let done = inside
-        .env(INSIDE, "1")
-        .output()
-        .expect("this program again");
+    let done = inside.env(INSIDE, "1").output().expect("this program again");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&done.stdout), text(&done.stderr));
-    assert!(
-        done.status.success() && out.contains("1 passed"),
-        "{out}\n{err}"
-    );
+    assert!(done.status.success() && out.contains("1 passed"), "{out}\n{err}");
 }
 
 /// Brings up the loopback interface of this network namespace, by RTM_NEWLINK (rtnetlink(7)).
@@ -131,11 +120,7 @@ impl Pod {
         pod["metadata"]["namespace"] = deployment["metadata"]["namespace"].clone();
         pod["metadata"]["labels"]["pod-template-hash"] = "7d9f5c6b8".into();
         let folder = tempfile::tempdir().expect("a folder");
-        let new = Self {
-            pod,
-            folder,
-            process: None,
-        };
+        let new = Self { pod, folder, process: None };
         new.make_root();
         new
     }
@@ -159,10 +144,7 @@ impl Pod {
 
     /// Returns a path in the root file system.
     pub fn file(&self, path: &str) -> PathBuf {
-        self.folder
-            .path()
-            .join("root")
-            .join(path.trim_start_matches('/'))
+        self.folder.path().join("root").join(path.trim_start_matches('/'))
     }
 
     fn make_root(&self) {
@@ -179,19 +161,12 @@ impl Pod {
             ("etc/nsswitch.conf", "hosts: files dns\n".to_owned()),
             (
                 "etc/hosts",
-                format!(
-                    "127.0.0.1 localhost\n{} istiod.istio-system.svc\n",
-                    ISTIOD.ip()
-                ),
+                format!("127.0.0.1 localhost\n{} istiod.istio-system.svc\n", ISTIOD.ip()),
             ),
         ] {
             fs::write(root.join(file), text).expect("a file");
         }
-        bind(
-            Path::new(env!("CARGO_BIN_EXE_strait")),
-            &root.join("strait"),
-            true,
-        );
+        bind(Path::new(env!("CARGO_BIN_EXE_strait")), &root.join("strait"), true);
         for folder in ["/proc", "/dev"] {
             bind(Path::new(folder), &self.file(folder), false);
         }
@@ -260,11 +235,7 @@ impl Pod {
                 let entries = entries.and_then(Value::as_object).expect("a map");
                 // JSON quotes a string as the kubelet does.
                 let lines = entries.iter().map(|(key, value)| format!("{key}={value}"));
-                put(
-                    at,
-                    text(item, "/path"),
-                    &lines.collect::<Vec<_>>().join("\n"),
-                );
+                put(at, text(item, "/path"), &lines.collect::<Vec<_>>().join("\n"));
             }
         } else {
             panic!("a kind of volume that this kubelet does not know: {source}");
@@ -321,9 +292,7 @@ impl Pod {
         for argument in list(self.container(), "/args") {
             command.arg(expanded(argument.as_str().expect("text"), &environment));
         }
-        command
-            .env_clear()
-            .env("PATH", "/usr/bin:/usr/sbin:/bin:/sbin");
+        command.env_clear().env("PATH", "/usr/bin:/usr/sbin:/bin:/sbin");
         command.envs(environment);
         let process = command
             .stdin(Stdio::null())
@@ -354,10 +323,7 @@ impl Pod {
         let number = |key: &str| probe[key].as_u64().expect("a number");
         let most = Duration::from_secs(number("failureThreshold") * number("periodSeconds"));
         let port = probe["httpGet"]["port"].as_u64().expect("a port");
-        let (port, path) = (
-            port.try_into().expect("a port"),
-            text(probe, "/httpGet/path"),
-        );
+        let (port, path) = (port.try_into().expect("a port"), text(probe, "/httpGet/path"));
         let probe = async || self.get(port, path).await;
         let ready = tokio::time::timeout(most, async {
             until("readiness", probe, |(status, _)| *status == 200).await
@@ -368,11 +334,7 @@ impl Pod {
 
     /// Returns a line of `/proc/PID/status` of the container's process.
     pub fn proc_status(&self, key: &str) -> String {
-        let id = self
-            .process
-            .as_ref()
-            .and_then(Child::id)
-            .expect("a process");
+        let id = self.process.as_ref().and_then(Child::id).expect("a process");
         let status = fs::read_to_string(format!("/proc/{id}/status")).expect("a status");
         let line = status.lines().find_map(|line| line.strip_prefix(key));
         let words = line.expect("the line").split_whitespace();

@@ -45,10 +45,7 @@ pub enum Cut {
 impl Faults {
     /// Cuts the direction after this number of bytes.
     pub fn cut(after: u64, how: Cut) -> Self {
-        Self {
-            cut: Some((after, how)),
-            ..Self::default()
-        }
+        Self { cut: Some((after, how)), ..Self::default() }
     }
 
     /// Returns the limit of one write: with a rate limit, the bytes of a twentieth of a second.
@@ -83,10 +80,7 @@ impl FaultyRelay {
                 number += 1;
             }
         });
-        Self {
-            address,
-            _tasks: tasks,
-        }
+        Self { address, _tasks: tasks }
     }
 }
 

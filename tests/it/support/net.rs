@@ -25,10 +25,7 @@ impl Net {
         loop {
             let [_, _, high, low] = std::process::id().to_be_bytes();
             let next = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes()[1];
-            let net = Self {
-                second: 1 + (high ^ low) % 250,
-                third: low.wrapping_add(next),
-            };
+            let net = Self { second: 1 + (high ^ low) % 250, third: low.wrapping_add(next) };
             if std::net::TcpListener::bind((net.ip(1), 15008)).is_ok() {
                 return net;
             }
@@ -45,8 +42,6 @@ impl Net {
 
     /// Listens at host `last`.
     pub async fn listen(self, last: u8, port: u16) -> TcpListener {
-        TcpListener::bind(self.address(last, port))
-            .await
-            .expect("a listener")
+        TcpListener::bind(self.address(last, port)).await.expect("a listener")
     }
 }

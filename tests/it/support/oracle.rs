@@ -65,20 +65,13 @@ pub struct SideResult {
 impl Plan {
     /// Plans the same number of bytes in both directions, without a rest.
     pub const fn both(id: u64, bytes: u64) -> Self {
-        Self {
-            id,
-            up: bytes,
-            down: bytes,
-            rest: Duration::ZERO,
-        }
+        Self { id, up: bytes, down: bytes, rest: Duration::ZERO }
     }
 
     /// Returns the head, which the client sends before its bytes.
     pub fn head(&self) -> Vec<u8> {
         let rest = u64::try_from(self.rest.as_millis()).expect("a short rest");
-        [self.id, self.up, self.down, rest]
-            .map(u64::to_be_bytes)
-            .concat()
+        [self.id, self.up, self.down, rest].map(u64::to_be_bytes).concat()
     }
 
     fn parse(head: &[u8; HEAD_BYTES]) -> Self {
@@ -104,32 +97,22 @@ impl Plan {
 impl SideResult {
     /// Returns the result of a complete transfer with a clean end.
     pub const fn complete(received: u64) -> Self {
-        Self {
-            received,
-            end: End::Clean,
-            finished: true,
-        }
+        Self { received, end: End::Clean, finished: true }
     }
 
     fn broken(error: &io::Error) -> Self {
-        Self {
-            received: 0,
-            end: End::Broken(Tunnel::reset_code(error)),
-            finished: false,
-        }
+        Self { received: 0, end: End::Broken(Tunnel::reset_code(error)), finished: false }
     }
 }
 
 /// Returns true if the results of both sides are consistent. A side sees a clean end only if the
 /// other one has sent it, and a break otherwise.
 pub fn is_consistent(client: SideResult, endpoint: SideResult) -> bool {
-    [(client, endpoint), (endpoint, client)]
-        .iter()
-        .all(|(one, other)| match one.end {
-            End::Clean => other.finished,
-            End::Broken(_) => true,
-            End::Short | End::Long | End::Wrong => false,
-        })
+    [(client, endpoint), (endpoint, client)].iter().all(|(one, other)| match one.end {
+        End::Clean => other.finished,
+        End::Broken(_) => true,
+        End::Short | End::Long | End::Wrong => false,
+    })
 }
 
 /// Opens a tunnel and runs the client's side.
@@ -175,10 +158,8 @@ async fn side(
     rest: Duration,
 ) -> SideResult {
     let (read, write) = tokio::io::split(stream);
-    let (mut sending, mut receiving) = (
-        pin!(send(write, sends, rest)),
-        pin!(receive(read, receives)),
-    );
+    let (mut sending, mut receiving) =
+        (pin!(send(write, sends, rest)), pin!(receive(read, receives)));
     let mut finished = None;
     let (received, mut end) = loop {
         tokio::select! {
@@ -197,11 +178,7 @@ async fn side(
         (None, End::Clean | End::Short) => sending.await.is_ok(),
         (None, _) => false,
     };
-    SideResult {
-        received,
-        end,
-        finished,
-    }
+    SideResult { received, end, finished }
 }
 
 async fn send(
@@ -243,10 +220,7 @@ async fn receive(mut stream: impl AsyncRead + Unpin, (id, length): (u64, u64)) -
             at += count as u64;
             continue;
         };
-        let right = got
-            .iter()
-            .zip(&*wanted)
-            .take_while(|(one, other)| one == other);
+        let right = got.iter().zip(&*wanted).take_while(|(one, other)| one == other);
         return (length.min(at + right.count() as u64), end);
     }
 }
@@ -269,14 +243,12 @@ impl Results {
             // A broken head has no name. A clean end within the head is an error of the path, as in
             // a tunnel.
             if ended.1.end == End::Short {
-                self.unattributed_errors
-                    .push("an early clean end".to_owned());
+                self.unattributed_errors.push("an early clean end".to_owned());
             }
             return;
         };
         if self.sides.insert(id, ended).is_some() {
-            self.unattributed_errors
-                .push(format!("tunnel {id} came twice"));
+            self.unattributed_errors.push(format!("tunnel {id} came twice"));
         }
     }
 }
@@ -299,8 +271,7 @@ impl Oracle {
     pub async fn answer(&self, stream: TcpStream) {
         let address = stream.local_addr().expect("an open connection");
         let (plan, side) = answer(stream).await;
-        self.0
-            .send_modify(|outcomes| outcomes.add(plan, (address, side)));
+        self.0.send_modify(|outcomes| outcomes.add(plan, (address, side)));
     }
 
     /// Returns the endpoint's side of a tunnel, once it has ended.
@@ -315,26 +286,14 @@ impl Oracle {
             !outcomes.unattributed_errors.is_empty() || outcomes.sides.contains_key(&id)
         });
         let outcomes = outcomes.await.expect("an oracle");
-        assert!(
-            outcomes.unattributed_errors.is_empty(),
-            "{:?}",
-            outcomes.unattributed_errors
-        );
+        assert!(outcomes.unattributed_errors.is_empty(), "{:?}", outcomes.unattributed_errors);
         outcomes.sides[&id]
     }
 
     /// Asserts that a tunnel was complete: every byte of both directions, and two clean ends.
     pub async fn whole(&self, plan: Plan, client: SideResult) {
-        assert_eq!(
-            client,
-            SideResult::complete(plan.down),
-            "the client's side of {plan:?}"
-        );
+        assert_eq!(client, SideResult::complete(plan.down), "the client's side of {plan:?}");
         let endpoint = self.side(plan.id).await;
-        assert_eq!(
-            endpoint,
-            SideResult::complete(plan.up),
-            "the endpoint's side of {plan:?}"
-        );
+        assert_eq!(endpoint, SideResult::complete(plan.up), "the endpoint's side of {plan:?}");
     }
 }

@@ -28,10 +28,7 @@ fn root() -> TempDir {
     for (file, text) in [
         ("var/run/secrets/istio/root-cert.pem", &*identities().root),
         ("var/run/secrets/tokens/istio-token", TOKEN),
-        (
-            "etc/istio/pod/labels",
-            "topology.istio.io/network=\"east\"\n",
-        ),
+        ("etc/istio/pod/labels", "topology.istio.io/network=\"east\"\n"),
     ] {
         let path = folder.path().join(file);
         std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");

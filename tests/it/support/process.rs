@@ -48,10 +48,7 @@ pub async fn watched<T>(test: impl Future<Output = T>) -> T {
             is_timer = true;
         }
         quiet = if is_timer { quiet + 1 } else { 0 };
-        assert!(
-            quiet < QUIET_PARTS,
-            "the test waits for something that does not happen"
-        );
+        assert!(quiet < QUIET_PARTS, "the test waits for something that does not happen");
         test.as_mut().poll(context)
     })
     .await

@@ -90,9 +90,7 @@ pub struct RawPeer<S = TlsStream<TcpStream>> {
 /// Opens a TLS session with a valid certificate, before the first byte of HTTP/2.
 pub async fn session(gateway: &Gateway) -> TlsStream<TcpStream> {
     let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
-    let tcp = TcpStream::connect(gateway.address)
-        .await
-        .expect("a connection");
+    let tcp = TcpStream::connect(gateway.address).await.expect("a connection");
     // The receive buffer holds all answers to a flood. Otherwise the gateway's last frames would
     // wait until the test reads, and a reset could overtake them.
     let socket = socket2::SockRef::from(&tcp);
@@ -109,20 +107,14 @@ impl RawPeer {
 
     /// Opens a session, and sends `preface` in place of the preface and SETTINGS.
     pub async fn with_preface(gateway: &Gateway, preface: &[u8]) -> Self {
-        let mut peer = Self {
-            stream: session(gateway).await,
-            acknowledges: false,
-        };
+        let mut peer = Self { stream: session(gateway).await, acknowledges: false };
         peer.try_write(preface).await;
         peer
     }
 
     /// Connects a peer with this SETTINGS payload.
     pub async fn with_settings(gateway: &Gateway, settings: &[u8]) -> Self {
-        let mut peer = Self {
-            stream: session(gateway).await,
-            acknowledges: true,
-        };
+        let mut peer = Self { stream: session(gateway).await, acknowledges: true };
         peer.write(PREFACE).await;
         peer.write(&frame(SETTINGS, 0, 0, settings)).await;
         peer
@@ -137,10 +129,8 @@ impl RawPeer {
 
     /// Opens a tunnel to `authority`.
     pub async fn tunnel(&mut self, stream: u32, authority: &str) {
-        let fields: [(&str, &[u8]); 2] = [
-            (":method", b"CONNECT"),
-            (":authority", authority.as_bytes()),
-        ];
+        let fields: [(&str, &[u8]); 2] =
+            [(":method", b"CONNECT"), (":authority", authority.as_bytes())];
         self.headers(stream, &fields).await;
         assert_eq!(self.ending(stream).await, Ending::Answered);
     }
@@ -148,35 +138,21 @@ impl RawPeer {
     /// Splits the peer into one that reads frames and a plain writer.
     pub fn split(
         self,
-    ) -> (
-        RawPeer<ReadHalf<TlsStream<TcpStream>>>,
-        WriteHalf<TlsStream<TcpStream>>,
-    ) {
+    ) -> (RawPeer<ReadHalf<TlsStream<TcpStream>>>, WriteHalf<TlsStream<TcpStream>>) {
         let (stream, write) = tokio::io::split(self.stream);
-        (
-            RawPeer {
-                stream,
-                acknowledges: false,
-            },
-            write,
-        )
+        (RawPeer { stream, acknowledges: false }, write)
     }
 
     /// Ends the connection by FIN, without close_notify. A socket that is closed with unread bytes
     /// would end by RST, and the kernel would drop unsent bytes.
     pub async fn close_with_fin(mut self) {
         let socket = socket2::SockRef::from(self.stream.get_ref().0);
-        socket
-            .shutdown(std::net::Shutdown::Write)
-            .expect("an open connection");
+        socket.shutdown(std::net::Shutdown::Write).expect("an open connection");
         while self.next().await.is_some() {}
     }
 
     pub async fn write(&mut self, bytes: &[u8]) {
-        self.stream
-            .write_all(bytes)
-            .await
-            .expect("an open connection");
+        self.stream.write_all(bytes).await.expect("an open connection");
         self.stream.flush().await.expect("an open connection");
     }
 
@@ -219,12 +195,7 @@ impl<S: AsyncRead + Unpin> RawPeer<S> {
         let [high, middle, low, kind, flags, stream @ ..] = head;
         let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
         self.stream.read_exact(&mut payload).await.ok()?;
-        Some(Frame {
-            kind,
-            flags,
-            stream: u32::from_be_bytes(stream),
-            payload,
-        })
+        Some(Frame { kind, flags, stream: u32::from_be_bytes(stream), payload })
     }
 }
 

@@ -25,20 +25,12 @@ pub fn bytes(ip: IpAddr) -> Vec<u8> {
 
 /// Returns port 80 with the target port of the tests' plain endpoints.
 pub fn ports() -> Vec<Port> {
-    vec![Port {
-        service_port: 80,
-        target_port: endpoint_port().into(),
-        ..Port::default()
-    }]
+    vec![Port { service_port: 80, target_port: endpoint_port().into(), ..Port::default() }]
 }
 
 /// Returns the ports of the Service that istiod creates for a waypoint: those of status and HBONE.
 pub fn waypoint_ports() -> Vec<Port> {
-    let same = |port| Port {
-        service_port: port,
-        target_port: port,
-        ..Port::default()
-    };
+    let same = |port| Port { service_port: port, target_port: port, ..Port::default() };
     vec![same(15021), same(15008)]
 }
 
@@ -56,9 +48,7 @@ pub fn service() -> Address {
         ports: ports(),
         ..Service::default()
     };
-    Address {
-        r#type: Some(address::Type::Service(service)),
-    }
+    Address { r#type: Some(address::Type::Service(service)) }
 }
 
 /// Returns a healthy workload that serves it by HBONE.
@@ -75,9 +65,7 @@ pub fn workload(uid: &str, address: Vec<u8>) -> Address {
         services: services.into_iter().collect(),
         ..Workload::default()
     };
-    Address {
-        r#type: Some(address::Type::Workload(workload)),
-    }
+    Address { r#type: Some(address::Type::Workload(workload)) }
 }
 
 /// Returns the same workload, modified by `change`.
@@ -120,21 +108,14 @@ pub fn split_horizon() -> (String, Address) {
 
 /// Returns a policy `app/NAME` about peers of the namespace `of`.
 pub fn policy(name: &str, scope: Scope, action: Action, of: &str) -> Authorization {
-    let namespaces = vec![StringMatch {
-        match_type: Some(MatchType::Exact(of.to_owned())),
-    }];
-    let matches = vec![Match {
-        namespaces,
-        ..Match::default()
-    }];
+    let namespaces = vec![StringMatch { match_type: Some(MatchType::Exact(of.to_owned())) }];
+    let matches = vec![Match { namespaces, ..Match::default() }];
     Authorization {
         name: name.to_owned(),
         namespace: "app".to_owned(),
         scope: scope.into(),
         action: action.into(),
-        rules: vec![Rule {
-            clauses: vec![Clause { matches }],
-        }],
+        rules: vec![Rule { clauses: vec![Clause { matches }] }],
         ..Authorization::default()
     }
 }

@@ -61,9 +61,7 @@ impl WorkloadApi {
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let server = Server::builder().add_service(api);
-            let _ = server
-                .serve_with_incoming(UnixListenerStream::new(listener))
-                .await;
+            let _ = server.serve_with_incoming(UnixListenerStream::new(listener)).await;
         });
         tasks
     }
@@ -79,10 +77,7 @@ impl WorkloadApi {
         };
         let federated = federated.iter();
         let federated = federated.map(|(domain, root)| (format!("spiffe://{domain}"), der(root)));
-        let context = Context509 {
-            svids: vec![svid],
-            federated_bundles: federated.collect(),
-        };
+        let context = Context509 { svids: vec![svid], federated_bundles: federated.collect() };
         drop(self.0.send_replace(Ok(context)));
     }
 
@@ -99,9 +94,7 @@ fn no_identity() -> Status {
 /// Returns the concatenated DER of certificates in PEM.
 fn der(pem: &str) -> Vec<u8> {
     let certificates = CertificateDer::pem_slice_iter(pem.as_bytes());
-    certificates
-        .flat_map(|certificate| certificate.expect("a certificate").to_vec())
-        .collect()
+    certificates.flat_map(|certificate| certificate.expect("a certificate").to_vec()).collect()
 }
 
 impl NamedService for WorkloadApi {
@@ -116,9 +109,7 @@ impl ServerStreamingService<()> for WorkloadApi {
     fn call(&mut self, call: Request<()>) -> Self::Future {
         // The standard requires this header against requests that a browser could be made to send.
         if call.metadata().get("workload.spiffe.io").is_none() {
-            return ready(Err(Status::invalid_argument(
-                "the security header is missing",
-            )));
+            return ready(Err(Status::invalid_argument("the security header is missing")));
         }
         let (received, responses) = mpsc::channel(1);
         let mut answers = self.0.subscribe();

@@ -59,9 +59,7 @@ fn citations(line: &str) -> impl Iterator<Item = (&str, &str)> {
         let number = rest.strip_prefix(' ').unwrap_or_default();
         let length = number.find(|c: char| !c.is_ascii_digit() && c != '.');
         let number = &number[..length.unwrap_or(number.len())];
-        path.chars()
-            .all(is_path)
-            .then(|| (path, number.trim_end_matches('.')))
+        path.chars().all(is_path).then(|| (path, number.trim_end_matches('.')))
     })
 }
 
@@ -83,9 +81,8 @@ fn check_citations(source: &Source, all: &BTreeMap<String, Document>) -> Vec<Str
         }
         for (path, section) in citations(line) {
             let starts = |heading: &str| heading.split(' ').next() == Some(section);
-            let is_there = all
-                .get(path)
-                .is_some_and(|page| section.is_empty() || page.headings().any(starts));
+            let is_there =
+                all.get(path).is_some_and(|page| section.is_empty() || page.headings().any(starts));
             if !is_there {
                 let cited = format!("dead citation `{path} {section}`");
                 findings.push(format!("{}:{number}: {cited}", source.path));
@@ -97,26 +94,17 @@ fn check_citations(source: &Source, all: &BTreeMap<String, Document>) -> Vec<Str
 
 fn all() -> BTreeMap<String, Document> {
     let documents = markdown::read().into_iter();
-    documents
-        .map(|document| (document.path.clone(), document))
-        .collect()
+    documents.map(|document| (document.path.clone(), document)).collect()
 }
 
 #[test]
 fn no_link_of_a_document_is_dead() {
     let all = all();
     assert!(all.len() > 10, "the documents are found");
-    let findings: Vec<_> = all
-        .values()
-        .flat_map(|one| check_links(one, &all))
-        .collect();
+    let findings: Vec<_> = all.values().flat_map(|one| check_links(one, &all)).collect();
     assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
 
-    for (bad, count) in [
-        ("[a](no.md)", 1),
-        ("[a](b.md#no)", 1),
-        ("[a](b.md#b), [c](/x)", 1),
-    ] {
+    for (bad, count) in [("[a](no.md)", 1), ("[a](b.md#no)", 1), ("[a](b.md#b), [c](/x)", 1)] {
         let one = Document::new("docs/a.md", bad);
         let page = Document::new("docs/b.md", "# B\n");
         let all = BTreeMap::from([(page.path.clone(), page)]);
@@ -158,11 +146,7 @@ fn each_make_target_that_a_document_names_exists() {
     let is_there = |target: &str| makefile.contains(&format!("\n{target}:"));
     for document in markdown::read() {
         for target in targets(&document).filter(|target| !target.is_empty()) {
-            assert!(
-                is_there(target),
-                "{}: there is no `make {target}`",
-                document.path
-            );
+            assert!(is_there(target), "{}: there is no `make {target}`", document.path);
         }
     }
     let bad = Document::new("a.md", "`make nothing ARGS=1`");
@@ -176,9 +160,7 @@ fn no_citation_in_the_source_is_dead() {
     let sources = tree::read(&["src", "tests", "benches"]);
     let own = Path::new(file!()).file_name().unwrap().to_str().unwrap();
     let others = sources.iter().filter(|source| !source.path.ends_with(own));
-    let findings: Vec<_> = others
-        .flat_map(|source| check_citations(source, &all))
-        .collect();
+    let findings: Vec<_> = others.flat_map(|source| check_citations(source, &all)).collect();
     assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
 
     for (line, count) in [

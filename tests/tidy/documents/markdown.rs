@@ -17,23 +17,17 @@ pub(super) struct Document {
 
 impl Document {
     pub(super) fn new(path: &str, text: &str) -> Self {
-        Self {
-            path: path.to_owned(),
-            text: text.to_owned(),
-        }
+        Self { path: path.to_owned(), text: text.to_owned() }
     }
 
     /// Lines outside of fenced blocks, with their numbers.
     pub(super) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         let mut is_fenced = false;
-        self.text
-            .lines()
-            .zip(1..)
-            .filter_map(move |(line, number)| {
-                let is_fence = line.trim_start().starts_with("```");
-                is_fenced ^= is_fence;
-                (!is_fenced && !is_fence).then_some((number, line))
-            })
+        self.text.lines().zip(1..).filter_map(move |(line, number)| {
+            let is_fence = line.trim_start().starts_with("```");
+            is_fenced ^= is_fence;
+            (!is_fenced && !is_fence).then_some((number, line))
+        })
     }
 
     /// Texts of the headings.
@@ -100,9 +94,7 @@ fn is_numbered(text: &str) -> bool {
 
 /// The anchor of a heading: lower case, without punctuation, with `-` for each space.
 fn slug(heading: &str) -> String {
-    let kept = heading
-        .chars()
-        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
@@ -143,10 +135,6 @@ fn anchors_links_and_paragraphs_are_found() {
     let anchors: Vec<_> = document.anchors().into_iter().collect();
     assert_eq!(anchors, ["a-b-cd", "a-b-cd-1", "own"]);
     assert_eq!(document.links(), [(3, "y.md#z".to_owned())]);
-    let lines: Vec<_> = document
-        .paragraphs()
-        .iter()
-        .map(|(line, _)| *line)
-        .collect();
+    let lines: Vec<_> = document.paragraphs().iter().map(|(line, _)| *line).collect();
     assert_eq!(lines, [3, 5, 8]);
 }

@@ -56,12 +56,7 @@ impl Messages {
         }
         let fields: Vec<_> = parts[..at].iter().filter_map(|part| field(part)).collect();
         let fields = fields.join(", ");
-        let row = [
-            message,
-            level.to_uppercase(),
-            fields,
-            format!("`{}`", self.module),
-        ];
+        let row = [message, level.to_uppercase(), fields, format!("`{}`", self.module)];
         self.found.insert(row.into());
     }
 
@@ -69,11 +64,7 @@ impl Messages {
     fn scan(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         for three in tokens.windows(3) {
-            if let [
-                TokenTree::Ident(name),
-                TokenTree::Punct(mark),
-                TokenTree::Group(group),
-            ] = three
+            if let [TokenTree::Ident(name), TokenTree::Punct(mark), TokenTree::Group(group)] = three
                 && mark.as_char() == '!'
                 && is_log(&name.to_string())
             {
@@ -146,10 +137,7 @@ fn the_page_of_the_log_lists_every_message() {
     let page = fs::read_to_string(top().join(PAGE)).unwrap();
     for message in messages.access {
         let cell = format!("| `{message}` |");
-        assert!(
-            page.contains(&cell),
-            "{message} is not in the table of the access log"
-        );
+        assert!(page.contains(&cell), "{message} is not in the table of the access log");
     }
 }
 
@@ -159,14 +147,8 @@ fn a_message_is_found_with_its_fields_wherever_it_stands() {
                 fn g() { select! { _ = a => tracing::info!(self.name, \"two\"), } }
                 fn h() { warn!(\"{text}\"); }
                 #[cfg(test)] mod tests { fn i() { info!(\"three\"); } }";
-    let mut messages = Messages {
-        module: "m".to_owned(),
-        ..Messages::default()
-    };
+    let mut messages = Messages { module: "m".to_owned(), ..Messages::default() };
     messages.visit_file(&syn::parse_file(text).unwrap());
     let rows: Vec<_> = messages.found.iter().map(|row| row.join(" ")).collect();
-    assert_eq!(
-        rows,
-        ["one WARN `error`, `a.b`, `age` `m`", "two INFO `name` `m`"]
-    );
+    assert_eq!(rows, ["one WARN `error`, `a.b`, `age` `m`", "two INFO `name` `m`"]);
 }

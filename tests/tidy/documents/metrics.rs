@@ -31,16 +31,11 @@ struct Described {
 /// Gives each family of samples that has none at the start a sample.
 fn sampled(metrics: &Arc<Metrics>) {
     let source = Arc::new(samples::source());
-    let destination = Destination {
-        address: ([10, 0, 0, 1], 15008).into(),
-        pod: Arc::new("echo".to_owned()),
-    };
+    let destination =
+        Destination { address: ([10, 0, 0, 1], 15008).into(), pod: Arc::new("echo".to_owned()) };
     let mut open = Record::new(metrics, &source, "echo:80");
     open.set_service(DestinationService::default(), None);
-    let remote = RemoteNetwork {
-        cluster: &"north".into(),
-        network: &"north".into(),
-    };
+    let remote = RemoteNetwork { cluster: &"north".into(), network: &"north".into() };
     open.set_open(destination, &Arc::default(), Some(remote));
     open.finish(Reason::Completed);
     drop(open);
@@ -121,9 +116,7 @@ fn labels(name: &str, all: &Described, closed: Option<&Described>) -> String {
     }
     let label = |(label, _): &(String, BTreeSet<String>)| {
         let mut lists = closed.into_iter().flat_map(|closed| &closed.labels);
-        let values = lists
-            .find(|(name, _)| name == label)
-            .map(|(_, values)| values);
+        let values = lists.find(|(name, _)| name == label).map(|(_, values)| values);
         match values {
             Some(values) if (2..=VALUES_MAX).contains(&values.len()) => {
                 let values: Vec<_> = values.iter().map(|value| format!("`{value}`")).collect();
@@ -143,35 +136,20 @@ fn the_page_of_metrics_lists_every_metric() {
     let all = described(&metrics.encode_plain());
     let row = |(name, one): (&String, &Described)| {
         let labels = labels(name, one, closed.get(name));
-        vec![
-            format!("`{name}`"),
-            one.kind.clone(),
-            labels,
-            one.help.clone(),
-        ]
+        vec![format!("`{name}`"), one.kind.clone(), labels, one.help.clone()]
     };
     let rows: Vec<_> = all.iter().map(row).collect();
     let mut text = table(&["metric", "type", "labels", "meaning"], &rows);
     let tcp = &all["istio_tcp_connections_opened_total"];
-    let names: Vec<_> = tcp
-        .labels
-        .iter()
-        .map(|(name, _)| format!("`{name}`"))
-        .collect();
+    let names: Vec<_> = tcp.labels.iter().map(|(name, _)| format!("`{name}`")).collect();
     text.push_str(&format!(
         "\nThe labels of the `{TCP_PREFIX}*` counters are, in this order:\n\n{}\n",
-        names
-            .chunks(3)
-            .map(|names| format!("- {}\n", names.join(", ")))
-            .collect::<String>()
+        names.chunks(3).map(|names| format!("- {}\n", names.join(", "))).collect::<String>()
     ));
     assert_generated("docs/metrics.md", "metrics", &text);
 
     // A family without a sample is on no page: each name in the source has to be here.
-    let names: BTreeSet<_> = all
-        .keys()
-        .map(|name| name.trim_end_matches("_total"))
-        .collect();
+    let names: BTreeSet<_> = all.keys().map(|name| name.trim_end_matches("_total")).collect();
     for source in tree::production() {
         for name in registered(&source.text) {
             let name = name.trim_end_matches("_total");

@@ -20,14 +20,8 @@ pub(super) fn assert_generated(page: &str, name: &str, text: &str) {
         fs::write(&path, format!("{before}{begin}{text}{END}{after}")).unwrap();
         return;
     }
-    let first = section
-        .lines()
-        .zip(text.lines())
-        .find(|(old, new)| old != new);
-    assert!(
-        section == text,
-        "{page} is old at {first:?}; type: {COMMAND}"
-    );
+    let first = section.lines().zip(text.lines()).find(|(old, new)| old != new);
+    assert!(section == text, "{page} is old at {first:?}; type: {COMMAND}");
 }
 
 /// A Markdown table.

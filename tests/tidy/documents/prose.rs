@@ -13,10 +13,7 @@ fn check_paragraphs(document: &Document) -> Vec<String> {
     for (line, text) in document.paragraphs() {
         let words = text.split_whitespace().count();
         if words > PARAGRAPH_WORDS_MAX && !text.starts_with(ROW) {
-            findings.push(format!(
-                "{}:{line}: a paragraph of {words} words",
-                document.path
-            ));
+            findings.push(format!("{}:{line}: a paragraph of {words} words", document.path));
         }
     }
     findings
@@ -46,8 +43,5 @@ fn the_first_pages_are_short() {
     let words = page("README.md").text.split_whitespace().count();
     assert!(words <= README_WORDS_MAX, "README.md has {words} words");
     let lines = page("ARCHITECTURE.md").text.lines().count();
-    assert!(
-        lines <= ARCHITECTURE_LINES_MAX,
-        "ARCHITECTURE.md has {lines} lines"
-    );
+    assert!(lines <= ARCHITECTURE_LINES_MAX, "ARCHITECTURE.md has {lines} lines");
 }

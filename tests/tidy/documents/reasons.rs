@@ -22,9 +22,7 @@ fn comments(name: &str) -> BTreeMap<String, String> {
         _ => None,
     });
     let variants = found.unwrap().variants.into_iter();
-    variants
-        .map(|variant| (variant.ident.to_string(), comment(&variant.attrs)))
-        .collect()
+    variants.map(|variant| (variant.ident.to_string(), comment(&variant.attrs))).collect()
 }
 
 fn comment(attributes: &[syn::Attribute]) -> String {
@@ -72,9 +70,8 @@ fn the_page_of_reasons_lists_every_reason_of_a_tunnel() {
             if reason.is_retriable() { "yes" } else { "" }.to_owned(),
         ]
     };
-    let head = [
-        "reason", "meaning", "fault", "answer", "alert", "reset", "flags", "level", "retry",
-    ];
+    let head =
+        ["reason", "meaning", "fault", "answer", "alert", "reset", "flags", "level", "retry"];
     let rows: Vec<_> = Reason::ALL.into_iter().map(row).collect();
     assert_generated(PAGE, "tunnels", &table(&head, &rows));
 }

@@ -51,9 +51,7 @@ discovery: {{kind: file, path: Cargo.toml}}
 
 /// Returns the printed part of each cluster.
 fn parts(text: &str) -> Vec<(&str, &str)> {
-    let parts = text
-        .split("# strait.yaml of the gateways of cluster ")
-        .skip(1);
+    let parts = text.split("# strait.yaml of the gateways of cluster ").skip(1);
     parts
         .map(|part| part.strip_suffix("---\n").unwrap_or(part))
         .map(|part| part.split_once('\n').expect("a line"))
@@ -80,10 +78,7 @@ fn the_configuration_of_a_link_is_read_back_on_both_sides() {
         };
         let gateways: Vec<_> = network.gateways.iter().map(ToString::to_string).collect();
         if cluster == "east" {
-            assert_eq!(
-                (&*network.name, network.cluster.as_deref()),
-                ("net-w", Some("west"))
-            );
+            assert_eq!((&*network.name, network.cluster.as_deref()), ("net-w", Some("west")));
             assert_eq!(gateways, ["198.51.100.7:31008"]);
         } else {
             let identity = "spiffe://east.local/ns/istio-system/sa/eastwest";
@@ -144,17 +139,11 @@ fn to_merge_in(text: &str, cluster: &str) -> String {
 /// Returns kind, namespace and name of each manifest.
 fn names(text: &str) -> Vec<[String; 3]> {
     let documents = Document::parse_all(Path::new("a"), text).expect("YAML");
-    let documents = documents
-        .iter()
-        .filter(|one| one.root.get("kind").is_some());
+    let documents = documents.iter().filter(|one| one.root.get("kind").is_some());
     let name = |one: &Document| {
         let metadata = one.root.get("metadata").expect("metadata");
         let word = |node: &Node, key| node.word(key).expect("a word").to_owned();
-        [
-            word(&one.root, "kind"),
-            word(metadata, "namespace"),
-            word(metadata, "name"),
-        ]
+        [word(&one.root, "kind"), word(metadata, "namespace"), word(metadata, "name")]
     };
     documents.map(name).collect()
 }
@@ -182,16 +171,9 @@ fn manifests_of_a_link_and_of_services_replace_nothing_of_each_other() {
     ] {
         let args = parsed(&[service, "--of", "east", "--to", "west", "--kubernetes"]);
         let own = |[.., name]: &[String; 3]| name != "eastwest";
-        all.extend(
-            names(&text_of_exposure(&args).expect("a text"))
-                .into_iter()
-                .filter(own),
-        );
+        all.extend(names(&text_of_exposure(&args).expect("a text")).into_iter().filter(own));
     }
-    assert_eq!(
-        all.iter().filter(|[kind, ..]| kind == "ConfigMap").count(),
-        0
-    );
+    assert_eq!(all.iter().filter(|[kind, ..]| kind == "ConfigMap").count(), 0);
     let different: BTreeSet<_> = all.iter().collect();
     assert_eq!(different.len(), all.len(), "{all:?}");
     assert_eq!(all.len(), 11, "{all:?}");
@@ -249,18 +231,9 @@ fn a_side_without_a_value_that_its_peer_needs_is_an_error() {
             "`domain` is `*.west`, and a pattern would trust domains that are not listed; write \
              each trust domain by its name",
         ),
-        (
-            "west,domain=",
-            "`domain` is empty; write at least one character",
-        ),
-        (
-            "west,domain=a,network=",
-            "`network` is empty; write at least one character",
-        ),
-        (
-            "a\nb,domain=a",
-            "`cluster` is \"a\\nb\"; write text on one line",
-        ),
+        ("west,domain=", "`domain` is empty; write at least one character"),
+        ("west,domain=a,network=", "`network` is empty; write at least one character"),
+        ("a\nb,domain=a", "`cluster` is \"a\\nb\"; write text on one line"),
         (
             "west,domain=a.local,identity=spiffe://b.local/ns/x/sa/y",
             "`identity` has trust domain b.local, and `domain` is a.local; write the domain of \
@@ -298,9 +271,7 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
         "3",
     ];
     let text = text_of_exposure(&parsed(&args)).expect("a text");
-    let meshes: Vec<_> = text
-        .split("# Mesh file of the gateways of cluster ")
-        .collect();
+    let meshes: Vec<_> = text.split("# Mesh file of the gateways of cluster ").collect();
     let [first, west, north] = meshes[..] else {
         panic!("{text}");
     };
@@ -314,25 +285,16 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
     let [entry] = &config.exposure.services[..] else {
         panic!("{text}");
     };
-    assert_eq!(
-        (entry.service.to_string(), entry.limits.tunnels),
-        (ECHO.to_owned(), Some(9))
-    );
+    assert_eq!((entry.service.to_string(), entry.limits.tunnels), (ECHO.to_owned(), Some(9)));
     let to = entry.to.iter().map(|to| to.cluster.as_deref());
     let (west_only, north_only) = (Some("west"), Some("north"));
-    assert_eq!(
-        to.collect::<Vec<_>>(),
-        [west_only, west_only, north_only, north_only]
-    );
+    assert_eq!(to.collect::<Vec<_>>(), [west_only, west_only, north_only, north_only]);
     assert_eq!(entry.to[0].namespaces, ["shop"]);
     let account = |namespace: &str, name: &str| [(namespace.to_owned(), name.to_owned())];
     assert_eq!(entry.to[2].service_accounts, account("shop", "checkout"));
     // The gateway has its own namespace, and is admitted beside the clients.
     assert_eq!(entry.to[1].namespaces, [""; 0]);
-    assert_eq!(
-        entry.to[1].service_accounts,
-        account("istio-system", "eastwest")
-    );
+    assert_eq!(entry.to[1].service_accounts, account("istio-system", "eastwest"));
     assert_consumer_is_read(trust, consumer);
     for (cluster, part) in [("west", west), ("north", north)] {
         let part = part.strip_prefix(cluster).expect("the cluster");
@@ -387,27 +349,12 @@ fn the_manifests_of_an_exposure_are_comments_and_a_service_entry() {
     let is_outside = "--service-account pay/web is in no --namespace, so it admits no peer; write \
                       --namespace pay too, or no --namespace";
     for (args, want) in [
-        (
-            &["echo.app.global"][..],
-            "`service` is `echo.app.global`; write the hostname and port",
-        ),
-        (
-            &["10.0.0.1:80"],
-            "`service` is `10.0.0.1:80`; write the hostname and port",
-        ),
+        (&["echo.app.global"][..], "`service` is `echo.app.global`; write the hostname and port"),
+        (&["10.0.0.1:80"], "`service` is `10.0.0.1:80`; write the hostname and port"),
         (&["echo:80"], "is not NAME.NAMESPACE.SUFFIX"),
-        (
-            &[ECHO, "--namespace", "a/b"],
-            "`namespace` is `a/b`; write one name",
-        ),
-        (
-            &[ECHO, "--gateway", "eastwest"],
-            "`account` is `eastwest`; write `NAMESPACE/NAME`",
-        ),
-        (
-            &[ECHO, "--namespace", "shop", "--service-account", "pay/web"],
-            is_outside,
-        ),
+        (&[ECHO, "--namespace", "a/b"], "`namespace` is `a/b`; write one name"),
+        (&[ECHO, "--gateway", "eastwest"], "`account` is `eastwest`; write `NAMESPACE/NAME`"),
+        (&[ECHO, "--namespace", "shop", "--service-account", "pay/web"], is_outside),
     ] {
         let args = [&["--of", "east", "--to", "west"], args].concat();
         let failed = exposure_text(&args).expect_err("an error");
@@ -447,10 +394,7 @@ fn assert_is_read(text: &str, trust: &str) {
     for (cluster, part) in parts(text) {
         let sections = part.split("---\n").next();
         let sections = sections.unwrap_or_default();
-        read(
-            cluster.lines().next().unwrap_or_default(),
-            &[trust, sections].concat(),
-        );
+        read(cluster.lines().next().unwrap_or_default(), &[trust, sections].concat());
     }
 }
 
@@ -464,14 +408,8 @@ fn whatever_link_accepts_is_read_back() {
             for (key, values) in [
                 ("domain", &[domain, domain, domain, any(&VALUES)]),
                 ("network", &["net", "net", "net", any(&VALUES)]),
-                (
-                    "gateway",
-                    &["203.0.113.1", "[::1]:9", "gw.example:1", any(&VALUES)],
-                ),
-                (
-                    "identity",
-                    &[identity, identity, "spiffe://x/ns/x/sa/y", any(&VALUES)],
-                ),
+                ("gateway", &["203.0.113.1", "[::1]:9", "gw.example:1", any(&VALUES)]),
+                ("identity", &[identity, identity, "spiffe://x/ns/x/sa/y", any(&VALUES)]),
             ] {
                 if any(&["", "given", "given"]) == "given" {
                     let _ = write!(side, ",{key}={}", any(values));
@@ -484,9 +422,7 @@ fn whatever_link_accepts_is_read_back() {
             side("east", "east.local", "spiffe://east.local/ns/x/sa/y"),
         ];
         let args = [&*sides[0], &*sides[1], any(&["--both", "--"])];
-        let text = try_parsed(&args)
-            .ok()
-            .and_then(|args| text_of_link(&args).ok());
+        let text = try_parsed(&args).ok().and_then(|args| text_of_link(&args).ok());
         if let Some(text) = text {
             accepted += 1;
             assert_is_read(&text, "");
@@ -501,28 +437,14 @@ fn whatever_expose_accepts_is_read_back() {
     let mut accepted = 0;
     for _ in 0..2000 {
         let to = any(&["west", "west", any(&VALUES)]);
-        let service = any(&[
-            ECHO,
-            ECHO,
-            "A_b.C.d:1",
-            "10.0.0.1:80",
-            "[::1]:80",
-            "a.b.c",
-            "a.b:1",
-        ]);
+        let service = any(&[ECHO, ECHO, "A_b.C.d:1", "10.0.0.1:80", "[::1]:80", "a.b.c", "a.b:1"]);
         let mut args = vec![service, "--to", to, "--of", any(&["east", any(&VALUES)])];
         for (option, values) in [
             ("--network", &["net", any(&VALUES)][..]),
             ("--namespace", &["shop", any(&VALUES)]),
             ("--namespace", &["shop", any(&VALUES)]),
-            (
-                "--service-account",
-                &["shop/web", "pay/web", "west/web", any(&VALUES)],
-            ),
-            (
-                "--gateway",
-                &["istio-system/eastwest", "eastwest", any(&VALUES)],
-            ),
+            ("--service-account", &["shop/web", "pay/web", "west/web", any(&VALUES)]),
+            ("--gateway", &["istio-system/eastwest", "eastwest", any(&VALUES)]),
             ("--tunnels", &["1", "0", "4294967295"]),
             ("--instances", &["1", "0", "4294967295"]),
         ] {
@@ -534,14 +456,9 @@ fn whatever_expose_accepts_is_read_back() {
             continue;
         };
         accepted += 1;
-        let trust = format!(
-            "trust: {{domains: [{{name: a.local, cluster: {}}}]}}\n",
-            quoted(to)
-        );
+        let trust = format!("trust: {{domains: [{{name: a.local, cluster: {}}}]}}\n", quoted(to));
         assert_is_read(&text, &trust);
-        let (_, mesh) = text
-            .split_once("# Mesh file of the gateways")
-            .expect("a mesh file");
+        let (_, mesh) = text.split_once("# Mesh file of the gateways").expect("a mesh file");
         let mesh = mesh.split("---\n").next().unwrap_or_default();
         let mesh = mesh.split_once('\n').expect("a line").1;
         let read = file::parse(Path::new("mesh.yaml"), mesh);

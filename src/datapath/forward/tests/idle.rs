@@ -30,10 +30,7 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
     let istiod = listener.local_addr().expect("an address");
     let publisher = Publisher::new();
-    publisher.update(Change {
-        has_passthrough: Some(true),
-        ..mesh([("istiod", istiod)])
-    });
+    publisher.update(Change { has_passthrough: Some(true), ..mesh([("istiod", istiod)]) });
     let loopback = "127.0.0.0/8".parse().expect("a network");
     let deny = DenyList::new(vec![loopback], Vec::new());
     let data_path = data_path_of(publisher.reader(), deny);
@@ -53,10 +50,7 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
             granted_by_listener: true,
         }),
         guards: ConnectionGuards {
-            resources: ConnectionResources {
-                load: LoadGuard::default(),
-                descriptor,
-            },
+            resources: ConnectionResources { load: LoadGuard::default(), descriptor },
             counted: data_path.metrics.connection_opened(),
         },
     };

@@ -90,19 +90,13 @@ async fn establish_after(change: Change) -> (Result<Upstream, Reason>, NewTunnel
 async fn a_permission_that_is_withdrawn_before_the_endpoint_answers_opens_no_tunnel() {
     let (opened, _) = establish_after(Change::default()).await;
     assert!(opened.is_ok(), "{opened:?}");
-    let withdrawn = Change {
-        exposure: Some(exposure(&[])),
-        ..Change::default()
-    };
+    let withdrawn = Change { exposure: Some(exposure(&[])), ..Change::default() };
     let removed = mesh([("other", ([10, 0, 0, 1], 80).into())]);
     for change in [withdrawn, removed] {
         let (opened, _) = establish_after(change).await;
         assert_eq!(opened.err(), Some(Reason::Revoked));
     }
-    let other = Change {
-        exposure: Some(exposure(&["echo", "other"])),
-        ..Change::default()
-    };
+    let other = Change { exposure: Some(exposure(&["echo", "other"])), ..Change::default() };
     let (opened, tunnel) = establish_after(other).await;
     assert!(opened.is_ok(), "{opened:?}");
     let now = tunnel.data_path.reader.load().generation;
@@ -122,10 +116,7 @@ fn a_change_during_a_check_is_reported_again() {
                 if has_ended.load(Ordering::Relaxed) {
                     return;
                 }
-                publisher.update(Change {
-                    exposure: Some(exposure(names)),
-                    ..Change::default()
-                });
+                publisher.update(Change { exposure: Some(exposure(names)), ..Change::default() });
             }
         });
         let (mut seen, mut changes, mut is_current) = (reader.generation(), 0, true);
@@ -235,13 +226,9 @@ async fn tunnels_take_turns_in_a_small_window_of_the_connection() {
                 bytes[frame.stream as usize / 2] += frame.payload.len();
             }
         }
-        rig.send(Frame::new(WINDOW_UPDATE, 0, 0, &WINDOW.to_be_bytes()))
-            .await;
+        rig.send(Frame::new(WINDOW_UPDATE, 0, 0, &WINDOW.to_be_bytes())).await;
     }
-    assert!(
-        bytes[1..].iter().all(|&count| count > 10 * WINDOW as usize),
-        "{bytes:?}"
-    );
+    assert!(bytes[1..].iter().all(|&count| count > 10 * WINDOW as usize), "{bytes:?}");
 }
 
 /// Returns the configuration of a gateway that trusts these domains.
@@ -250,15 +237,8 @@ fn trusting(authority: &dev::Authority, domains: &[&str]) -> ServerTls {
     let own = east.leaf("spiffe://east.local/ns/a/sa/b").unwrap();
     let material =
         IdentityMaterial::from_pem(&own.chain_pem, &own.key_pem, &authority.root_pem()).unwrap();
-    let domain = |name: &&str| TrustedDomain {
-        name: (*name).into(),
-        issuers: None,
-        roots: None,
-    };
-    let trust = PeerTrust {
-        domains: domains.iter().map(domain).collect(),
-        ..PeerTrust::default()
-    };
+    let domain = |name: &&str| TrustedDomain { name: (*name).into(), issuers: None, roots: None };
+    let trust = PeerTrust { domains: domains.iter().map(domain).collect(), ..PeerTrust::default() };
     listener_server_config(&material, &trust).unwrap()
 }
 
@@ -318,11 +298,9 @@ async fn the_alert_follows_all_frames_of_a_peer_that_reads_late() {
 async fn records_without_bytes_use_the_credit_up() {
     let gateway = TestGateway::new();
     let update: &[u8] = &[24, 0, 0, 1, 0];
-    for (kind, payload, count) in [
-        (23, &[][..], 9_999),
-        (21, &[1, 90], 9_999),
-        (HANDSHAKE, update, 499),
-    ] {
+    for (kind, payload, count) in
+        [(23, &[][..], 9_999), (21, &[1, 90], 9_999), (HANDSHAKE, update, 499)]
+    {
         let mut rig = Rig::established(&gateway).await;
         frames(&mut rig);
         // The first SETTINGS cost 2 of 20,000, each of these records 2, and a KeyUpdate 40.
@@ -342,11 +320,7 @@ async fn records_without_bytes_use_the_credit_up() {
 async fn an_error_after_the_last_goaway_is_sent_too() {
     let mut rig = Rig::established(&TestGateway::new()).await;
     let _far = rig.tunnel(1).await;
-    rig.connection()
-        .unwrap()
-        .downstream
-        .server
-        .shut_down_gracefully();
+    rig.connection().unwrap().downstream.server.shut_down_gracefully();
     rig.pump().await;
     rig.send(Frame::new(PING, ACK, 0, b"drained?")).await;
     rig.send(Frame::new(WINDOW_UPDATE, 0, 0, &[0; 4])).await;
@@ -375,8 +349,7 @@ async fn an_idle_stream_is_never_reset() {
     let mut rig = Rig::established(&gateway).await;
     frames(&mut rig);
     // Stream 3 depends on itself.
-    rig.send(Frame::new(PRIORITY, 0, 3, &[0, 0, 0, 3, 15]))
-        .await;
+    rig.send(Frame::new(PRIORITY, 0, 3, &[0, 0, 0, 3, 15])).await;
     assert_eq!(frames(&mut rig), []);
     rig.send(Frame::new(PRIORITY, 0, 3, &[0; 4])).await;
     let frames = frames(&mut rig);
@@ -401,9 +374,7 @@ async fn a_delivery_ends_soon_after_the_deadline_of_a_drain() {
         rig.send(Frame::new(DATA, END_STREAM, 1, b"last")).await;
         let code = INTERNAL_ERROR.to_be_bytes();
         rig.send(Frame::new(RST_STREAM, 0, 1, &code)).await;
-        let DataPath {
-            lifecycle, metrics, ..
-        } = &*gateway.data_path;
+        let DataPath { lifecycle, metrics, .. } = &*gateway.data_path;
         assert_eq!(lifecycle.tasks(), 1, "{reason}");
         rig.identity.listener.drain.close();
         rig.pump().await;

@@ -81,20 +81,10 @@ impl Client {
     async fn connect(data_path: &Arc<DataPath>) -> Self {
         let (ours, theirs) = duplex(64 * 1024);
         let panics = Arc::new(AtomicBool::new(false));
-        let socket = Panicking {
-            stream: ours,
-            panics: Arc::clone(&panics),
-        };
-        let served = data_path
-            .lifecycle
-            .spawn(serve(Arc::clone(data_path), socket));
+        let socket = Panicking { stream: ours, panics: Arc::clone(&panics) };
+        let served = data_path.lifecycle.spawn(serve(Arc::clone(data_path), socket));
         let (send, connection) = client::handshake(PlainRecords::new(theirs)).await.unwrap();
-        Self {
-            send,
-            panics,
-            served,
-            ended: tokio::spawn(connection),
-        }
+        Self { send, panics, served, ended: tokio::spawn(connection) }
     }
 
     fn request(&mut self, authority: &str) -> (client::ResponseFuture, SendStream<Bytes>) {
@@ -107,11 +97,7 @@ impl Client {
         let (far, answer) = tokio::join!(listener.accept(), answer);
         let answer = answer.unwrap();
         assert_eq!(answer.status(), http::StatusCode::OK);
-        Echo {
-            send,
-            receive: answer.into_body(),
-            far: far.unwrap().0,
-        }
+        Echo { send, receive: answer.into_body(), far: far.unwrap().0 }
     }
 }
 
@@ -137,19 +123,14 @@ impl Echo {
 }
 
 async fn serve(data_path: Arc<DataPath>, socket: Panicking) {
-    let held = ConnectionResources {
-        load: LoadGuard::default(),
-        descriptor: descriptor(&data_path),
-    };
+    let held =
+        ConnectionResources { load: LoadGuard::default(), descriptor: descriptor(&data_path) };
     let peer = Arc::new(Peer {
         holders: Some(held.descriptor.holders().clone()),
         ..(*peer(SystemTime::now() + FAR)).clone()
     });
-    let transport = Box::new(Transport {
-        socket,
-        layer: RecordLayer::plaintext(),
-        received: Vec::new(),
-    });
+    let transport =
+        Box::new(Transport { socket, layer: RecordLayer::plaintext(), received: Vec::new() });
     drop(serve_stream(&data_path, transport, &held, peer).await);
 }
 
@@ -176,9 +157,7 @@ fn silent() -> (Socket, Vec<Socket>, SocketAddr) {
 fn metric(data_path: &DataPath, name: &str) -> u64 {
     let metrics = data_path.metrics.encode();
     let lines = metrics.lines().filter(|line| line.starts_with(name));
-    lines
-        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
-        .sum()
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
 async fn until(what: &str, mut is_met: impl FnMut() -> bool) {
@@ -187,9 +166,7 @@ async fn until(what: &str, mut is_met: impl FnMut() -> bool) {
             yield_now().await;
         }
     };
-    timeout(DEADLINE, wait)
-        .await
-        .unwrap_or_else(|_| panic!("{what}"));
+    timeout(DEADLINE, wait).await.unwrap_or_else(|_| panic!("{what}"));
 }
 
 /// Log in memory.
@@ -217,11 +194,7 @@ impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for Lines {
 
 #[tokio::test]
 async fn a_panic_ends_one_connection_and_counts_and_resets_its_tunnels() {
-    let log = Log {
-        level: "info".into(),
-        format: LogFormat::Json,
-        ..Log::default()
-    };
+    let log = Log { level: "info".into(), format: LogFormat::Json, ..Log::default() };
     let lines = Lines::default();
     let (subscriber, _handle) = logging::build(&log, lines.clone(), false, None).unwrap();
     let _default = tracing::subscriber::set_default(subscriber);
@@ -257,24 +230,17 @@ async fn a_panic_ends_one_connection_and_counts_and_resets_its_tunnels() {
     let served = timeout(DEADLINE, broken.served).await.unwrap();
     assert!(served.unwrap_err().is_panic());
     until("the dial is given up", || data_path.lifecycle.tasks() == 1).await;
-    let reset = timeout(DEADLINE, first.far.read(&mut [0; 16]))
-        .await
-        .unwrap();
+    let reset = timeout(DEADLINE, first.far.read(&mut [0; 16])).await.unwrap();
     assert_eq!(reset.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     assert!(first.receive.data().await.unwrap().is_err());
     assert!(waiting.await.is_err());
-    assert!(
-        timeout(DEADLINE, broken.ended).await.unwrap().is_ok(),
-        "no panic"
-    );
+    assert!(timeout(DEADLINE, broken.ended).await.unwrap().is_ok(), "no panic");
     let panics = "strait_tunnels_total{reason=\"panic\"";
     assert_eq!(metric(&data_path, panics), 2);
     assert_eq!(metric(&data_path, "strait_connections_open"), 1);
     assert_eq!(metric(&data_path, "strait_tunnels_open"), 1);
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    let logged = text
-        .lines()
-        .filter(|line| line.contains("\"reason\":\"panic\""));
+    let logged = text.lines().filter(|line| line.contains("\"reason\":\"panic\""));
     assert_eq!(logged.count(), 2, "{text}");
 
     second.exchange().await;

@@ -73,11 +73,7 @@ pub(super) fn mesh<const N: usize>(services: [(&str, SocketAddr); N]) -> Change 
         addresses: [endpoint.ip()].into(),
         healthy: true,
         capacity: 1,
-        services: [(
-            format!("app/{name}.app").into(),
-            [(80, endpoint.port())].into(),
-        )]
-        .into(),
+        services: [(format!("app/{name}.app").into(), [(80, endpoint.port())].into())].into(),
         template: Template {
             cluster: "east".into(),
             network: "east".into(),
@@ -103,10 +99,7 @@ pub(super) fn mesh<const N: usize>(services: [(&str, SocketAddr); N]) -> Change 
 pub(super) fn exposure(names: &[&str]) -> ExposureTable {
     let mut table = ExposureTable::new(false);
     let anyone = Exposure {
-        audiences: vec![Audience {
-            anyone: true,
-            ..Audience::default()
-        }],
+        audiences: vec![Audience { anyone: true, ..Audience::default() }],
         ..Exposure::default()
     };
     for name in names {
@@ -122,15 +115,9 @@ impl TestGateway {
         let data_path = data_path_of(publisher.reader(), DenyList::default());
         data_path.budget.set_limit(BUFFERS);
         let holders = descriptor(&data_path).holders().clone();
-        let peer = Arc::new(Peer {
-            holders: Some(holders),
-            ..(*peer(SystemTime::now() + FAR)).clone()
-        });
-        Self {
-            data_path,
-            _publisher: publisher,
-            peer,
-        }
+        let peer =
+            Arc::new(Peer { holders: Some(holders), ..(*peer(SystemTime::now() + FAR)).clone() });
+        Self { data_path, _publisher: publisher, peer }
     }
 }
 
@@ -278,10 +265,7 @@ impl Rig {
             balance::pick(permit, &balance::Tried::default(), NO_LINK_FACTORS).expect("a pick");
         let pick = authorize::run(data_path, peer, pick).expect("a grant");
         let descriptor = peer.holders.as_ref().map(|holders| holders.dial());
-        let descriptor = descriptor
-            .expect("holders")
-            .expect("a descriptor")
-            .connected();
+        let descriptor = descriptor.expect("holders").expect("a descriptor").connected();
         let record = Record::new(&data_path.metrics, &peer.source, "echo.app:80");
         let slot = self.slots.try_take().expect("a slot");
         let tunnel = NewTunnel {

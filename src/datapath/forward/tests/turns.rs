@@ -29,11 +29,7 @@ async fn a_turn_forwards_few_small_frames_and_later_turns_the_others_in_order() 
     while received.len() < FRAMES * BYTES {
         let connection = rig.connection().expect("an open connection");
         let before = received.len();
-        assert!(
-            connection
-                .poll(&mut Context::from_waker(Waker::noop()))
-                .is_pending()
-        );
+        assert!(connection.poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drain(&mut far, &mut received);
         // 256 frames, less the work of their records.
         assert!(received.len() - before <= 256 * BYTES);

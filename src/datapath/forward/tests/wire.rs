@@ -45,12 +45,7 @@ pub(super) struct Frame {
 
 impl Frame {
     pub(super) fn new(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Self {
-        Self {
-            kind,
-            flags,
-            stream,
-            payload: payload.to_vec(),
-        }
+        Self { kind, flags, stream, payload: payload.to_vec() }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -113,10 +108,7 @@ pub(super) fn link() -> (GatewayEnd, PeerEnd) {
         write_max: usize::MAX,
         ..Link::default()
     }));
-    let peer = PeerEnd {
-        link: Rc::clone(&link),
-        frames: BytesMut::new(),
-    };
+    let peer = PeerEnd { link: Rc::clone(&link), frames: BytesMut::new() };
     (GatewayEnd(link), peer)
 }
 
@@ -206,12 +198,7 @@ fn split_frame(bytes: &mut BytesMut) -> Option<Frame> {
         return None;
     }
     let frame = bytes.split_to(end);
-    Some(Frame::new(
-        kind,
-        flags,
-        u32::from_be_bytes([s0, s1, s2, s3]),
-        &frame[9..],
-    ))
+    Some(Frame::new(kind, flags, u32::from_be_bytes([s0, s1, s2, s3]), &frame[9..]))
 }
 
 impl AsyncRead for GatewayEnd {

@@ -49,11 +49,7 @@ struct Code {
 static CODE: Code = build();
 
 const fn build() -> Code {
-    let none = Codes {
-        first: 0,
-        last: 0,
-        position: 0,
-    };
+    let none = Codes { first: 0, last: 0, position: 0 };
     let (mut symbols, mut by_length) = ([0; SYMBOLS], [none; BITS_MAX + 1]);
     let (mut code, mut position, mut length) = (0_u32, 0, BITS_MIN);
     while length <= BITS_MAX {
@@ -115,10 +111,7 @@ pub(super) fn decode(mut text: &[u8], out: &mut Vec<u8>) -> Result<(), HpackErro
 /// Returns the code of an octet, and its length in bits.
 #[cfg(test)]
 pub(super) fn code(octet: u8) -> (u32, usize) {
-    let position = CODE
-        .symbols
-        .iter()
-        .position(|symbol| *symbol == u16::from(octet));
+    let position = CODE.symbols.iter().position(|symbol| *symbol == u16::from(octet));
     let length = usize::from(LENGTHS[usize::from(octet)]);
     let codes = CODE.by_length[length];
     let offset = u32::try_from(position.unwrap() - codes.position).unwrap();

@@ -160,9 +160,7 @@ fn string<'a, 'b: 'a>(
 ) -> Result<&'a [u8], HpackError> {
     let is_huffman = block.first().is_some_and(|first| first & 0x80 != 0);
     let length = integer(block, 7)?;
-    let (text, rest) = block
-        .split_at_checked(length)
-        .ok_or(HpackError::Truncated)?;
+    let (text, rest) = block.split_at_checked(length).ok_or(HpackError::Truncated)?;
     *block = rest;
     if !is_huffman {
         return Ok(text);

@@ -49,11 +49,7 @@ pub(super) struct DynamicTable {
 
 impl Default for DynamicTable {
     fn default() -> Self {
-        Self {
-            entries: VecDeque::new(),
-            size: 0,
-            size_max: TABLE_BYTES_MAX,
-        }
+        Self { entries: VecDeque::new(), size: 0, size_max: TABLE_BYTES_MAX }
     }
 }
 

@@ -83,26 +83,14 @@ fn representations_of_appendix_c_2() {
 fn requests_of_appendix_c_3_and_c_4() {
     let [first, second, third] = REQUESTS;
     check(&[
-        (
-            "8286 8441 0f77 7777 2e65 7861 6d70 6c65 2e63 6f6d",
-            first,
-            57,
-        ),
+        ("8286 8441 0f77 7777 2e65 7861 6d70 6c65 2e63 6f6d", first, 57),
         ("8286 84be 5808 6e6f 2d63 6163 6865", second, 110),
-        (
-            "8287 85bf 400a 6375 7374 6f6d 2d6b 6579 0c63 7573 746f 6d2d 7661 6c75 65",
-            third,
-            164,
-        ),
+        ("8287 85bf 400a 6375 7374 6f6d 2d6b 6579 0c63 7573 746f 6d2d 7661 6c75 65", third, 164),
     ]);
     check(&[
         ("8286 8441 8cf1 e3c2 e5f2 3a6b a0ab 90f4 ff", first, 57),
         ("8286 84be 5886 a8eb 1064 9cbf", second, 110),
-        (
-            "8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf",
-            third,
-            164,
-        ),
+        ("8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf", third, 164),
     ]);
 }
 
@@ -259,11 +247,7 @@ fn the_table_evicts_the_oldest_entries_and_never_exceeds_its_limit() {
     assert_eq!(decode(&mut decoder, &larger).unwrap().len(), 1);
     assert_eq!(decoder.table.size(), 0);
     // A limit of 0 lets nothing in, and may be raised again.
-    decode(
-        &mut decoder,
-        &[&[0x20][..], &insertion(b"a", b"b")].concat(),
-    )
-    .unwrap();
+    decode(&mut decoder, &[&[0x20][..], &insertion(b"a", b"b")].concat()).unwrap();
     assert_eq!(decoder.table.size(), 0);
     let raised = [&hex("3fe11f")[..], &insertion(b"a", b"b")].concat();
     decode(&mut decoder, &raised).unwrap();
@@ -296,11 +280,7 @@ fn representation() -> impl Strategy<Value = Vec<u8>> {
     ];
     let string = (text, any::<bool>()).prop_map(|(text, huffman)| {
         let mut block = Vec::new();
-        let (first, text) = if huffman {
-            (0x80, huffman_code(&text))
-        } else {
-            (0, text)
-        };
+        let (first, text) = if huffman { (0x80, huffman_code(&text)) } else { (0, text) };
         push_integer(&mut block, first, 7, text.len());
         block.extend(text);
         block

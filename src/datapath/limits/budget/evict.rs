@@ -56,27 +56,15 @@ impl<'a> Round<'a> {
                 continue;
             }
             let of_source = by_source.entry(source.source().clone());
-            let list = &mut of_source
-                .or_insert_with(|| Candidates {
-                    source,
-                    list: Vec::new(),
-                })
-                .list;
-            list.push(Candidate {
-                account,
-                is_stalled,
-                held,
-            });
+            let list =
+                &mut of_source.or_insert_with(|| Candidates { source, list: Vec::new() }).list;
+            list.push(Candidate { account, is_stalled, held });
         }
         for candidates in by_source.values_mut() {
             let list = &mut candidates.list;
             list.sort_unstable_by_key(|one| (one.is_stalled, one.held));
         }
-        Self {
-            by_source,
-            held: budget.pool.holders().into_iter().collect(),
-            evicted: 0,
-        }
+        Self { by_source, held: budget.pool.holders().into_iter().collect(), evicted: 0 }
     }
 
     /// Evicts tunnels of the sources over their share, the largest of them first. Returns the
@@ -94,11 +82,7 @@ impl<'a> Round<'a> {
             // What another source of the cluster has given back lowers the excess by as much, and
             // what is free for everyone by half.
             let lowered = *of_root + (all - *of_root) / 2;
-            let bytes = if excess > lowered {
-                self.evict_one(&largest)
-            } else {
-                0
-            };
+            let bytes = if excess > lowered { self.evict_one(&largest) } else { 0 };
             if bytes == 0 {
                 over.remove(&largest);
             }
@@ -124,9 +108,8 @@ impl<'a> Round<'a> {
     fn largest<'b>(&self, sources: impl Iterator<Item = &'b Source>) -> Option<Source> {
         let held = |source: &Source| self.held.get(source).copied().unwrap_or(0);
         let by_level = |source: &&Source| {
-            let mut levels: Vec<_> = successors(Some(*source), |one| one.parent())
-                .map(held)
-                .collect();
+            let mut levels: Vec<_> =
+                successors(Some(*source), |one| one.parent()).map(held).collect();
             levels.reverse();
             levels
         };

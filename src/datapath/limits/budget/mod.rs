@@ -217,10 +217,7 @@ impl BufferBudget {
 
     /// Returns a source, for the accounts of its tunnels.
     pub fn source(self: &Arc<Self>, source: &Source) -> BufferSource {
-        BufferSource {
-            budget: Arc::clone(self),
-            source: self.pool.account(source),
-        }
+        BufferSource { budget: Arc::clone(self), source: self.pool.account(source) }
     }
 
     /// Creates the account of a new tunnel.
@@ -270,10 +267,7 @@ impl BufferBudget {
                 };
                 let reset = evict::run(self, &marks, wait);
                 let (held, limit) = (self.held(), self.limit());
-                warn!(
-                    held,
-                    limit, reset, "buffer budget exceeded; new tunnels are rejected"
-                );
+                warn!(held, limit, reset, "buffer budget exceeded; new tunnels are rejected");
                 rounds += 1;
             }
         }
@@ -285,12 +279,7 @@ impl BufferBudget {
         if self.is_exhausted() {
             return;
         }
-        let listed: Vec<_> = self
-            .accounts
-            .lock()
-            .iter()
-            .filter_map(Weak::upgrade)
-            .collect();
+        let listed: Vec<_> = self.accounts.lock().iter().filter_map(Weak::upgrade).collect();
         for account in listed {
             if account.paused.load(Ordering::Relaxed)
                 && !self.is_far_over_share(&account.source.lock())
@@ -328,12 +317,7 @@ impl BufferBudget {
         let mut listed = self.accounts.lock();
         listed.retain(|account| account.strong_count() > 0);
         let alive = listed.iter().filter_map(Weak::upgrade);
-        alive
-            .map(|account| ProgressMark {
-                moved: account.moved(),
-                account,
-            })
-            .collect()
+        alive.map(|account| ProgressMark { moved: account.moved(), account }).collect()
     }
 
     fn register(&self, account: &Arc<BufferAccount>) {
@@ -456,10 +440,7 @@ impl BufferAccount {
     /// Adds memory to the account until the result is dropped.
     pub fn hold(self: &Arc<Self>, bytes: usize) -> HeldBytes {
         self.charge(bytes);
-        HeldBytes {
-            account: Arc::clone(self),
-            bytes,
-        }
+        HeldBytes { account: Arc::clone(self), bytes }
     }
 
     /// Adds memory to the account until the result is dropped, by any thread.
@@ -471,10 +452,7 @@ impl BufferAccount {
         self.budget.held.inc_by(to_gauge(bytes));
         self.register_once();
         self.notify_if_over();
-        SharedBytes {
-            account: Arc::clone(self),
-            bytes,
-        }
+        SharedBytes { account: Arc::clone(self), bytes }
     }
 
     /// Opens the gate, so that a future that is new behind it is polled without a wake-up.

@@ -41,10 +41,7 @@ async fn past_the_limit_the_largest_stalled_tunnels_go_and_the_others_stay() {
     sleep(STALL_PERIOD / 2).await;
     assert!(!evicted(&largest), "nobody has stalled yet");
     sleep(STALL_PERIOD).await;
-    assert!(
-        evicted(&largest),
-        "12 - 4 units are under seven eighths of 10"
-    );
+    assert!(evicted(&largest), "12 - 4 units are under seven eighths of 10");
     assert!(!evicted(&large) && !evicted(&moving) && !evicted(&thin));
     largest.release(4 * UNIT_BYTES);
     assert!(budget.has_room());
@@ -185,16 +182,10 @@ async fn bytes_of_a_tunnel_move_to_its_first_peer() {
     let first = gateway.behind(&"west".into()).identity(&"first".into());
     account.move_to(&first);
     let held = |source: &Source| budget.pool.account(source).held();
-    assert_eq!(
-        (held(&first), held(&gateway)),
-        (2 * UNIT_BYTES, 2 * UNIT_BYTES)
-    );
+    assert_eq!((held(&first), held(&gateway)), (2 * UNIT_BYTES, 2 * UNIT_BYTES));
     drop(shared);
     account.release(UNIT_BYTES);
-    assert_eq!(
-        (held(&first), held(&gateway), budget.pool.used()),
-        (0, 0, 0)
-    );
+    assert_eq!((held(&first), held(&gateway), budget.pool.used()), (0, 0, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,10 +196,7 @@ async fn an_old_notification_evicts_no_tunnel_that_moves() {
     budget.exhausted.notify_one();
     let account = budget.account(&source("a"));
     account.charge(84 * UNIT_BYTES);
-    assert!(
-        account.source.lock().excess() > 0,
-        "a little over its share"
-    );
+    assert!(account.source.lock().excess() > 0, "a little over its share");
     assert!(!budget.is_any_far_over_share());
     // Within the wait that the notification would cut short.
     sleep(STALL_PERIOD / 2).await;

@@ -155,11 +155,7 @@ impl DescriptorPool {
             let name = source.principal().filter(|_| is_peer)?;
             Some((Arc::clone(name), open))
         };
-        self.tunnels
-            .holders()
-            .into_iter()
-            .filter_map(of_peer)
-            .collect()
+        self.tunnels.holders().into_iter().filter_map(of_peer).collect()
     }
 
     /// Returns the free share of the pool, in percent.
@@ -221,17 +217,13 @@ impl ListenerReserve {
         let listeners = self.pool.listeners.load();
         let reserve = self.pool.pool.max() / LISTENER_RESERVE_DIVISOR.max(2 * listeners.len());
         let others = listeners.iter().filter(|it| !Arc::ptr_eq(it, &self.held));
-        let unclaimed: usize = others
-            .map(|held| reserve.saturating_sub(held.load(Ordering::Relaxed)))
-            .sum();
+        let unclaimed: usize =
+            others.map(|held| reserve.saturating_sub(held.load(Ordering::Relaxed))).sum();
         self.pool.pool.free().saturating_sub(unclaimed)
     }
 
     fn terms(&self, reserve_divisor: usize) -> Terms {
-        Terms {
-            free: self.free(),
-            reserve: self.pool.pool.max() / reserve_divisor,
-        }
+        Terms { free: self.free(), reserve: self.pool.pool.max() / reserve_divisor }
     }
 }
 
@@ -298,9 +290,7 @@ impl Holders {
         let listener = &self.0.listener;
         let terms = listener.terms(reserve_divisor);
         let taken = self.0.descriptors.take_on(1, terms);
-        taken
-            .map_err(|limit| listener.pool.limit_reached(limit))?
-            .keep();
+        taken.map_err(|limit| listener.pool.limit_reached(limit))?.keep();
         Ok(self.descriptor())
     }
 }
@@ -385,11 +375,7 @@ impl Drop for TunnelDescriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        let HolderAccounts {
-            listener,
-            descriptors,
-            ..
-        } = &*self.0.0;
+        let HolderAccounts { listener, descriptors, .. } = &*self.0.0;
         descriptors.give_back(1);
         listener.held.fetch_sub(1, Ordering::Relaxed);
     }

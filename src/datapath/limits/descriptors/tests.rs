@@ -22,21 +22,14 @@ fn a_lone_identity_takes_half_and_a_lone_cluster_two_thirds() {
     let listener = pool.register_listener();
     let first = fill(&peer(&listener, "west", "a"));
     assert_eq!(first.len(), 600);
-    let others: Vec<_> = (0..5)
-        .map(|at| fill(&peer(&listener, "west", &format!("b{at}"))))
-        .collect();
+    let others: Vec<_> =
+        (0..5).map(|at| fill(&peer(&listener, "west", &format!("b{at}")))).collect();
     let all = first.len() + others.iter().map(Vec::len).sum::<usize>();
     assert!((780..=840).contains(&all), "{all}");
     let quiet = fill(&peer(&listener, "north", "c"));
     assert!(quiet.len() >= 150, "{}", quiet.len());
     drop((first, others, quiet));
-    assert_eq!(
-        pool.usage(10),
-        DescriptorUsage {
-            max: 1200,
-            ..DescriptorUsage::default()
-        }
-    );
+    assert_eq!(pool.usage(10), DescriptorUsage { max: 1200, ..DescriptorUsage::default() });
 }
 
 #[test]
@@ -56,9 +49,8 @@ fn tunnels_of_an_identity_are_counted_until_they_end_and_connections_are_not() {
 fn a_quiet_identity_of_a_busy_cluster_and_a_quiet_source_get_in() {
     let pool = DescriptorPool::new(1200);
     let (hbone, tls) = (pool.register_listener(), pool.register_listener());
-    let mut held: Vec<_> = (0..20)
-        .flat_map(|at| fill(&peer(&hbone, "west", &format!("busy{at}"))))
-        .collect();
+    let mut held: Vec<_> =
+        (0..20).flat_map(|at| fill(&peer(&hbone, "west", &format!("busy{at}")))).collect();
     held.extend((0..4).flat_map(|at| fill(&tls.source([10, 0, 0, at].into()))));
     let quiet = peer(&hbone, "west", "quiet").connection();
     let source = tls.source(ip("192.0.2.9")).connection();
@@ -73,9 +65,8 @@ fn the_clients_of_one_listener_leave_the_part_of_another() {
     let floods = (0..u32::MAX).map(|at| tls.source(IpAddr::V4(at.into())));
     let mut held = Vec::new();
     for source in floods {
-        let taken: Vec<_> = (0..Resource::Descriptors.floor())
-            .map_while(|_| source.connection().ok())
-            .collect();
+        let taken: Vec<_> =
+            (0..Resource::Descriptors.floor()).map_while(|_| source.connection().ok()).collect();
         if taken.is_empty() {
             break;
         }
@@ -85,10 +76,7 @@ fn the_clients_of_one_listener_leave_the_part_of_another() {
     assert!(!tls.has_free_descriptor() && hbone.has_free_descriptor());
     assert!(fill(&peer(&hbone, "west", "a")).len() >= Resource::Descriptors.floor());
     drop(hbone);
-    assert!(
-        tls.has_free_descriptor(),
-        "what was reserved is free without the listener"
-    );
+    assert!(tls.has_free_descriptor(), "what was reserved is free without the listener");
 }
 
 #[test]
@@ -108,11 +96,7 @@ fn many_identities_of_one_cluster_leave_a_quarter_to_others() {
     let pool = DescriptorPool::new(1600);
     let listener = pool.register_listener();
     let held: Vec<_> = (0..1600)
-        .map_while(|at| {
-            peer(&listener, "unlisted", &format!("i{at}"))
-                .connection()
-                .ok()
-        })
+        .map_while(|at| peer(&listener, "unlisted", &format!("i{at}")).connection().ok())
         .collect();
     assert!(held.len() <= 1200, "{}", held.len());
     assert!(peer(&listener, "west", "a").connection().is_ok());
@@ -122,17 +106,9 @@ fn many_identities_of_one_cluster_leave_a_quarter_to_others() {
 fn a_connection_is_handed_over_from_its_address_to_its_identity() {
     let pool = DescriptorPool::new(100);
     let listener = pool.register_listener();
-    let mut connection = listener
-        .source(ip("2001:db8::1"))
-        .connection()
-        .expect("room");
-    assert_eq!(
-        pool.usage(9).holders,
-        [("source 2001:db8::/64".to_owned(), 1)]
-    );
-    let holders = connection
-        .holders()
-        .for_identity(&"west".into(), &"a".into());
+    let mut connection = listener.source(ip("2001:db8::1")).connection().expect("room");
+    assert_eq!(pool.usage(9).holders, [("source 2001:db8::/64".to_owned(), 1)]);
+    let holders = connection.holders().for_identity(&"west".into(), &"a".into());
     connection.move_to(&holders).expect("room");
     let both = [("cluster west".to_owned(), 1), ("identity a".to_owned(), 1)];
     assert_eq!(pool.usage(9).holders, both);

@@ -8,12 +8,7 @@ use crate::status::ReducedLink;
 use super::{always, assert_shares_with, gateway, pods, spread, two_networks};
 
 fn reduced(from: &str, to: &str, weight_percent: u8) -> ReducedLink {
-    ReducedLink {
-        from: from.into(),
-        is_own: from == "east",
-        to: to.into(),
-        weight_percent,
-    }
+    ReducedLink { from: from.into(), is_own: from == "east", to: to.into(), weight_percent }
 }
 
 #[test]

@@ -83,11 +83,7 @@ fn the_first_peer_has_to_be_permitted_besides_a_trusted_gateway() {
         (GATEWAY, Some(CLIENT), None),
         (GATEWAY, Some(&*long), None),
         (GATEWAY, Some(NORTH), refused),
-        (
-            GATEWAY,
-            Some("spiffe://unknown.local/ns/shop/sa/checkout"),
-            refused,
-        ),
+        (GATEWAY, Some("spiffe://unknown.local/ns/shop/sa/checkout"), refused),
         (GATEWAY, Some("checkout"), malformed),
         (GATEWAY, Some(""), malformed),
         (GATEWAY, Some(&*format!("{CLIENT},{CLIENT}")), malformed),
@@ -101,11 +97,7 @@ fn the_first_peer_has_to_be_permitted_besides_a_trusted_gateway() {
         let case = format!("{principal} {source:?}");
         let first = permit.as_ref().ok().and_then(|it| it.route().first_peer());
         let is_first = principal == GATEWAY && source.is_some() && want.is_none();
-        assert_eq!(
-            first.map(|it| &*it.principal),
-            is_first.then_some(CLIENT),
-            "{case}"
-        );
+        assert_eq!(first.map(|it| &*it.principal), is_first.then_some(CLIENT), "{case}");
         assert_eq!(permit.err(), want, "{case}");
     }
 }
@@ -113,20 +105,11 @@ fn the_first_peer_has_to_be_permitted_besides_a_trusted_gateway() {
 #[test]
 fn a_first_peer_outside_the_trust_set_is_refused_where_anyone_is_permitted() {
     let before = snapshot(&[], trust());
-    let anyone = Audience {
-        anyone: true,
-        ..Audience::default()
-    };
-    let entry = Exposure {
-        audiences: vec![anyone],
-        ..Exposure::default()
-    };
+    let anyone = Audience { anyone: true, ..Audience::default() };
+    let entry = Exposure { audiences: vec![anyone], ..Exposure::default() };
     let mut exposure = ExposureTable::new(false);
     exposure.add_entry("echo.app", &entry, []);
-    let change = Change {
-        exposure: Some(exposure),
-        ..Change::default()
-    };
+    let change = Change { exposure: Some(exposure), ..Change::default() };
     let snapshot = build(&before, change);
     let peer = peer(&snapshot, GATEWAY, Transit::Always);
     let foreign = "spiffe://unknown.local/ns/shop/sa/checkout";
@@ -189,10 +172,7 @@ fn the_smaller_transit_of_gateway_and_first_peer_applies() {
             };
             exposure.add_entry("echo.app", &entry, []);
         }
-        let change = Change {
-            exposure: Some(exposure),
-            ..Change::default()
-        };
+        let change = Change { exposure: Some(exposure), ..Change::default() };
         let next = build(&before, change);
         let permit = permit(&next, &peer, Some(CLIENT)).expect("a permit");
         assert_eq!(permit.route().transit(), want, "{of_gateway} {of_first}");
@@ -212,12 +192,9 @@ fn the_cluster_of_a_first_peer_counts_where_issuers_determine_clusters() {
     let snapshot = snapshot(&[("unknown", "edge"), ("west", "shop")], trust());
     // The test's peer has no issuer, and is thus of cluster unknown.
     let peer = peer(&snapshot, GATEWAY, Transit::Always);
-    for (cluster, is_permitted) in [
-        (Some("west"), true),
-        (Some("north"), false),
-        (Some("invented"), false),
-        (None, false),
-    ] {
+    for (cluster, is_permitted) in
+        [(Some("west"), true), (Some("north"), false), (Some("invented"), false), (None, false)]
+    {
         let cluster = cluster.map(|cluster| format!(";cluster={cluster}"));
         let source = format!("{CLIENT}{}", cluster.unwrap_or_default());
         let permit = permit(&snapshot, &peer, Some(&source));
@@ -231,10 +208,7 @@ fn the_cluster_of_a_first_peer_counts_where_issuers_determine_clusters() {
     for (octet, is_permitted) in [(1, true), (2, false)] {
         let list = Arc::new([SpkiHash::new([octet; 32])].into());
         let trust = trust().with_domain_issuers([("west.local", list)]);
-        let change = Change {
-            trust: Some(trust),
-            ..Change::default()
-        };
+        let change = Change { trust: Some(trust), ..Change::default() };
         let listed = build(&snapshot, change);
         let permit = permit(&listed, &peer, Some(&source));
         assert_eq!(permit.is_ok(), is_permitted, "issuer {octet}");
@@ -305,11 +279,7 @@ fn a_cluster_whose_name_no_header_can_have_is_not_sent() {
         (" west", false),
     ] {
         Arc::make_mut(&mut peer.source).cluster = cluster.into();
-        let want = if is_sent {
-            format!("{CLIENT};cluster={cluster}")
-        } else {
-            CLIENT.to_owned()
-        };
+        let want = if is_sent { format!("{CLIENT};cluster={cluster}") } else { CLIENT.to_owned() };
         assert_eq!(FirstPeer::header(&peer), want);
     }
 }
@@ -327,12 +297,7 @@ fn one_first_peer_of_a_gateway_leaves_descriptors_to_the_others() {
     let fill = |source: Option<&str>| {
         let take = || {
             let permit = permit(&snapshot, &gateway, source).expect("a permit");
-            permit
-                .holders()
-                .expect("holders")
-                .dial()
-                .ok()
-                .map(|it| it.connected())
+            permit.holders().expect("holders").dial().ok().map(|it| it.connected())
         };
         std::iter::from_fn(take).take(950).collect::<Vec<_>>()
     };

@@ -84,10 +84,7 @@ fn a_gateway_that_only_instances_name_has_the_cluster_on_which_they_agree() {
     let known = |cluster: &str| (cluster.to_owned(), true);
     let unknown = (String::new(), false);
     assert_eq!(clusters(&[(7, "west"), (7, "west")]), [known("west")]);
-    assert_eq!(
-        clusters(&[(7, "west"), (8, "north")]),
-        [known("west"), known("north")]
-    );
+    assert_eq!(clusters(&[(7, "west"), (8, "north")]), [known("west"), known("north")]);
     for other in ["north", "", "Kubernetes"] {
         let mixed = clusters(&[(7, "west"), (7, other)]);
         assert!(mixed.iter().eq([&unknown]), "{other}: {mixed:?}");
@@ -202,25 +199,14 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], &Tried::default(), deadline);
     assert_eq!(only, deadline);
     let twice = EndpointSet::new(three.endpoints.iter().chain(&three.endpoints).cloned());
-    let first = remote::deadline_of_try(
-        &own,
-        &twice,
-        &three.endpoints[0],
-        &Tried::default(),
-        deadline,
-    );
+    let first =
+        remote::deadline_of_try(&own, &twice, &three.endpoints[0], &Tried::default(), deadline);
     assert_eq!(first - Instant::now(), TOTAL_DIAL_TIMEOUT / 3);
     for (index, endpoint) in three.endpoints.iter().enumerate() {
         let left = deadline - Instant::now();
-        let tried = Tried {
-            endpoints: three.endpoints[..index].to_vec(),
-            ..Tried::default()
-        };
+        let tried = Tried { endpoints: three.endpoints[..index].to_vec(), ..Tried::default() };
         let end = remote::deadline_of_try(&own, &three, endpoint, &tried, deadline);
-        assert_eq!(
-            end - Instant::now(),
-            left / (3 - u32::try_from(index).unwrap())
-        );
+        assert_eq!(end - Instant::now(), left / (3 - u32::try_from(index).unwrap()));
         tokio::time::advance(end - Instant::now()).await;
     }
     assert_eq!(Instant::now(), deadline, "the last one has the rest");
@@ -228,11 +214,7 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let first =
         remote::deadline_of_try(&own, &three, &three.endpoints[0], &Tried::default(), short);
     let half = first - Instant::now();
-    assert_eq!(
-        half,
-        std::time::Duration::from_secs(1),
-        "half of a short time"
-    );
+    assert_eq!(half, std::time::Duration::from_secs(1), "half of a short time");
     let none = remote::deadline_of_try(
         &own,
         &three,
@@ -270,8 +252,7 @@ async fn a_suspended_endpoint_that_fails_as_the_last_one_is_ejected() {
     let set = always(&snapshot);
     let (endpoint, state) = (&set.endpoints[0], &set.endpoints[0].state);
     let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
-    own.outer
-        .eject(&remote::target(endpoint).expect("a gateway"));
+    own.outer.eject(&remote::target(endpoint).expect("a gateway"));
     assert!(remote::avoid(&own, set, endpoint));
     for is_first in [true, false] {
         let is_ejected = eject_after_failed_dial(endpoint, &own.metrics);
@@ -329,13 +310,7 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
 
 #[tokio::test(start_paused = true)]
 async fn only_the_first_gateway_of_a_looped_tunnel_tries_another_endpoint() {
-    let snapshot = spread(
-        [
-            pods("west", 1),
-            vec![gateway("west", 1), gateway("west", 2)],
-        ]
-        .concat(),
-    );
+    let snapshot = spread([pods("west", 1), vec![gateway("west", 1), gateway("west", 2)]].concat());
     let set = always(&snapshot);
     let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     for is_from_client in [false, true] {
@@ -363,10 +338,8 @@ fn the_addresses_of_a_hostname_are_gateways_by_pairs_in_any_order_of_the_answer(
     );
     let answered = |before: &Snapshot, addresses: [&str; 3]| {
         let addresses = addresses.map(address).into();
-        let change = Change {
-            answers: vec![("gw.example.com".into(), addresses)],
-            ..Change::default()
-        };
+        let change =
+            Change { answers: vec![("gw.example.com".into(), addresses)], ..Change::default() };
         build(before, change)
     };
     let second = answered(&first, ["192.0.2.9", "192.0.2.8", IPV6]);
@@ -396,10 +369,7 @@ fn the_generation_moves_with_a_new_gateway_and_a_new_identity_of_a_gateway() {
     assert_eq!(moved(records(&|_| ())), 0);
     assert_eq!(moved(records(&|one| one.healthy = false)), 0);
     assert_eq!(moved(records(&|one| one.cluster = "north".into())), 1);
-    assert_eq!(
-        moved(records(&|one| one.addresses = [address(IPV6)].into())),
-        1
-    );
+    assert_eq!(moved(records(&|one| one.addresses = [address(IPV6)].into())), 1);
     assert_eq!(moved(pods("west", 2)), 0);
     let two = [records(&|_| ()), vec![gateway("west", 2)]].concat();
     assert_eq!(moved(two), 1);
@@ -419,18 +389,9 @@ fn the_generation_moves_with_a_new_gateway_and_a_new_identity_of_a_gateway() {
         ..NetworkRule::default()
     };
     let table: NetworkTable = [("west".into(), rule)].into_iter().collect();
-    let configured = build(
-        &first,
-        Change {
-            networks: Some(table),
-            ..Change::default()
-        },
-    );
+    let configured = build(&first, Change { networks: Some(table), ..Change::default() });
     assert_eq!(configured.generation, first.generation + 1);
-    assert_eq!(
-        identities(&configured),
-        "spiffe://west.local/ns/edge/sa/configured"
-    );
+    assert_eq!(identities(&configured), "spiffe://west.local/ns/edge/sa/configured");
     // Without a record, a gateway still has to prove the same.
     assert_eq!(
         identities(&updated(&first, pods("west", 2))),

@@ -15,10 +15,7 @@ fn advertise(set: &EndpointSet, at: u8, ready: u32, free_percent: u32) {
     let address = ([192, 0, 2, at], 15008).into();
     let mut endpoints = set.endpoints.iter();
     let endpoint = endpoints.find(|one| one.address == address);
-    let load = ServiceLoad {
-        ready,
-        free_percent,
-    };
+    let load = ServiceLoad { ready, free_percent };
     let endpoint = endpoint.expect("a gateway");
     endpoint.record_load(load, Instant::now());
 }
@@ -36,12 +33,7 @@ fn ratio(set: &EndpointSet) -> f64 {
 #[tokio::test(start_paused = true)]
 async fn free_capacity_replaces_the_count_and_the_count_returns_when_it_expires() {
     let snapshot = two_networks([4, 4], 2);
-    let pods = [
-        "10.0.0.1:15008",
-        "10.0.0.2:15008",
-        "10.0.0.3:15008",
-        "10.0.0.4:15008",
-    ];
+    let pods = ["10.0.0.1:15008", "10.0.0.2:15008", "10.0.0.3:15008", "10.0.0.4:15008"];
     let shares = |direct, first, second| {
         let through = [("192.0.2.1:15008", first), ("192.0.2.2:15008", second)];
         let direct = pods.map(|at| (at, direct));
@@ -55,10 +47,7 @@ async fn free_capacity_replaces_the_count_and_the_count_returns_when_it_expires(
     let sum = 4.0 + 0.5 + 1.0;
     assert_shares(set, &shares(1.0 / sum, 0.5 / sum, 1.0 / sum));
     // The next snapshot keeps what was advertised.
-    let change = Change {
-        exposure: Some(exposure(Transit::Failover)),
-        ..Change::default()
-    };
+    let change = Change { exposure: Some(exposure(Transit::Failover)), ..Change::default() };
     let next = build(&snapshot, change);
     assert_shares(always(&next), &shares(1.0 / sum, 0.5 / sum, 1.0 / sum));
     advance(Duration::from_secs(60)).await;
@@ -91,11 +80,7 @@ async fn tunnels_in_flight_are_compared_by_the_changed_weights() {
     let set = always(&snapshot);
     advertise(set, 1, 1, 100);
     // One tunnel each is the same load as none, because both weights are 1.
-    let _open: Vec<_> = set
-        .endpoints
-        .iter()
-        .map(|one| InFlight::new(&one.state))
-        .collect();
+    let _open: Vec<_> = set.endpoints.iter().map(|one| InFlight::new(&one.state)).collect();
     assert_shares(set, &[("10.0.0.1:15008", 0.5), ("192.0.2.1:15008", 0.5)]);
     let _more = InFlight::new(&set.endpoints[1].state);
     assert_shares(set, &[("10.0.0.1:15008", 0.75), ("192.0.2.1:15008", 0.25)]);

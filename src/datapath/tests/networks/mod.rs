@@ -32,11 +32,7 @@ const ECHO: &str = "app/echo.app";
 const CLIENT: &str = "spiffe://west.local/ns/shop/sa/checkout";
 
 fn locality(region: &str) -> Locality {
-    Locality {
-        region: region.into(),
-        zone: format!("{region}-a").into(),
-        ..Locality::default()
-    }
+    Locality { region: region.into(), zone: format!("{region}-a").into(), ..Locality::default() }
 }
 
 /// Returns a pod of network `network`, which is also its region.
@@ -103,10 +99,7 @@ fn snapshot_with(
     workloads: Vec<Workload>,
     rule: TrafficRule,
 ) -> Snapshot {
-    build(
-        &Snapshot::default(),
-        change(transit, service, workloads, rule),
-    )
+    build(&Snapshot::default(), change(transit, service, workloads, rule))
 }
 
 fn change(
@@ -118,46 +111,29 @@ fn change(
     let domains = ["east", "west", "north"].map(|name| (format!("{name}.local"), name));
     Change {
         mesh: Some((Mesh::new([service], workloads), "east".into())),
-        trust: Some(TrustSet::new(
-            domains
-                .iter()
-                .map(|(domain, name)| (domain.as_str(), *name)),
-        )),
+        trust: Some(TrustSet::new(domains.iter().map(|(domain, name)| (domain.as_str(), *name)))),
         exposure: Some(exposure(transit)),
         position: Some(Position {
             cluster: "east".into(),
             locality: locality("east"),
             ..Position::default()
         }),
-        traffic: Some(Traffic::new(
-            [("echo.app".into(), rule)],
-            TrafficRule::default(),
-        )),
+        traffic: Some(Traffic::new([("echo.app".into(), rule)], TrafficRule::default())),
         ..Change::default()
     }
 }
 
 fn exposure(transit: Transit) -> ExposureTable {
     let mut table = ExposureTable::new(false);
-    let to = Audience {
-        cluster: Some("west".into()),
-        ..Audience::default()
-    };
-    let entry = Exposure {
-        audiences: vec![to],
-        transit: Some(transit),
-        ..Exposure::default()
-    };
+    let to = Audience { cluster: Some("west".into()), ..Audience::default() };
+    let entry = Exposure { audiences: vec![to], transit: Some(transit), ..Exposure::default() };
     table.add_entry("echo.app", &entry, [("echo.example", None)]);
     table
 }
 
 /// Returns the snapshot with the distribution `any` and transit without limits.
 fn spread(workloads: Vec<Workload>) -> Snapshot {
-    let any = TrafficRule {
-        preferences: Some(&[]),
-        ..TrafficRule::default()
-    };
+    let any = TrafficRule { preferences: Some(&[]), ..TrafficRule::default() };
     snapshot_with(Transit::Always, service(&[]), workloads, any)
 }
 
@@ -193,10 +169,7 @@ fn assert_shares_with(set: &EndpointSet, links: &LinkFactors, want: &[(&str, f64
     let mut got: Vec<_> = set.endpoints.iter().zip(predicted).collect();
     got.retain(|(_, share)| *share > 0.0);
     got.sort_by_key(|(one, _)| one.address);
-    let shown: Vec<_> = got
-        .iter()
-        .map(|(one, share)| (one.address.to_string(), *share))
-        .collect();
+    let shown: Vec<_> = got.iter().map(|(one, share)| (one.address.to_string(), *share)).collect();
     let is_equal = |(got, want): (&(String, f64), &(&str, f64))| {
         got.0 == want.0 && (got.1 - want.1).abs() < 1e-6
     };
@@ -209,9 +182,8 @@ fn assert_shares_with(set: &EndpointSet, links: &LinkFactors, want: &[(&str, f64
         counts[place.expect("one with a share")] += 1;
     }
     let bins = want.iter().zip(&counts);
-    let bins: Vec<_> = bins
-        .map(|((_, share), count)| (share * f64::from(PICKS), f64::from(*count)))
-        .collect();
+    let bins: Vec<_> =
+        bins.map(|((_, share), count)| (share * f64::from(PICKS), f64::from(*count))).collect();
     let p = p_value(&bins);
     assert!(p > P_MIN, "p is {p}: {bins:?}");
 }
@@ -222,10 +194,7 @@ fn acceptance_1_two_and_two_endpoints_get_a_quarter_each_directly_or_through_gat
     workloads.push(gateway("west", 1));
     let direct = [("10.0.0.1:15008", 0.25), ("10.0.0.2:15008", 0.25)];
     let through = |gateways: &[(&'static str, f64)]| [&direct[..], gateways].concat();
-    assert_shares(
-        always(&spread(workloads.clone())),
-        &through(&[("192.0.2.1:15008", 0.5)]),
-    );
+    assert_shares(always(&spread(workloads.clone())), &through(&[("192.0.2.1:15008", 0.5)]));
     workloads.push(gateway("west", 2));
     let two = through(&[("192.0.2.1:15008", 0.25), ("192.0.2.2:15008", 0.25)]);
     assert_shares(always(&spread(workloads)), &two);
@@ -254,11 +223,7 @@ fn acceptance_1_the_instances_of_three_remote_zones_all_count() {
     let mut waiting = pod("west", 9);
     waiting.healthy = false;
     workloads.push(waiting);
-    let want = [
-        ("10.0.0.1:15008", 0.125),
-        ("10.0.0.2:15008", 0.125),
-        ("192.0.2.1:15008", 0.75),
-    ];
+    let want = [("10.0.0.1:15008", 0.125), ("10.0.0.2:15008", 0.125), ("192.0.2.1:15008", 0.75)];
     assert_shares(always(&spread(workloads)), &want);
 }
 
@@ -287,9 +252,8 @@ fn each_instance_of_random_networks_has_the_same_share() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut workloads = pods("east", rng.u8(..30));
         let here = workloads.len();
-        let networks: Vec<_> = ["west", "north", "south"]
-            .map(|network| (network, rng.u8(1..40), rng.u8(1..6)))
-            .into();
+        let networks: Vec<_> =
+            ["west", "north", "south"].map(|network| (network, rng.u8(1..40), rng.u8(1..6))).into();
         let mut at = 0;
         for (network, instances, gateways) in &networks {
             workloads.extend(pods(network, *instances));
@@ -298,10 +262,7 @@ fn each_instance_of_random_networks_has_the_same_share() {
                 workloads.push(gateway(network, at));
             }
         }
-        let all: usize = networks
-            .iter()
-            .map(|(_, count, _)| usize::from(*count))
-            .sum();
+        let all: usize = networks.iter().map(|(_, count, _)| usize::from(*count)).sum();
         let part = 1.0 / f64::from(u32::try_from(here + all).expect("few"));
         let snapshot = spread(workloads);
         let set = always(&snapshot);
@@ -309,9 +270,7 @@ fn each_instance_of_random_networks_has_the_same_share() {
         for (endpoint, share) in set.endpoints.iter().zip(predicted) {
             let remote = endpoint.remote.as_ref();
             let of = remote.and_then(|remote| {
-                networks
-                    .iter()
-                    .find(|(network, ..)| **network == *remote.network)
+                networks.iter().find(|(network, ..)| **network == *remote.network)
             });
             let want = of.map_or(part, |(_, instances, gateways)| {
                 part * f64::from(*instances) / f64::from(*gateways)
@@ -352,9 +311,7 @@ fn acceptance_7_regions_share_10_to_90_between_networks_and_0_evacuates() {
     let drained = build(
         &split,
         Change {
-            overrides: Some(Override::Evacuate(
-                RegionPattern::parse("east").expect("a region"),
-            )),
+            overrides: Some(Override::Evacuate(RegionPattern::parse("east").expect("a region"))),
             ..Change::default()
         },
     );
@@ -400,12 +357,7 @@ fn acceptance_8_each_distribution_spans_networks_by_what_is_ready() {
             spill: Some(Spill::below(100)),
             ..TrafficRule::default()
         };
-        shares_by_network(always(&snapshot_with(
-            Transit::Always,
-            service(&[]),
-            workloads,
-            rule,
-        )))
+        shares_by_network(always(&snapshot_with(Transit::Always, service(&[]), workloads, rule)))
     };
     // By default as with `network`, a tunnel stays while endpoints here are ready.
     for rule in [None, Some(&[Scope::Network][..])] {
@@ -434,10 +386,7 @@ fn active_passive_is_a_threshold_of_zero() {
         for one in workloads.iter_mut().take(10).skip(usize::from(ready)) {
             one.healthy = false;
         }
-        let rule = TrafficRule {
-            spill: Some(Spill::below(0)),
-            ..TrafficRule::default()
-        };
+        let rule = TrafficRule { spill: Some(Spill::below(0)), ..TrafficRule::default() };
         let snapshot = snapshot_with(Transit::Failover, service(&[]), workloads, rule);
         shares_by_network(failover(&snapshot))[1]
     };
@@ -448,10 +397,7 @@ fn active_passive_is_a_threshold_of_zero() {
 fn a_strict_service_stays_in_its_network() {
     let mut workloads = pods("west", 2);
     workloads.push(gateway("west", 1));
-    let strict = Service {
-        strict: true,
-        ..service(&[Scope::Network])
-    };
+    let strict = Service { strict: true, ..service(&[Scope::Network]) };
     let rule = TrafficRule::default();
     let snapshot = snapshot_with(Transit::Always, strict, workloads, rule);
     assert_eq!(always(&snapshot).endpoints.len(), 0);
@@ -484,10 +430,7 @@ fn shown(snapshot: &Snapshot) -> Vec<String> {
 
 fn answered(before: &Snapshot, last: u8) -> Snapshot {
     let answer = ("gw.example.com".into(), [[192, 0, 2, last].into()].into());
-    let change = Change {
-        answers: vec![answer],
-        ..Change::default()
-    };
+    let change = Change { answers: vec![answer], ..Change::default() };
     build(before, change)
 }
 
@@ -502,10 +445,7 @@ fn gateways_come_from_records_instances_and_the_configuration() {
         identities: ["spiffe://north.local/ns/edge/sa/gw".into()].into(),
         gateways: [("gw.example.com".into(), 15008), ("192.0.2.9".into(), 443)].into(),
     };
-    let any = TrafficRule {
-        preferences: Some(&[]),
-        ..TrafficRule::default()
-    };
+    let any = TrafficRule { preferences: Some(&[]), ..TrafficRule::default() };
     let workloads = vec![by_address, pod("north", 1), gateway("north", 4)];
     let change = Change {
         networks: Some([("north".into(), rule)].into_iter().collect()),
@@ -529,10 +469,7 @@ fn gateways_come_from_records_instances_and_the_configuration() {
     assert!(shown(&third).contains(&format!("192.0.2.10:15008 {configured}")));
     let state = |snapshot: &Snapshot| Arc::as_ptr(&always(snapshot).endpoints[0].state);
     assert_eq!(state(&second), state(&third));
-    let without = Change {
-        networks: Some(NetworkTable::default()),
-        ..Change::default()
-    };
+    let without = Change { networks: Some(NetworkTable::default()), ..Change::default() };
     let want = [
         "192.0.2.4:15008 north north spiffe://north.local/ns/edge/sa/gateway",
         "192.0.2.7:31008 west west ",
@@ -579,20 +516,11 @@ fn the_state_of_a_gateway_belongs_to_one_service_and_outlives_snapshots() {
     let mut of_twin = pod("west", 4);
     of_twin.services = [("app/twin.app".into(), [(80, 80)].into())].into();
     mesh.workloads.insert("twin".into(), Arc::new(of_twin));
-    let second = build(
-        &first,
-        Change {
-            mesh: Some((mesh, "east".into())),
-            ..Change::default()
-        },
-    );
+    let second = build(&first, Change { mesh: Some((mesh, "east".into())), ..Change::default() });
     assert_eq!(always(&second).endpoints[0].weight, 3);
     assert!(Arc::ptr_eq(&state(&first), &state(&second)));
     let twin = second.services.get("twin.app").expect("a service");
     let twin = twin.endpoints_by(80, Transit::Always).expect("a set");
     assert!(!Arc::ptr_eq(&twin.endpoints[0].state, &state(&second)));
-    assert_eq!(
-        twin.endpoints[0].address,
-        always(&second).endpoints[0].address
-    );
+    assert_eq!(twin.endpoints[0].address, always(&second).endpoints[0].address);
 }

@@ -31,29 +31,14 @@ fn subset(
 ) -> Option<Arc<EndpointSet>> {
     let part = |(name, weight, labels): &Part<'_>| SubsetPart {
         name: (*name).into(),
-        labels: labels
-            .iter()
-            .map(|(key, value)| ((*key).into(), (*value).into()))
-            .collect(),
+        labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
         weight: *weight,
     };
-    let of = Subset {
-        name: "mix".into(),
-        parts: parts.iter().map(part).collect(),
-    };
-    let alias = Alias::new(
-        "echo.app",
-        None,
-        vec![("echo.app".into(), None)],
-        None,
-        None,
-    );
+    let of = Subset { name: "mix".into(), parts: parts.iter().map(part).collect() };
+    let alias = Alias::new("echo.app", None, vec![("echo.app".into(), None)], None, None);
     let alias = alias.with_subset(of);
     let label = Arc::clone(&alias.label);
-    let rule = TrafficRule {
-        preferences,
-        ..TrafficRule::default()
-    };
+    let rule = TrafficRule { preferences, ..TrafficRule::default() };
     let change = Change {
         names: Some(NameTable::new([], [("echo.app@mix", alias)])),
         ..change(transit, service(&[]), workloads, rule)
@@ -77,12 +62,8 @@ fn a_split_between_the_own_cluster_and_another_is_10_to_90_whatever_is_preferred
         ("192.0.2.1:15008", 0.45),
         ("192.0.2.2:15008", 0.45),
     ];
-    let preferences: [Option<&[Scope]>; 4] = [
-        None,
-        Some(&[]),
-        Some(&[Scope::Network]),
-        Some(&[Scope::Region]),
-    ];
+    let preferences: [Option<&[Scope]>; 4] =
+        [None, Some(&[]), Some(&[Scope::Network]), Some(&[Scope::Region])];
     for preferences in preferences {
         let set = subset(Transit::Always, networks(), preferences, &[LOCAL, REMOTE]);
         assert_shares(&set.expect("a set"), &want);
@@ -154,20 +135,16 @@ async fn a_part_whose_first_tier_fails_uses_its_next_one_before_another_part() {
     let gateways = ["192.0.2.1:15008", "192.0.2.2:15008"];
     let local = ["10.0.0.1:15008", "10.0.0.2:15008"];
     // Under failover, other networks come after all parts of the own network.
-    for (transit, to_local, through) in [
-        (Transit::Always, 0.05, &gateways[..]),
-        (Transit::Failover, 0.5, &[]),
-    ] {
+    for (transit, to_local, through) in
+        [(Transit::Always, 0.05, &gateways[..]), (Transit::Failover, 0.5, &[])]
+    {
         let network: Option<&[Scope]> = Some(&[Scope::Network]);
         let set = subset(transit, workloads.clone(), network, &parts).expect("a set");
         let first = set.endpoints.iter().filter(|one| {
             let is_west = *one.definition.locality.region == *"west";
             is_west && one.remote.is_none()
         });
-        let first = Tried {
-            endpoints: first.cloned().collect(),
-            ..Tried::default()
-        };
+        let first = Tried { endpoints: first.cloned().collect(), ..Tried::default() };
         assert_eq!(first.endpoints.len(), 2);
         let is_local = |_: &u32| {
             let chosen = choose(&set, &first, NO_LINK_FACTORS).expect("an endpoint");
@@ -182,9 +159,7 @@ async fn a_part_whose_first_tier_fails_uses_its_next_one_before_another_part() {
             one.state.eject(Instant::now());
         }
         let to_local = local.iter().map(|at| (*at, to_local));
-        let want: Vec<_> = to_local
-            .chain(through.iter().map(|at| (*at, 0.45)))
-            .collect();
+        let want: Vec<_> = to_local.chain(through.iter().map(|at| (*at, 0.45))).collect();
         assert_shares(&set, &want);
     }
 }
@@ -202,20 +177,11 @@ fn only_the_location_of_all_instances_selects_a_network() {
     let west = ["192.0.2.1:15008", "192.0.2.2:15008"];
     let none: [&str; 0] = [];
     assert_eq!(gateways(networks(), &[(CLUSTER, "west")]), west);
-    assert_eq!(
-        gateways(networks(), &[(CLUSTER, "west"), (REGION, "west")]),
-        west
-    );
-    assert_eq!(
-        gateways(networks(), &[(CLUSTER, "west"), (REGION, "north")]),
-        none
-    );
+    assert_eq!(gateways(networks(), &[(CLUSTER, "west"), (REGION, "west")]), west);
+    assert_eq!(gateways(networks(), &[(CLUSTER, "west"), (REGION, "north")]), none);
     // The next gateway could forward a tunnel to any instance of the service.
     let mut mixed = networks();
-    mixed.push(Workload {
-        uid: "west-other-region".into(),
-        ..pod("west", 9)
-    });
+    mixed.push(Workload { uid: "west-other-region".into(), ..pod("west", 9) });
     mixed.last_mut().expect("a pod").locality = Arc::new(locality("north"));
     assert_eq!(gateways(mixed.clone(), &[(REGION, "west")]), none);
     assert_eq!(gateways(mixed, &[(CLUSTER, "west")]), west);
@@ -226,10 +192,7 @@ fn only_the_location_of_all_instances_selects_a_network() {
         one.pod_labels = [("team".into(), "a".into())].into();
     }
     for label in [("version", "v1"), ("team", "a")] {
-        assert_eq!(
-            gateways(versions.clone(), &[(CLUSTER, "west"), label]),
-            none
-        );
+        assert_eq!(gateways(versions.clone(), &[(CLUSTER, "west"), label]), none);
     }
 }
 
@@ -238,14 +201,8 @@ fn a_record_without_a_cluster_or_a_locality_has_that_of_its_gateway_or_none() {
     let mut records = vec![record("west", 1, 4), gateway("west", 1)];
     records[0].cluster = "Kubernetes".into();
     records[0].locality = Arc::default();
-    assert_eq!(
-        gateways(records.clone(), &[(CLUSTER, "west")]),
-        ["192.0.2.1:15008"]
-    );
-    assert_eq!(
-        gateways(records.clone(), &[(CLUSTER, "Kubernetes")]).len(),
-        0
-    );
+    assert_eq!(gateways(records.clone(), &[(CLUSTER, "west")]), ["192.0.2.1:15008"]);
+    assert_eq!(gateways(records.clone(), &[(CLUSTER, "Kubernetes")]).len(), 0);
     assert_eq!(gateways(records.clone(), &[(REGION, "west")]).len(), 0);
     let mut other = gateway("west", 2);
     other.cluster = "north".into();

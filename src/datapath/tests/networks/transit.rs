@@ -25,9 +25,7 @@ use crate::wire::{Authority, Transit};
 use super::{CLIENT, change, exposure, gateway, pod, pods, service, snapshot_with};
 
 pub(super) fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
-    let parts = parse_identity(principal)
-        .expect("an identity")
-        .map(Arc::from);
+    let parts = parse_identity(principal).expect("an identity").map(Arc::from);
     let [trust_domain, namespace, service_account] = parts;
     let identity = Identity {
         uri: principal.into(),
@@ -48,10 +46,7 @@ fn permit(
     to: &str,
     via_gateway: bool,
 ) -> Result<policy::Permit, Reason> {
-    let forwarded = Forwarded {
-        via: Some((*b"0123456789abcdef").into()),
-        ..Forwarded::default()
-    };
+    let forwarded = Forwarded { via: Some((*b"0123456789abcdef").into()), ..Forwarded::default() };
     let target = Target {
         authority: Authority::parse(to).expect("an authority"),
         origin: Origin::Workload,
@@ -95,24 +90,15 @@ fn a_tunnel_leaves_the_network_only_as_far_as_entry_listener_and_way_permit() {
 #[test]
 fn a_tunnel_at_the_limit_of_gateways_has_the_endpoints_of_this_network() {
     let remote = [gateway("west", 1), pod("west", 1)];
-    let any = TrafficRule {
-        preferences: Some(&[]),
-        ..TrafficRule::default()
-    };
-    for (hops, here, want) in [
-        (2, 1, Ok(2)),
-        (2, 0, Ok(1)),
-        (3, 1, Ok(1)),
-        (3, 0, Err(Reason::GatewayLoop)),
-    ] {
+    let any = TrafficRule { preferences: Some(&[]), ..TrafficRule::default() };
+    for (hops, here, want) in
+        [(2, 1, Ok(2)), (2, 0, Ok(1)), (3, 1, Ok(1)), (3, 0, Err(Reason::GatewayLoop))]
+    {
         let workloads = [&pods("east", here)[..], &remote].concat();
         let snapshot = snapshot_with(Transit::Always, service(&[]), workloads, any.clone());
         let peer = peer(&snapshot, CLIENT, Transit::Always);
         let via = ["0123456789abcdef"; 3][..hops].join(",");
-        let forwarded = Forwarded {
-            via: Some(via.into_bytes().into()),
-            ..Forwarded::default()
-        };
+        let forwarded = Forwarded { via: Some(via.into_bytes().into()), ..Forwarded::default() };
         let target = Target {
             authority: Authority::parse("echo.app:80").expect("an authority"),
             origin: Origin::Workload,
@@ -145,10 +131,7 @@ fn an_open_tunnel_to_another_network_ends_with_the_grant_of_transit() {
     };
     let (here, there) = (grant(false), grant(true));
     let next = |transit| {
-        let change = Change {
-            exposure: Some(exposure(transit)),
-            ..Change::default()
-        };
+        let change = Change { exposure: Some(exposure(transit)), ..Change::default() };
         build(&first, change)
     };
     for (transit, is_kept) in [(Transit::Always, true), (Transit::Off, false)] {
@@ -194,22 +177,11 @@ fn an_endpoint_of_an_alias_has_the_authority_of_its_own_service() {
 fn a_service_with_the_preference_any_uses_all_networks_alike() {
     let workloads = [pods("east", 1), pods("west", 2), vec![gateway("west", 1)]].concat();
     let share_here = |preferences: Option<Vec<Scope>>, every: Option<&'static [Scope]>| {
-        let service = Service {
-            preferences,
-            ..service(&[])
-        };
-        let every = TrafficRule {
-            preferences: every,
-            ..TrafficRule::default()
-        };
+        let service = Service { preferences, ..service(&[]) };
+        let every = TrafficRule { preferences: every, ..TrafficRule::default() };
         let change = Change {
             traffic: Some(Traffic::new([], every)),
-            ..change(
-                Transit::Always,
-                service,
-                workloads.clone(),
-                TrafficRule::default(),
-            )
+            ..change(Transit::Always, service, workloads.clone(), TrafficRule::default())
         };
         super::shares_by_network(super::always(&build(&Snapshot::default(), change)))[0]
     };
@@ -232,14 +204,12 @@ fn a_service_with_the_preference_any_uses_all_networks_alike() {
 fn exported(rules: &[(Option<&str>, Option<&str>, Transit)], is_ready: bool) -> Snapshot {
     let mut workloads = [pods("east", 1), pods("west", 1), vec![gateway("west", 1)]].concat();
     workloads[0].healthy = is_ready;
-    let rules = rules
-        .iter()
-        .map(|(service, namespace, transit)| TransitRule {
-            service: service.map(|name| SniPattern::parse(name).expect("a pattern")),
-            namespace: namespace.map(Into::into),
-            transit: *transit,
-            ..TransitRule::default()
-        });
+    let rules = rules.iter().map(|(service, namespace, transit)| TransitRule {
+        service: service.map(|name| SniPattern::parse(name).expect("a pattern")),
+        namespace: namespace.map(Into::into),
+        transit: *transit,
+        ..TransitRule::default()
+    });
     let table = ExposureTable::new(false).with_transit(rules);
     let rule = TrafficRule::default();
     let change = Change {
@@ -257,23 +227,11 @@ fn an_export_has_the_transit_of_the_most_specific_rule() {
     for (rules, want) in [
         (&[][..], Off),
         (&[(None, None, Failover)], Failover),
-        (
-            &[(None, None, Always), (None, Some("app"), Failover)],
-            Failover,
-        ),
-        (
-            &[(None, None, Always), (None, Some("shop"), Failover)],
-            Always,
-        ),
-        (
-            &[(None, Some("app"), Always), (wildcard, None, Failover)],
-            Failover,
-        ),
+        (&[(None, None, Always), (None, Some("app"), Failover)], Failover),
+        (&[(None, None, Always), (None, Some("shop"), Failover)], Always),
+        (&[(None, Some("app"), Always), (wildcard, None, Failover)], Failover),
         (&[(wildcard, None, Always), (host, None, Off)], Off),
-        (
-            &[(None, Some("app"), Off), (Some("*.shop"), None, Always)],
-            Off,
-        ),
+        (&[(None, Some("app"), Off), (Some("*.shop"), None, Always)], Off),
     ] {
         let snapshot = exported(rules, true);
         for (listener, via, want) in [
@@ -319,16 +277,10 @@ fn an_entry_has_its_own_transit_or_that_of_a_rule() {
                 transit: own,
                 ..Exposure::default()
             };
-            let default = TransitRule {
-                transit: rule,
-                ..TransitRule::default()
-            };
+            let default = TransitRule { transit: rule, ..TransitRule::default() };
             let mut table = ExposureTable::new(false).with_transit([default]);
             table.add_entry("echo.app", &entry, [("echo.example", None)]);
-            let change = Change {
-                exposure: Some(table),
-                ..Change::default()
-            };
+            let change = Change { exposure: Some(table), ..Change::default() };
             snapshot = build(&snapshot, change);
             let peer = peer(&snapshot, CLIENT, Always);
             let permit = permit(&snapshot, &peer, to, false).expect("a permit");

@@ -76,11 +76,7 @@ impl Loads {
 
     /// Returns the places of a cluster, and its ready instances for each one that is reported.
     fn of(&self, cluster: u8) -> (u32, u32) {
-        if cluster % REGIONS == FAILING {
-            (self.places, self.ready)
-        } else {
-            (PLACES, 1)
-        }
+        if cluster % REGIONS == FAILING { (self.places, self.ready) } else { (PLACES, 1) }
     }
 
     /// Returns the factor of the weights of a cluster that holds this number of tunnels.
@@ -145,9 +141,9 @@ impl Simulation {
 
 /// Returns the part of the first counts that is in other places than the second ones.
 fn distance(pairs: &[(f64, f64)]) -> f64 {
-    let (apart, all) = pairs.iter().fold((0.0, 0.0), |sum, (one, other)| {
-        (sum.0 + (one - other).abs(), sum.1 + one)
-    });
+    let (apart, all) = pairs
+        .iter()
+        .fold((0.0, 0.0), |sum, (one, other)| (sum.0 + (one - other).abs(), sum.1 + one));
     apart / 2.0 / all
 }
 

@@ -115,13 +115,7 @@ struct Simulation {
 
 impl Window {
     fn new() -> Self {
-        Self {
-            opened: vec![0; BINS],
-            expected: vec![0.0; BINS],
-            tunnels: 0,
-            delays: 0,
-            failed: 0,
-        }
+        Self { opened: vec![0; BINS], expected: vec![0.0; BINS], tunnels: 0, delays: 0, failed: 0 }
     }
 
     /// Returns the opened and the expected number of tunnels to a region.
@@ -149,10 +143,7 @@ impl Simulation {
             trust: Some(TrustSet::new([("w", "west"), ("east.local", "net-000")])),
             exposure: Some(model.exposure()),
             traffic: Some(model.traffic()),
-            position: Some(Position {
-                cluster: NETWORK.into(),
-                ..Position::default()
-            }),
+            position: Some(Position { cluster: NETWORK.into(), ..Position::default() }),
             ..Change::default()
         });
         let mut new = Self {
@@ -180,10 +171,8 @@ impl Simulation {
     }
 
     fn publish(&mut self) {
-        let change = Change {
-            mesh: Some((self.model.mesh.clone(), NETWORK.into())),
-            ..Change::default()
-        };
+        let change =
+            Change { mesh: Some((self.model.mesh.clone(), NETWORK.into())), ..Change::default() };
         let start = std::time::Instant::now();
         self.publisher.update(change);
         self.updates.push(start.elapsed());
@@ -217,8 +206,7 @@ impl Simulation {
         let second = self.windows.len() - 1;
         let window = &mut self.windows[second];
         window.tunnels += 1;
-        self.model
-            .add_shares(service, self.is_region_up, &mut window.expected);
+        self.model.add_shares(service, self.is_region_up, &mut window.expected);
         let tunnel = Tunnel {
             second,
             tried: Tried::default(),
@@ -275,12 +263,7 @@ impl Simulation {
         self.broken.insert(target.clone());
         self.windows[tunnel.second].delays += 1;
         let end = tunnel.deadline.min(Instant::now() + CONNECTION_WAIT_MAX);
-        self.waiting.push(Waiting {
-            end,
-            tunnel,
-            pick,
-            target,
-        });
+        self.waiting.push(Waiting { end, tunnel, pick, target });
     }
 
     /// Ends the attempts that are due, and the waits for them.
@@ -302,12 +285,7 @@ impl Simulation {
     }
 
     fn end_wait(&mut self, ended: Waiting) {
-        let Waiting {
-            mut tunnel,
-            pick,
-            target,
-            ..
-        } = ended;
+        let Waiting { mut tunnel, pick, target, .. } = ended;
         if self.answers(&target) && Instant::now() < tunnel.deadline {
             self.opened(pick, tunnel.second);
             return;
@@ -360,19 +338,14 @@ impl Simulation {
     fn assert_shares(&self, seconds: Range<usize>) {
         let sum = self.sum(seconds.clone());
         let bins = sum.expected.iter().zip(&sum.opened);
-        let bins: Vec<_> = bins
-            .map(|(expected, opened)| (*expected, f64::from(*opened)))
-            .collect();
+        let bins: Vec<_> = bins.map(|(expected, opened)| (*expected, f64::from(*opened))).collect();
         let p = p_value(&bins);
         assert!(p > P_MIN, "p is {p} in seconds {seconds:?}");
         for start in seconds.step_by(SPAN) {
             let span = self.sum(start..start + SPAN);
             for region in 0..usize::from(REGIONS) {
                 let counts = span.of_region(region);
-                assert!(
-                    span.is_within_bound(region),
-                    "r{region} at {start}: {counts:?}"
-                );
+                assert!(span.is_within_bound(region), "r{region} at {start}: {counts:?}");
             }
         }
     }
@@ -412,10 +385,7 @@ async fn tunnels_leave_a_region_that_fails_within_seconds_and_return_without_osc
     // Tunnels wait for the first attempts, and then at most one for each gateway and ejection.
     let first = simulation.sum(20..28).delays;
     let later = simulation.sum(28..40).delays;
-    assert!(
-        later <= FAILING_GATEWAYS,
-        "{later} waits after the first attempts"
-    );
+    assert!(later <= FAILING_GATEWAYS, "{later} waits after the first attempts");
     simulation.assert_shares(30..40);
     simulation.model.report_region(false);
     simulation.run(10).await;
@@ -426,10 +396,7 @@ async fn tunnels_leave_a_region_that_fails_within_seconds_and_return_without_osc
     simulation.model.report_region(true);
     simulation.run(60).await;
     let recovery = simulation.recovery(50);
-    assert!(
-        recovery <= 30,
-        "the region has its share after {recovery} s"
-    );
+    assert!(recovery <= 30, "the region has its share after {recovery} s");
     simulation.assert_shares(80..110);
     let all = simulation.sum(0..110);
     assert_eq!(all.failed, 0, "of {}", all.tunnels);

@@ -184,11 +184,7 @@ impl Model {
             self.put_record(at, cluster, count);
         }
         let pods = if kind == Kind::RemoteOnly { 0 } else { PODS };
-        SimulatedService {
-            kind,
-            pods: (0..pods).map(|_| self.put_pod(at)).collect(),
-            remote,
-        }
+        SimulatedService { kind, pods: (0..pods).map(|_| self.put_pod(at)).collect(), remote }
     }
 
     /// Adds a pod of the own network, and returns its uid.
@@ -208,10 +204,7 @@ impl Model {
     /// Adds or replaces the split-horizon record of a service in a cluster.
     fn put_record(&mut self, service: usize, cluster: u8, count: u32) {
         let (network, address) = (network(cluster), address(cluster, 1));
-        let uid = format!(
-            "{network}/SplitHorizonWorkload/edge/gw/{address}/{}",
-            host(service)
-        );
+        let uid = format!("{network}/SplitHorizonWorkload/edge/gw/{address}/{}", host(service));
         let place = Place::Address(network, address.into());
         let record = Workload {
             uid: uid.into(),
@@ -295,9 +288,7 @@ impl Model {
             |cluster: u8, count: u32| f64::from(count) * self.factors[usize::from(cluster)];
         let sum = |failing: bool| -> f64 {
             let of_region = remote.clone().filter(|one| is_failing(one.0) == failing);
-            of_region
-                .map(|&(cluster, count)| weight(cluster, count))
-                .sum()
+            of_region.map(|&(cluster, count)| weight(cluster, count)).sum()
         };
         let pods = f64::from(u32::try_from(of.pods.len()).expect("few"));
         let (there, elsewhere) = (sum(true), sum(false) + pods);
@@ -310,11 +301,7 @@ impl Model {
         };
         bins[0] += pods * outside;
         for &(cluster, count) in remote {
-            let each = if is_failing(cluster) {
-                in_region
-            } else {
-                outside
-            };
+            let each = if is_failing(cluster) { in_region } else { outside };
             for gateway in 1..=GATEWAYS {
                 bins[bin(cluster, gateway)] += each * weight(cluster, count) / f64::from(GATEWAYS);
             }
@@ -323,10 +310,7 @@ impl Model {
 
     /// Returns the rule of each service.
     pub(super) fn traffic(&self) -> Traffic {
-        let any = TrafficRule {
-            preferences: Some(&[]),
-            ..TrafficRule::default()
-        };
+        let any = TrafficRule { preferences: Some(&[]), ..TrafficRule::default() };
         let pattern = |text: &str| RegionPattern::parse(text).expect("a region");
         let failing = pattern(&format!("r{FAILING}"));
         let weighted = TrafficRule {
@@ -346,15 +330,9 @@ impl Model {
 
     /// Returns the exposure of all services to cluster west, with transit.
     pub(super) fn exposure(&self) -> ExposureTable {
-        let to = Audience {
-            cluster: Some("west".into()),
-            ..Audience::default()
-        };
-        let entry = Exposure {
-            audiences: vec![to],
-            transit: Some(Transit::Always),
-            ..Exposure::default()
-        };
+        let to = Audience { cluster: Some("west".into()), ..Audience::default() };
+        let entry =
+            Exposure { audiences: vec![to], transit: Some(Transit::Always), ..Exposure::default() };
         let mut table = ExposureTable::new(false);
         for at in 0..self.services.len() {
             table.add_entry(&host(at), &entry, []);

@@ -56,17 +56,15 @@ impl Simulation {
         }
         let shares = |simulation: &Self| -> Vec<_> {
             let used = times.iter();
-            used.map(|(target, _)| simulation.ranks.weight_factor(target))
-                .collect()
+            used.map(|(target, _)| simulation.ranks.weight_factor(target)).collect()
         };
         let before = shares(self);
         self.ranks.compare(&times);
         let after = shares(self);
         let firsts = times.iter().map(|(target, _)| is_first(target));
         let changed = before.iter().zip(&after).zip(firsts);
-        self.changes += changed
-            .filter(|((before, after), is_first)| *is_first && before != after)
-            .count();
+        self.changes +=
+            changed.filter(|((before, after), is_first)| *is_first && before != after).count();
     }
 
     /// Returns the round trip time of one PING, with 10 % of noise. The first one is sent before

@@ -21,20 +21,13 @@ fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules()
     let mut mesh = payments();
     let west = Arc::clone(mesh.workloads.get("uid-1").expect("a workload"));
     let east = Arc::clone(mesh.workloads.get("uid-2").expect("a workload"));
-    mesh.services
-        .remove("uswest2/foo.uswest2.svc.cluster.local");
+    mesh.services.remove("uswest2/foo.uswest2.svc.cluster.local");
     let old = build_snapshot(mesh, names, table("west"));
-    let change = Change {
-        exposure: Some(table("north")),
-        ..Change::default()
-    };
+    let change = Change { exposure: Some(table("north")), ..Change::default() };
     let next = build(&old, change);
     let (caller, requested) = (caller("west.local"), requested("foo.global:80"));
     let judged = |snapshot: &Snapshot, workload: &Workload| {
-        let matched_by = snapshot
-            .find(caller, &requested)
-            .expect("the alias")
-            .matched_by;
+        let matched_by = snapshot.find(caller, &requested).expect("the alias").matched_by;
         snapshot.evaluate_removed_target(caller, &requested, &matched_by, workload)
     };
     assert_eq!(judged(&old, &west), ExposureVerdict::Allowed);
@@ -55,19 +48,13 @@ fn an_alias_keeps_the_priorities_of_what_is_behind_it() {
         let mut assigned = service(host, &[80]);
         assigned.assignments.insert(80, Arc::clone(&assignment));
         let name = format!("{}/{host}", assigned.namespace);
-        mesh.services
-            .insert(name.as_str().into(), Arc::new(assigned));
+        mesh.services.insert(name.as_str().into(), Arc::new(assigned));
     }
     let mut last = Workload::clone(mesh.workloads.get("uid-2").expect("a workload"));
     last.priority = 1;
     mesh.workloads.insert("uid-2".into(), Arc::new(last));
     let names = names(&[
-        (
-            "foo.global:8080",
-            &["foo.uswest2.global:80", EAST_80],
-            None,
-            "",
-        ),
+        ("foo.global:8080", &["foo.uswest2.global:80", EAST_80], None, ""),
         ("foo-east.global:80", &[WEST2, EAST2], None, "us-east-2"),
     ]);
     let snapshot = build_snapshot(mesh, names, ExposureTable::new(true));
@@ -75,10 +62,7 @@ fn an_alias_keeps_the_priorities_of_what_is_behind_it() {
         let found = snapshot.find(caller("west.local"), &requested(text));
         let set = snapshot.endpoints(&found.expect("the alias"), false);
         let groups = set.groups().expect("several groups").list();
-        groups
-            .iter()
-            .map(|group| (group.ready, group.share))
-            .collect()
+        groups.iter().map(|group| (group.ready, group.share)).collect()
     };
     assert_eq!(shares("foo.global:8080"), [(2, 1.0), (1, 0.0)]);
     // In that region, no endpoint has a better priority.
@@ -88,10 +72,7 @@ fn an_alias_keeps_the_priorities_of_what_is_behind_it() {
 #[test]
 fn a_name_that_an_entry_gives_is_routed_by_what_that_entry_says() {
     let host = "echo.app.svc.cluster.local";
-    let strict = Exposure {
-        route_by: Some(RouteBy::Strict),
-        ..exposed("west", false)
-    };
+    let strict = Exposure { route_by: Some(RouteBy::Strict), ..exposed("west", false) };
     let route_by = |entry: &str, own: bool| {
         let mut exposure = ExposureTable::new(false);
         exposure.add_entry(entry, &strict, [("given.name", None)]);
@@ -103,11 +84,7 @@ fn a_name_that_an_entry_gives_is_routed_by_what_that_entry_says() {
         ["given.name:80", "echo.app.global:80"].map(|text| {
             let requested = requested(text);
             let found = snapshot.find(caller("west.local"), &requested).expect("it");
-            snapshot.route_by(
-                &requested,
-                ServicePort { host, port: 80 },
-                &found.matched_by,
-            )
+            snapshot.route_by(&requested, ServicePort { host, port: 80 }, &found.matched_by)
         })
     };
     let strict = Some(RouteBy::Strict);

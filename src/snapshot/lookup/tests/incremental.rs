@@ -19,17 +19,11 @@ fn lookup_results(snapshot: &Snapshot) -> Vec<String> {
     texts.extend((0..4).flat_map(|at| [8080, 8081].map(|port| format!("10.0.0.{at}:{port}"))));
     texts.extend((0..6).map(|at| format!("240.0.0.{at}:80")));
     let callers = ["west.local", "north.local"];
-    let requested = texts
-        .iter()
-        .flat_map(|text| callers.map(|domain| (text, domain)));
+    let requested = texts.iter().flat_map(|text| callers.map(|domain| (text, domain)));
     let reported = requested.map(|(text, domain)| {
         let all = found(snapshot, text);
         let place = usize::from(domain == "north.local");
-        format!(
-            "{text} {domain}: {:?} {:?}",
-            all[place],
-            address_suffixes(snapshot, domain, text)
-        )
+        format!("{text} {domain}: {:?} {:?}", all[place], address_suffixes(snapshot, domain, text))
     });
     reported.collect()
 }
@@ -56,17 +50,14 @@ fn drawn_service(rng: &mut Rng) -> mesh::Service {
     if place == HOSTS.len() - 1 {
         service.namespace = "z".into();
     }
-    service.vips = vec![(
-        String::new(),
-        [240, 0, 0, u8::try_from(place).expect("few hosts")].into(),
-    )];
+    service.vips =
+        vec![(String::new(), [240, 0, 0, u8::try_from(place).expect("few hosts")].into())];
     service
 }
 
 fn drawn_workload(rng: &mut Rng) -> Workload {
-    let served: Vec<_> = (0..rng.u8(1..4))
-        .map(|_| (drawn_host(rng), 80, 8080 + rng.u16(..2)))
-        .collect();
+    let served: Vec<_> =
+        (0..rng.u8(1..4)).map(|_| (drawn_host(rng), 80, 8080 + rng.u16(..2))).collect();
     let region = *rng.choice(&["r1", "r2"]).expect("a region");
     let mut workload = workload(rng.u8(..4), region, &served);
     workload.uid = format!("uid-{}", rng.u8(..6)).into();
@@ -127,10 +118,7 @@ fn change_some(mesh: &mut Mesh, rng: &mut Rng) {
             0..2 => drop(mesh.services.remove(&name)),
             2..4 => drop(mesh.services.insert(name, Arc::new(service))),
             4 => drop(mesh.workloads.remove(&workload.uid)),
-            _ => drop(
-                mesh.workloads
-                    .insert(workload.uid.clone(), Arc::new(workload)),
-            ),
+            _ => drop(mesh.workloads.insert(workload.uid.clone(), Arc::new(workload))),
         }
     }
 }
@@ -154,10 +142,7 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
                 };
                 (drawn_exposure(&mut rng), drawn_names(&mut rng), scope)
             };
-            let change = Change {
-                mesh: Some((mesh.clone(), "east".into())),
-                ..Change::default()
-            };
+            let change = Change { mesh: Some((mesh.clone(), "east".into())), ..Change::default() };
             snapshot = build(&snapshot, change);
             snapshot.index.remote.assert_counts();
             steps_by_gateways[snapshot.remote_gateways().count()] += 1;
@@ -188,10 +173,7 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
                 lookup_results(&fresh),
                 "seed {seed}, step {step}"
             );
-            assert_eq!(
-                snapshot.derived_services.len(),
-                fresh.derived_services.len()
-            );
+            assert_eq!(snapshot.derived_services.len(), fresh.derived_services.len());
         }
     }
     let is_seen = steps_by_gateways.iter().all(|steps| *steps > 0);

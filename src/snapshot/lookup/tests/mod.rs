@@ -16,12 +16,7 @@ use crate::snapshot::{
 const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
 
 fn caller(domain: &str) -> Caller<'_> {
-    Caller {
-        trust_domain: domain,
-        issuer: None,
-        namespace: "shop",
-        service_account: "checkout",
-    }
+    Caller { trust_domain: domain, issuer: None, namespace: "shop", service_account: "checkout" }
 }
 
 fn requested(text: &str) -> Authority {
@@ -58,10 +53,7 @@ fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
         services: ports.collect(),
         template: mesh::Template {
             protocol: Protocol::Hbone,
-            locality: Arc::new(Locality {
-                region: region.into(),
-                ..Locality::default()
-            }),
+            locality: Arc::new(Locality { region: region.into(), ..Locality::default() }),
             ..mesh::Template::default()
         }
         .into(),
@@ -97,11 +89,7 @@ fn exposed(to: &str, workloads: bool) -> Exposure {
         cluster: (to != "anyone").then(|| to.into()),
         ..Audience::default()
     };
-    Exposure {
-        audiences: vec![audience],
-        exposes_workloads: workloads,
-        ..Exposure::default()
-    }
+    Exposure { audiences: vec![audience], exposes_workloads: workloads, ..Exposure::default() }
 }
 
 fn trust() -> TrustSet {
@@ -130,10 +118,7 @@ fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
         let verdict = snapshot.evaluate_exposure(
             caller,
             &requested,
-            ServicePort {
-                host,
-                port: found.port,
-            },
+            ServicePort { host, port: found.port },
             &found.matched_by,
         );
         let is_allowed = verdict == ExposureVerdict::Allowed;
@@ -144,10 +129,7 @@ fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
 #[test]
 fn names_are_looked_up_in_their_order() {
     let mut echo = service("echo.app.svc.cluster.local", &[80]);
-    echo.vips = vec![
-        ("east".into(), [240, 0, 0, 1].into()),
-        ("west".into(), [10, 0, 0, 3].into()),
-    ];
+    echo.vips = vec![("east".into(), [240, 0, 0, 1].into()), ("west".into(), [10, 0, 0, 3].into())];
     let services = [
         echo,
         service("other.app.svc.cluster.local", &[80, 81]),
@@ -160,12 +142,7 @@ fn names_are_looked_up_in_their_order() {
     let names = names(&[
         ("taken.global", &[echo], None, ""),
         ("given.global", &["other.app.svc.cluster.local"], None, ""),
-        (
-            "echo.app.global",
-            &["other.app.global:81"],
-            Some(&["west"]),
-            "",
-        ),
+        ("echo.app.global", &["other.app.global:81"], Some(&["west"]), ""),
         ("for.some:80", &[echo], Some(&["west"]), ""),
         ("for.some:80", &["other.app.mesh.internal"], None, ""),
         ("gone.global", &["gone.app.svc.cluster.local"], None, ""),
@@ -189,16 +166,8 @@ fn names_are_looked_up_in_their_order() {
         ("for.some:81", "", ""),
         ("gone.global:80", "", ""),
         // Of two services of one family, the other names lead to the first.
-        (
-            "both.app.global:80",
-            "both.app.svc.cluster.local:80",
-            "both.app.svc.cluster.local:80",
-        ),
-        (
-            "both.app.mesh.internal:80",
-            "both.app.mesh.internal:80",
-            "both.app.mesh.internal:80",
-        ),
+        ("both.app.global:80", "both.app.svc.cluster.local:80", "both.app.svc.cluster.local:80"),
+        ("both.app.mesh.internal:80", "both.app.mesh.internal:80", "both.app.mesh.internal:80"),
         // Only VIPs and workloads of this network match.
         ("240.0.0.1:80", &echo, &echo),
         ("10.0.0.3:8080", &echo, &echo),
@@ -211,11 +180,7 @@ fn names_are_looked_up_in_their_order() {
         ("svc.cluster.local:80", "", ""),
     ] {
         let name = |at: usize| found(&snapshot, text)[at].clone().unwrap_or_default().0;
-        assert_eq!(
-            [name(0), name(1), name(2)],
-            [west, others, others],
-            "{text}"
-        );
+        assert_eq!([name(0), name(1), name(2)], [west, others, others], "{text}");
     }
 }
 
@@ -239,10 +204,7 @@ fn an_entry_holds_for_all_names_of_its_service() {
     }
     let old = build_snapshot(Mesh::new(services.clone(), []), names(&[]), exposure);
     let exports: ExportSet = [("exported.app.global", 80)].into_iter().collect();
-    let change = Change {
-        exports: Some(exports),
-        ..Change::default()
-    };
+    let change = Change { exports: Some(exports), ..Change::default() };
     let snapshot = build(&old, change);
     for (text, west, north) in [
         ("echo.app.svc.cluster.local:80", true, false),
@@ -265,10 +227,7 @@ fn an_entry_holds_for_all_names_of_its_service() {
     // Tunnels are then evaluated again.
     let appears = service("echo.app.mesh.internal", &[80]);
     let mesh = Mesh::new(services.into_iter().chain([appears]), []);
-    let change = Change {
-        mesh: Some((mesh, "east".into())),
-        ..Change::default()
-    };
+    let change = Change { mesh: Some((mesh, "east".into())), ..Change::default() };
     let next = build(&snapshot, change);
     assert_eq!(next.generation, snapshot.generation + 1);
     let [by_west, ..] = found(&next, "echo.app.svc.cluster.local:80");
@@ -305,25 +264,10 @@ fn address_suffixes(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec
 #[test]
 fn an_alias_of_several_services_has_the_endpoints_of_all_and_of_a_region_those_there() {
     let names = names(&[
-        (
-            "foo.global:80",
-            &[WEST2, "foo.useast2.global", "foo.gone.global"],
-            None,
-            "",
-        ),
+        ("foo.global:80", &[WEST2, "foo.useast2.global", "foo.gone.global"], None, ""),
         ("foo-west.global:80", &[WEST2, EAST2], None, "us-west-2"),
-        (
-            "foo-east.global:80",
-            &[WEST2, EAST2],
-            Some(&["west"]),
-            "us-east-2",
-        ),
-        (
-            "foo-south.global:8080",
-            &["foo.uswest2.global:80"],
-            None,
-            "sa-east-1",
-        ),
+        ("foo-east.global:80", &[WEST2, EAST2], Some(&["west"]), "us-east-2"),
+        ("foo-south.global:8080", &["foo.uswest2.global:80"], None, "sa-east-1"),
         ("nothing.global", &["foo.gone.global"], None, "us-west-2"),
     ]);
     let mut exposure = ExposureTable::new(false);
@@ -349,22 +293,12 @@ fn an_alias_of_several_services_has_the_endpoints_of_all_and_of_a_region_those_t
     assert_eq!(allowed, [Some(true), Some(false), Some(false)]);
     // One target and one workload are removed.
     let mut mesh = payments();
-    mesh.services
-        .remove("useast2/foo.useast2.svc.cluster.local");
+    mesh.services.remove("useast2/foo.useast2.svc.cluster.local");
     mesh.workloads.remove("uid-1");
-    let change = Change {
-        mesh: Some((mesh, "east".into())),
-        ..Change::default()
-    };
+    let change = Change { mesh: Some((mesh, "east".into())), ..Change::default() };
     let next = build(&snapshot, change);
-    assert_eq!(
-        address_suffixes(&next, "west.local", "foo.global:80"),
-        Some(vec![3])
-    );
-    assert_eq!(
-        address_suffixes(&next, "west.local", "foo-east.global:80"),
-        Some(vec![])
-    );
+    assert_eq!(address_suffixes(&next, "west.local", "foo.global:80"), Some(vec![3]));
+    assert_eq!(address_suffixes(&next, "west.local", "foo-east.global:80"), Some(vec![]));
     let allowed = found(&next, "foo.global:80").map(|found| found.map(|found| found.1));
     assert_eq!(allowed, [Some(true), Some(true), Some(false)]);
 }
@@ -408,10 +342,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     ];
     let mesh = Mesh::new(services, [here, there, sick, plain, closed, behind]);
     let mut exposure = ExposureTable::new(false);
-    let of_port = Exposure {
-        port: Some(80),
-        ..exposed("west", true)
-    };
+    let of_port = Exposure { port: Some(80), ..exposed("west", true) };
     exposure.add_entry("echo.app.global", &of_port, []);
     exposure.add_entry(other, &exposed("north", true), []);
     exposure.add_entry("closed.app.svc.cluster.local", &exposed("west", false), []);
@@ -433,9 +364,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     }
     let dialled = |text| {
         let authority = requested(text);
-        let found = snapshot
-            .find(caller("west.local"), &authority)
-            .expect("one");
+        let found = snapshot.find(caller("west.local"), &authority).expect("one");
         let endpoints = &snapshot.endpoints(&found, false).endpoints;
         let addresses = endpoints.iter().map(|one| one.address.to_string());
         addresses.collect::<Vec<_>>()
@@ -452,16 +381,10 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     let same = |one: &Arc<crate::snapshot::Endpoint>| Arc::ptr_eq(&one.state, state);
     assert!(by_name.ports[&80].endpoints.iter().any(same));
     // Without the entries no address resolves.
-    let change = Change {
-        exposure: Some(ExposureTable::new(true)),
-        ..Change::default()
-    };
+    let change = Change { exposure: Some(ExposureTable::new(true)), ..Change::default() };
     let closed = build(&snapshot, change);
     assert!(closed.find(caller("west.local"), &authority).is_none());
-    assert_eq!(
-        closed.ports_at_address([10, 0, 0, 1].into(), 8080).count(),
-        0
-    );
+    assert_eq!(closed.ports_at_address([10, 0, 0, 1].into(), 8080).count(), 0);
 }
 
 #[test]
@@ -473,19 +396,15 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
         exposure.add_entry(echo, &exposed("west", false), name.map(|name| (name, None)));
         exposure
     };
-    let aliases: &[AliasSpec<'_>] = &[
-        ("a.global", &[echo], None, ""),
-        ("b.global", &[echo, other], None, ""),
-    ];
+    let aliases: &[AliasSpec<'_>] =
+        &[("a.global", &[echo], None, ""), ("b.global", &[echo, other], None, "")];
     let with = |aliases: &[AliasSpec<'_>], name| {
         build_snapshot(Mesh::new(services(), []), names(aliases), table(name))
     };
     let old = with(aliases, Some("given.global"));
     let none = || NameTable::new(["svc.cluster.local"], []);
-    let moved: &[AliasSpec<'_>] = &[
-        ("a.global", &[other], None, ""),
-        ("b.global", &[echo], None, ""),
-    ];
+    let moved: &[AliasSpec<'_>] =
+        &[("a.global", &[other], None, ""), ("b.global", &[echo], None, "")];
     let more: &[AliasSpec<'_>] = &[
         ("a.global", &[echo, other], None, ""),
         ("b.global", &["new.app.global", other, echo], None, ""),
@@ -493,10 +412,7 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
     let hidden: &[AliasSpec<'_>] = &[("a.global", &[echo], Some(&["north"]), "")];
     let later = [
         ("the same", with(aliases, Some("given.global"))),
-        (
-            "no names",
-            build_snapshot(Mesh::new(services(), []), none(), table(None)),
-        ),
+        ("no names", build_snapshot(Mesh::new(services(), []), none(), table(None))),
         ("other targets", with(moved, Some("other.global"))),
         ("hidden", with(hidden, Some("given.global"))),
         ("more targets", with(more, Some("given.global"))),
@@ -507,10 +423,7 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
     ];
     // Each row: authority, and whether it still leads to the same service in each later snapshot.
     for (text, want) in [
-        (
-            "echo.app.svc.cluster.local:80",
-            [true, true, true, true, true, true],
-        ),
+        ("echo.app.svc.cluster.local:80", [true, true, true, true, true, true]),
         ("echo.app.global:80", [true, false, true, true, true, true]),
         ("given.global:80", [true, false, false, true, true, true]),
         ("a.global:80", [true, false, false, false, true, true]),
@@ -524,12 +437,7 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
             next.still_leads_to(west, &requested, of.0, of.1, &found.matched_by)
         };
         let got: Vec<_> = later.iter().map(stands).collect();
-        assert_eq!(
-            got,
-            want,
-            "{text} {:?}",
-            later.each_ref().map(|(what, _)| what)
-        );
+        assert_eq!(got, want, "{text} {:?}", later.each_ref().map(|(what, _)| what));
     }
 }
 
@@ -550,20 +458,10 @@ fn exposing_all_admits_the_trust_set_to_what_more_than_its_namespace_sees() {
     exposure.add_entry(&narrow.hostname, &exposed("north", false), []);
     exposure.add_entry(&named.hostname, &exposed("west", false), []);
     let mesh = Mesh::new([open, narrow, private, named, exported], []);
-    let alias = (
-        "alias.name",
-        &["private.app.svc.cluster.local"][..],
-        None,
-        "",
-    );
+    let alias = ("alias.name", &["private.app.svc.cluster.local"][..], None, "");
     let old = build_snapshot(mesh, names(&[alias]), exposure);
-    let exports: ExportSet = [("exported.app.svc.cluster.local", 80)]
-        .into_iter()
-        .collect();
-    let change = Change {
-        exports: Some(exports),
-        ..Change::default()
-    };
+    let exports: ExportSet = [("exported.app.svc.cluster.local", 80)].into_iter().collect();
+    let change = Change { exports: Some(exports), ..Change::default() };
     let snapshot = build(&old, change);
     for (name, want) in [
         ("open.app.svc.cluster.local", [true, true]),

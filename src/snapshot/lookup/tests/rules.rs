@@ -34,16 +34,9 @@ fn one_peer_reaches_what_its_link_exposes_and_another_its_selection() {
             local: local.iter().map(|&host| host.into()).collect(),
             ..ServiceVisibility::default()
         };
-        let change = Change {
-            scope: Some(scope),
-            ..Change::default()
-        };
+        let change = Change { scope: Some(scope), ..Change::default() };
         let snapshot = build(&snapshot, change);
-        let requested = [
-            "echo.app.global:80",
-            "cart.alias:80",
-            "hidden.shop.global:80",
-        ];
+        let requested = ["echo.app.global:80", "cart.alias:80", "hidden.shop.global:80"];
         requested.map(|text| {
             let found = found(&snapshot, text);
             found.map(|found| found.expect("a service").1)
@@ -55,32 +48,21 @@ fn one_peer_reaches_what_its_link_exposes_and_another_its_selection() {
     assert_eq!(reached(&[], &[]), [north, nobody, nobody]);
     assert_eq!(reached(&["*"], &[]), [both, west, nobody]);
     assert_eq!(reached(&["*"], &[CART]), [both, nobody, nobody]);
-    assert_eq!(
-        reached(&["*.shop.svc.cluster.local"], &[]),
-        [north, west, nobody]
-    );
+    assert_eq!(reached(&["*.shop.svc.cluster.local"], &[]), [north, west, nobody]);
     assert_eq!(reached(&["echo.app.global"], &[]), [both, nobody, nobody]);
 }
 
 fn limited(to: &str, tunnels: u32) -> Exposure {
     Exposure {
-        limits: ServiceLimits {
-            tunnels: Some(tunnels),
-            ..ServiceLimits::default()
-        },
+        limits: ServiceLimits { tunnels: Some(tunnels), ..ServiceLimits::default() },
         ..exposed(to, false)
     }
 }
 
 fn limits(snapshot: &Snapshot, domain: &str, text: &str) -> Vec<Option<u32>> {
     let requested = requested(text);
-    let found = snapshot
-        .find(caller(domain), &requested)
-        .expect("a service");
-    let to = ServicePort {
-        host: &found.service.hostname,
-        port: found.port,
-    };
+    let found = snapshot.find(caller(domain), &requested).expect("a service");
+    let to = ServicePort { host: &found.service.hostname, port: found.port };
     let entries = snapshot.limiting_entries(
         std::iter::once(caller(domain)),
         &requested,
@@ -94,10 +76,7 @@ fn limits(snapshot: &Snapshot, domain: &str, text: &str) -> Vec<Option<u32>> {
 fn the_limits_of_each_entry_that_admits_a_peer_apply() {
     let mesh = Mesh::new([service(ECHO, &[80, 81]), service(CART, &[80])], []);
     let mut exposure = ExposureTable::new(false);
-    let of_port = Exposure {
-        port: Some(81),
-        ..limited("west", 3)
-    };
+    let of_port = Exposure { port: Some(81), ..limited("west", 3) };
     let twice = [("given.name", None), ("given.name", Some(80))];
     exposure.add_entry(ECHO, &limited("west", 1), twice);
     exposure.add_entry(ECHO, &limited("north", 2), []);
@@ -121,14 +100,8 @@ fn the_limits_of_each_entry_that_admits_a_peer_apply() {
 #[test]
 fn a_peer_that_only_a_link_admits_has_the_limits_of_all_entries() {
     let mesh = Mesh::new([service(ECHO, &[80]), service(CART, &[80])], []);
-    let of_cart = Audience {
-        namespaces: vec!["cart".into()],
-        ..Audience::default()
-    };
-    let of_cart = Exposure {
-        audiences: vec![of_cart],
-        ..limited("west", 2)
-    };
+    let of_cart = Audience { namespaces: vec!["cart".into()], ..Audience::default() };
+    let of_cart = Exposure { audiences: vec![of_cart], ..limited("west", 2) };
     let mut exposure = ExposureTable::new(false);
     exposure.add_entry(ECHO, &of_cart, []);
     exposure.add_entry(ECHO, &limited("north", 3), []);
@@ -169,10 +142,7 @@ fn an_entry_for_the_same_peers_keeps_its_count_in_a_new_table() {
     let of = |snapshot: &Snapshot, at: usize| Arc::clone(&snapshot.exposure.entries(ECHO)[at].open);
     let _open = of(&old, 0).add(&Source::prefix([192, 0, 2, 1].into()));
     let next = |first: &Exposure, second: &Exposure| {
-        let change = Change {
-            exposure: Some(table(first, second)),
-            ..Change::default()
-        };
+        let change = Change { exposure: Some(table(first, second)), ..Change::default() };
         let next = build(&old, change);
         let name = requested("given.name:80");
         let given = next.exposure.entries_with_alias(&name);
@@ -180,10 +150,7 @@ fn an_entry_for_the_same_peers_keeps_its_count_in_a_new_table() {
         (of(&next, 0).get(), of(&next, 1).get(), given)
     };
     let north = limited("north", 7);
-    let first = Exposure {
-        index: 1,
-        ..limited("west", 7)
-    };
+    let first = Exposure { index: 1, ..limited("west", 7) };
     assert_eq!(next(&north, &first), (0, 1, vec![0]));
     assert_eq!(next(&first, &north), (1, 0, vec![1]));
     assert_eq!(next(&north, &limited("anyone", 7)), (0, 0, vec![0]));
@@ -195,18 +162,11 @@ fn of_version(last: u8, version: &str) -> Workload {
         canonical_revision: version.into(),
         ..mesh::Template::clone(&one.template)
     };
-    Workload {
-        template: template.into(),
-        ..one
-    }
+    Workload { template: template.into(), ..one }
 }
 
 fn part(version: &str, weight: u32) -> SubsetPart {
-    SubsetPart {
-        name: version.into(),
-        labels: [("version".into(), version.into())].into(),
-        weight,
-    }
+    SubsetPart { name: version.into(), labels: [("version".into(), version.into())].into(), weight }
 }
 
 #[test]
@@ -214,17 +174,10 @@ fn a_split_of_subsets_is_kept_and_each_part_is_divided_by_the_weights_of_regions
     let placed = |last, version, region: &str| {
         let one = of_version(last, version);
         let template = mesh::Template {
-            locality: Locality {
-                region: region.into(),
-                ..Locality::default()
-            }
-            .into(),
+            locality: Locality { region: region.into(), ..Locality::default() }.into(),
             ..mesh::Template::clone(&one.template)
         };
-        Workload {
-            template: template.into(),
-            ..one
-        }
+        Workload { template: template.into(), ..one }
     };
     let workloads = [
         placed(1, "v1", "us-west"),
@@ -233,32 +186,19 @@ fn a_split_of_subsets_is_kept_and_each_part_is_divided_by_the_weights_of_regions
         placed(4, "v2", "evacuated"),
     ];
     let alias = Alias::new(ECHO, None, vec![(ECHO.into(), None)], None, None);
-    let split = Subset {
-        name: "mix".into(),
-        parts: [part("v1", 3), part("v2", 1)].into(),
-    };
+    let split = Subset { name: "mix".into(), parts: [part("v1", 3), part("v2", 1)].into() };
     let alias = (format!("{ECHO}@mix"), alias.with_subset(split));
     let rule = region_weights(&[("us-west", 10), ("us-east", 90), ("evacuated", 0)]);
     let mesh = Mesh::new([service(ECHO, &[80])], workloads);
     let names = NameTable::new(SUFFIXES, [(&*alias.0, alias.1)]);
     let before = build_snapshot(mesh, names, ExposureTable::new(true));
-    let change = Change {
-        traffic: Some(Traffic::new([], rule)),
-        ..Change::default()
-    };
+    let change = Change { traffic: Some(Traffic::new([], rule)), ..Change::default() };
     let snapshot = build(&before, change);
     let requested = sni::authority_of("outbound_.80_.mix_.echo.app.global", 1);
-    let found = snapshot
-        .find(caller("west.local"), &requested)
-        .expect("a service");
+    let found = snapshot.find(caller("west.local"), &requested).expect("a service");
     let set = snapshot.endpoints(&found, false);
     let shares = pick_probabilities(&set, NO_LINK_FACTORS, tokio::time::Instant::now());
-    let mut shares: Vec<_> = set
-        .endpoints
-        .iter()
-        .map(|one| one.uid())
-        .zip(shares)
-        .collect();
+    let mut shares: Vec<_> = set.endpoints.iter().map(|one| one.uid()).zip(shares).collect();
     shares.sort_by(|one, other| one.0.cmp(other.0));
     let want = [("uid-1", 0.075), ("uid-2", 0.675), ("uid-3", 0.25)];
     assert_eq!(shares.len(), want.len(), "{shares:?}");
@@ -270,24 +210,15 @@ fn a_split_of_subsets_is_kept_and_each_part_is_divided_by_the_weights_of_regions
 
 #[test]
 fn a_subset_has_the_endpoints_with_its_labels_and_shares_those_of_its_parts() {
-    let workloads = [
-        of_version(1, "v1"),
-        of_version(2, "v1"),
-        of_version(3, "v2"),
-        of_version(4, "v3"),
-    ];
+    let workloads =
+        [of_version(1, "v1"), of_version(2, "v1"), of_version(3, "v2"), of_version(4, "v3")];
     let subset = |name: &str, parts: Vec<SubsetPart>| {
         let alias = Alias::new(ECHO, None, vec![(ECHO.into(), None)], None, None);
-        let subset = Subset {
-            name: name.into(),
-            parts: parts.into(),
-        };
+        let subset = Subset { name: name.into(), parts: parts.into() };
         (format!("{ECHO}@{name}"), alias.with_subset(subset))
     };
-    let subsets = [
-        subset("v1", vec![part("v1", 1)]),
-        subset("mix", vec![part("v1", 30), part("v2", 10)]),
-    ];
+    let subsets =
+        [subset("v1", vec![part("v1", 1)]), subset("mix", vec![part("v1", 30), part("v2", 10)])];
     let (hosts, aliases): (Vec<_>, Vec<_>) = subsets.into_iter().unzip();
     let names = NameTable::new(SUFFIXES, hosts.iter().map(String::as_str).zip(aliases));
     let mut exposure = ExposureTable::new(false);
@@ -305,26 +236,17 @@ fn a_subset_has_the_endpoints_with_its_labels_and_shares_those_of_its_parts() {
             |domain| snapshot.evaluate_exposure(caller(domain), &requested, to, &found.matched_by);
         assert_eq!(judge("west.local"), ExposureVerdict::Allowed);
         assert_eq!(judge("north.local"), ExposureVerdict::NotForPeer);
-        let mut uids: Vec<_> = set
-            .endpoints
-            .iter()
-            .map(|one| one.uid().to_string())
-            .collect();
+        let mut uids: Vec<_> = set.endpoints.iter().map(|one| one.uid().to_string()).collect();
         uids.sort_unstable();
         let groups = set.groups().map(|groups| {
             let groups = groups.list().iter();
-            groups
-                .map(|group| (group.ready, group.share))
-                .collect::<Vec<_>>()
+            groups.map(|group| (group.ready, group.share)).collect::<Vec<_>>()
         });
         Some((uids.join(" "), groups))
     };
     assert_eq!(endpoints("v1"), Some(("uid-1 uid-2".to_owned(), None)));
     let shares = vec![(2, 0.75), (1, 0.25)];
-    assert_eq!(
-        endpoints("mix"),
-        Some(("uid-1 uid-2 uid-3".to_owned(), Some(shares)))
-    );
+    assert_eq!(endpoints("mix"), Some(("uid-1 uid-2 uid-3".to_owned(), Some(shares))));
     assert_eq!(endpoints("v4"), None);
 }
 
@@ -351,10 +273,7 @@ fn a_hostname_of_another_namespace_overrides_an_alias_of_objects() {
         table
     };
     let next = |old: &Snapshot, all: &[(&str, &str)]| {
-        let change = Change {
-            mesh: Some((services(all), "east".into())),
-            ..Change::default()
-        };
+        let change = Change { mesh: Some((services(all), "east".into())), ..Change::default() };
         build(old, change)
     };
     let west = |snapshot: &Snapshot, text: &str| found(snapshot, text)[0].take();
@@ -377,10 +296,7 @@ fn a_hostname_of_another_namespace_overrides_an_alias_of_objects() {
             assert_eq!(leads(&taken, &MatchedBy::Exposed), is_own, "{name}");
             let own = to(EVIL, 80).filter(|_| is_own);
             let theirs = |port| to(name, port).filter(|_| claimants.len() == 1 && !is_own);
-            assert_eq!(
-                west(&taken, &format!("{name}:80")),
-                own.or_else(|| theirs(80))
-            );
+            assert_eq!(west(&taken, &format!("{name}:80")), own.or_else(|| theirs(80)));
             assert_eq!(west(&taken, &format!("{name}:81")), theirs(81), "{name}");
             assert_eq!(next(&taken, &[]).generation, taken.generation + 1);
         }

@@ -50,12 +50,10 @@ fn receive(client: &mut ClientConnection, mut records: &[u8]) -> Vec<u8> {
 
 /// Returns the application data of opened records.
 fn data(opened: Vec<(Content, Vec<u8>)>) -> Vec<u8> {
-    let data = opened
-        .into_iter()
-        .flat_map(|(content, payload)| match content {
-            Content::ApplicationData => payload,
-            _ => Vec::new(),
-        });
+    let data = opened.into_iter().flat_map(|(content, payload)| match content {
+        Content::ApplicationData => payload,
+        _ => Vec::new(),
+    });
     data.collect()
 }
 
@@ -177,11 +175,7 @@ fn keys_are_updated_by_either_side_at_any_point() {
 #[test]
 fn a_key_update_is_due_at_half_the_limit_of_the_suite_and_the_limit_is_kept() {
     let (mut layer, mut client) = pair(TLS13_AES_128_GCM_SHA256);
-    assert_eq!(
-        layer.key_records_max,
-        1 << 24,
-        "draft-irtf-cfrg-aead-limits"
-    );
+    assert_eq!(layer.key_records_max, 1 << 24, "draft-irtf-cfrg-aead-limits");
     layer.key_records_max = 10;
     for count in 0..10 {
         assert_eq!(layer.needs_key_update(), count >= 5, "{count}");

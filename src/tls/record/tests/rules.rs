@@ -35,11 +35,7 @@ fn opened(mut input: Vec<u8>) -> Result<Vec<(Content, Vec<u8>)>, RecordError> {
 fn check<const ROWS: usize>(rows: [(&str, Vec<u8>, u8); ROWS]) {
     for (name, input, expected) in rows {
         let error = opened(input).unwrap_err();
-        assert_eq!(
-            error.alert().map(u8::from),
-            Some(expected),
-            "{name}: {error}"
-        );
+        assert_eq!(error.alert().map(u8::from), Some(expected), "{name}: {error}");
     }
 }
 
@@ -54,11 +50,7 @@ fn a_record_that_breaks_a_rule_of_its_form_has_the_alert_of_rfc_8446() {
         ("message", vec![22, 3, 3, 0, 1, 1], UNEXPECTED_MESSAGE),
         ("no TLS", b"PRI * HTTP/2.0".to_vec(), UNEXPECTED_MESSAGE),
         ("header", vec![23, 3, 3, 0x41, 0x01], RECORD_OVERFLOW),
-        (
-            "largest header",
-            vec![23, 3, 3, 0xff, 0xff],
-            RECORD_OVERFLOW,
-        ),
+        ("largest header", vec![23, 3, 3, 0xff, 0xff], RECORD_OVERFLOW),
         ("nothing", raw(&[]), BAD_RECORD_MAC),
         ("half a tag", raw(&[0; 15]), BAD_RECORD_MAC),
         ("wrong tag", raw(&wrong_tag), BAD_RECORD_MAC),
@@ -158,11 +150,7 @@ fn a_key_update_is_read_whatever_its_parts() {
         assert_eq!(last.0, Content::ApplicationData);
         let (update, nothing) = got.split_last().unwrap();
         assert_eq!(update.0, Content::KeyUpdate { requested: true });
-        assert!(
-            nothing
-                .iter()
-                .all(|(content, _)| *content == Content::Nothing)
-        );
+        assert!(nothing.iter().all(|(content, _)| *content == Content::Nothing));
     }
 }
 

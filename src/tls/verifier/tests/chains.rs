@@ -149,21 +149,9 @@ fn chains_of_istio_agent_are_accepted_with_every_bundle_of_roots_behind_them() {
         (&[&old, &other], chain(&leaf, &[&ca, &old, &other]), 2),
         (&[&other, &old], chain(&leaf, &[&ca, &other, &old, &new]), 2),
         (&[&new, &old], chain(&leaf, &[&ca, &new, &old]), 3),
-        (
-            &[&old, &new],
-            chain(&leaf_of(&rotated), &[&rotated, &old, &new]),
-            3,
-        ),
-        (
-            &[&company, &fourth],
-            chain(&leaf_of(&third), &[&third, &company, &fourth, &company]),
-            2,
-        ),
-        (
-            &[&next, &company],
-            chain(&leaf_of(&third), &[&third, &next, &company]),
-            3,
-        ),
+        (&[&old, &new], chain(&leaf_of(&rotated), &[&rotated, &old, &new]), 3),
+        (&[&company, &fourth], chain(&leaf_of(&third), &[&third, &company, &fourth, &company]), 2),
+        (&[&next, &company], chain(&leaf_of(&third), &[&third, &next, &company]), 3),
         // Signed by the root itself, as by istiod's own.
         (&[&old, &new], chain(&leaf_of(&old), &[&old, &new]), 1),
     ] {
@@ -180,12 +168,7 @@ fn a_chain_of_nested_spire_servers_is_accepted_up_to_the_configured_depth() {
     let inner = below(&nested, "SPIRE of the cluster");
     let leaf = leaf_of(&inner);
     let sent = chain(&leaf, &[&inner, &nested, &upstream, &root]);
-    for (depth, wanted) in [
-        (3, (None, 4)),
-        (6, (None, 4)),
-        (2, (UNKNOWN, 0)),
-        (0, (UNKNOWN, 0)),
-    ] {
+    for (depth, wanted) in [(3, (None, 4)), (6, (None, 4)), (2, (UNKNOWN, 0)), (0, (UNKNOWN, 0))] {
         let verifier = counting_verifier(&roots(&[&root]), depth, "");
         assert_eq!(cost(&verifier, &sent), wanted, "{depth}");
     }
@@ -294,10 +277,7 @@ fn list(
 
 fn part(number: usize, scope: Option<rcgen::CrlScope>) -> Option<CrlIssuingDistributionPoint> {
     let uris = vec![format!("http://crl.example/{number}")];
-    Some(CrlIssuingDistributionPoint {
-        distribution_point: CrlDistributionPoint { uris },
-        scope,
-    })
+    Some(CrlIssuingDistributionPoint { distribution_point: CrlDistributionPoint { uris }, scope })
 }
 
 #[test]
@@ -344,10 +324,7 @@ fn a_leaf_is_looked_up_in_every_partition_that_covers_it() {
     let authorities = list(&ca, &all, part(1, Some(rcgen::CrlScope::CaCertsOnly)));
     assert_eq!(verdicts(from_ref(&authorities)), [unknown; 3]);
     let leaves = list(&ca, &all, part(1, Some(rcgen::CrlScope::UserCertsOnly)));
-    assert_eq!(
-        verdicts(&[authorities, leaves]),
-        [revoked, revoked, unknown]
-    );
+    assert_eq!(verdicts(&[authorities, leaves]), [revoked, revoked, unknown]);
 }
 
 #[test]

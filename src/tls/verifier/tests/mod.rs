@@ -42,16 +42,8 @@ fn verifier_with(root: &str, lists: Option<&str>) -> ClientVerifier {
         };
         Arc::new(Crls::load(&config).expect("lists"))
     });
-    let domain = TrustedDomain {
-        name: "west.local".into(),
-        issuers: None,
-        roots: None,
-    };
-    let trust = PeerTrust {
-        domains: vec![domain],
-        crls,
-        ..PeerTrust::default()
-    };
+    let domain = TrustedDomain { name: "west.local".into(), issuers: None, roots: None };
+    let trust = PeerTrust { domains: vec![domain], crls, ..PeerTrust::default() };
     verifier_of(root, &trust)
 }
 
@@ -92,10 +84,7 @@ fn a_domain_outside_the_set_is_named_for_people() {
     let chain = certificates(&leaf.expect("a leaf").chain_pem);
     let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
     let refused = refused.expect_err("a refusal");
-    assert_eq!(
-        refusal_for_error(&refused),
-        HandshakeRefusal::UntrustedDomain
-    );
+    assert_eq!(refusal_for_error(&refused), HandshakeRefusal::UntrustedDomain);
     assert_eq!(
         explain_error(&refused),
         "trust domain north.local (spiffe://north.local/ns/shop/sa/checkout) is not in \
@@ -160,10 +149,7 @@ fn a_chain_ends_with_the_first_certificate_on_its_way_to_the_root() {
 #[test]
 fn a_new_verifier_has_trusted_nobody_yet() {
     let (root, chain) = short_lived();
-    for root in [
-        root.as_str(),
-        &dev::Authority::new().expect("a root").root_pem(),
-    ] {
+    for root in [root.as_str(), &dev::Authority::new().expect("a root").root_pem()] {
         let verifier = verifier(root);
         let verdict = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
         assert_eq!(judged(&verifier), 1, "{verdict:?}");
@@ -210,9 +196,7 @@ fn peers_of_each_of_two_equally_named_roots_are_judged_by_its_own_list() {
                 let verifier = verifier_with(&bundle, Some(&lists));
                 let got = peers.each_ref().map(|(_, chain)| verdict(&verifier, chain));
                 assert_eq!(got, [None; 2], "{has_key_ids} {numbers:?}");
-                let got = revoked
-                    .each_ref()
-                    .map(|(_, chain)| verdict(&verifier, chain));
+                let got = revoked.each_ref().map(|(_, chain)| verdict(&verifier, chain));
                 assert_eq!(got, [Some(HandshakeRefusal::Revoked); 2]);
             }
         }
@@ -281,13 +265,9 @@ fn istiod_5_the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_besi
         vec![root_der.clone(), own_der.clone()],
         vec![own_der.clone(), other_der],
     ] {
-        let path = verifier
-            .verify_chain(leaf, &sent, after(0))
-            .expect("a verdict");
+        let path = verifier.verify_chain(leaf, &sent, after(0)).expect("a verdict");
         assert_eq!(*path.issuer, issuer(&own.pem()));
-        let again = verifier
-            .verify_chain(leaf, &sent, after(0))
-            .expect("a verdict");
+        let again = verifier.verify_chain(leaf, &sent, after(0)).expect("a verdict");
         assert_eq!(again, path, "from memory");
     }
 }
@@ -300,9 +280,7 @@ fn istiod_5_a_leaf_without_intermediate_has_the_root_as_its_issuer() {
     let west = root.intermediate("west").expect("an intermediate");
     let chain = certificates(&west.leaf(WEST).expect("a leaf").chain_pem);
     let verifier = verifier(&west.pem());
-    let path = verifier
-        .verify_chain(&chain[0], &[], after(0))
-        .expect("a verdict");
+    let path = verifier.verify_chain(&chain[0], &[], after(0)).expect("a verdict");
     assert_eq!(*path.issuer, issuer(&west.pem()));
 }
 
@@ -318,10 +296,7 @@ fn istiod_5_issuers_without_a_cluster_and_those_of_other_domains_are_refused() {
         roots: None,
     };
     let restricted = PeerTrust {
-        domains: vec![
-            domain("west.local", Some(spki(&west))),
-            domain("east.local", None),
-        ],
+        domains: vec![domain("west.local", Some(spki(&west))), domain("east.local", None)],
         ..PeerTrust::default()
     };
     let by_domain = verifier_of(&authority.root_pem(), &restricted);

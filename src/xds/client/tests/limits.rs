@@ -11,10 +11,7 @@ use prost::Message as _;
 
 #[test]
 fn what_would_be_too_much_to_claim_is_sent_anew_and_nothing_is_dropped_before() {
-    let limits = Limits {
-        initial_versions_bytes: 30,
-        ..Limits::default()
-    };
+    let limits = Limits { initial_versions_bytes: 30, ..Limits::default() };
     let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
     let mut taken = LoggingStore::default();
     client.connected();
@@ -30,45 +27,28 @@ fn what_would_be_too_much_to_claim_is_sent_anew_and_nothing_is_dropped_before() 
         assert_eq!(client.held(ALL), 3);
     }
     taken.log.clear();
-    let answers = client.received(
-        response(ALL, [bad(ALL, "a", "2"), resource(ALL, "d", "1")]),
-        &mut taken,
-    );
+    let answers =
+        client.received(response(ALL, [bad(ALL, "a", "2"), resource(ALL, "d", "1")]), &mut taken);
     assert!(error(&answers).is_some_and(|text| text.starts_with("a: ")));
     taken.log.sort_unstable();
     assert_eq!(taken.log, ["+d", "-b", "-c"], "what is wrong stays");
     client.received(response(ALL, [resource(ALL, "d", "2")]), &mut taken);
-    assert_eq!(
-        client.held(ALL),
-        2,
-        "only the first response has all there is"
-    );
+    assert_eq!(client.held(ALL), 2, "only the first response has all there is");
     client.disconnected(StreamEnd::Clean);
     client.received(response(ALL, []), &mut taken);
     assert_eq!(client.held(ALL), 2);
     let first = client.connected();
-    assert_eq!(
-        first[0].initial_versions,
-        versions(&[("a", "1"), ("d", "2")])
-    );
+    assert_eq!(first[0].initial_versions, versions(&[("a", "1"), ("d", "2")]));
 }
 
 #[test]
 fn what_is_beyond_the_limits_is_rejected_and_what_is_held_can_change() {
-    let limits = Limits {
-        entries: 2,
-        bytes: 1000,
-        ..Limits::default()
-    };
+    let limits = Limits { entries: 2, bytes: 1000, ..Limits::default() };
     let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
     let mut taken = LoggingStore::default();
     client.connected();
     want(&mut client, &mut taken, &["wanted"]);
-    let sent = [
-        bad(ALL, "bad", "1"),
-        resource(ALL, "a", "1"),
-        resource(ALL, "b", "1"),
-    ];
+    let sent = [bad(ALL, "bad", "1"), resource(ALL, "a", "1"), resource(ALL, "b", "1")];
     let answers = client.received(response(ALL, sent), &mut taken);
     let error_text = error(&answers).expect("a NACK");
     assert!(error_text.ends_with("b: 2 resources are held, which is the limit"));
@@ -95,11 +75,7 @@ fn what_is_beyond_the_limits_is_rejected_and_what_is_held_can_change() {
 
 #[test]
 fn no_more_names_are_wanted_than_a_first_request_has_room_for() {
-    let limits = Limits {
-        wanted: 50,
-        initial_versions_bytes: 30,
-        ..Limits::default()
-    };
+    let limits = Limits { wanted: 50, initial_versions_bytes: 30, ..Limits::default() };
     let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
     let mut taken = LoggingStore::default();
     want(&mut client, &mut taken, &["a1", "a2", "a3", "a4"]);
@@ -130,39 +106,25 @@ fn what_is_rejected_beyond_the_list_is_counted_until_the_next_stream() {
     let mut taken = LoggingStore::default();
     client.connected();
     let many = |count: usize| Response {
-        resources: (0..count)
-            .map(|at| bad(ALL, &at.to_string(), "1"))
-            .collect(),
+        resources: (0..count).map(|at| bad(ALL, &at.to_string(), "1")).collect(),
         ..response(ALL, [])
     };
     // The same rejections again do not add up.
     for count in [1000, 1002, 1003, 1001] {
         client.received(many(count), &mut taken);
     }
-    assert_eq!(
-        (client.rejected().count(), client.unlisted_rejections(ALL)),
-        (1000, 3)
-    );
+    assert_eq!((client.rejected().count(), client.unlisted_rejections(ALL)), (1000, 3));
     client.disconnected(StreamEnd::Clean);
     assert_eq!(client.unlisted_rejections(ALL), 3);
     client.connected();
     client.received(many(1), &mut taken);
-    assert_eq!(
-        (client.rejected().count(), client.unlisted_rejections(ALL)),
-        (1, 0)
-    );
+    assert_eq!((client.rejected().count(), client.unlisted_rejections(ALL)), (1, 0));
 }
 
 /// Returns a client for policies with a limit of entries, and its store.
 fn policies(entries: usize) -> (Client, Store) {
-    let wildcard = Subscription {
-        type_url: AUTHORIZATION,
-        mode: Mode::Wildcard,
-    };
-    let limits = Limits {
-        entries,
-        ..Limits::default()
-    };
+    let wildcard = Subscription { type_url: AUTHORIZATION, mode: Mode::Wildcard };
+    let limits = Limits { entries, ..Limits::default() };
     let mut client = Client::with_limits(vec![wildcard], limits);
     client.connected();
     (client, Store::default())
@@ -176,10 +138,7 @@ fn policy(name: &str) -> Resource {
         action: security::Action::Deny.into(),
         ..security::Authorization::default()
     };
-    Resource {
-        body: Some(message.encode_to_vec().into()),
-        ..resource(AUTHORIZATION, name, "1")
-    }
+    Resource { body: Some(message.encode_to_vec().into()), ..resource(AUTHORIZATION, name, "1") }
 }
 
 /// Publishes the policies as the stream would. Returns whether a tunnel is rejected.
@@ -190,17 +149,10 @@ fn publish(client: &Client, store: &mut Store, policies: &mut Policies) -> bool 
     if let Some(new) = store.take_policies() {
         *policies = new;
     }
-    let attributes = Attributes {
-        peer: None,
-        source: None,
-        destination: [10, 0, 0, 2].into(),
-        port: None,
-    };
+    let attributes =
+        Attributes { peer: None, source: None, destination: [10, 0, 0, 2].into(), port: None };
     let verdict = policies.evaluate(&mesh::Workload::default(), &attributes);
-    assert_eq!(
-        verdict.refusal == Some(PolicyRejection::NotReceived),
-        !client.is_synced()
-    );
+    assert_eq!(verdict.refusal == Some(PolicyRejection::NotReceived), !client.is_synced());
     verdict.refusal.is_some()
 }
 
@@ -225,16 +177,9 @@ fn a_policy_that_has_no_place_refuses_everything_until_a_stream_tells_all_withou
         for (again, refuses) in [(true, true), (false, false), (false, false)] {
             client.disconnected(StreamEnd::Clean);
             client.connected();
-            let response = if again {
-                response(AUTHORIZATION, [policy(name)])
-            } else {
-                quiet.clone()
-            };
-            assert_eq!(
-                reported(&mut client, response),
-                (again, refuses),
-                "{name:.9}"
-            );
+            let response =
+                if again { response(AUTHORIZATION, [policy(name)]) } else { quiet.clone() };
+            assert_eq!(reported(&mut client, response), (again, refuses), "{name:.9}");
         }
         assert_eq!(client.usage.held().0, 1);
     }

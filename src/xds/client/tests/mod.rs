@@ -68,14 +68,8 @@ impl ResourceStore for LoggingStore {
 }
 
 const SUBSCRIPTIONS: [Subscription; 2] = [
-    Subscription {
-        type_url: ALL,
-        mode: Mode::Wildcard,
-    },
-    Subscription {
-        type_url: SOME,
-        mode: Mode::OnDemand,
-    },
+    Subscription { type_url: ALL, mode: Mode::Wildcard },
+    Subscription { type_url: SOME, mode: Mode::OnDemand },
 ];
 
 fn client() -> (Client, LoggingStore) {
@@ -104,10 +98,7 @@ fn resource(type_url: &str, name: &str, version: &str) -> Resource {
 }
 
 fn bad(type_url: &str, name: &str, version: &str) -> Resource {
-    Resource {
-        body: Some(Bytes::from_static(b"bad")),
-        ..resource(type_url, name, version)
-    }
+    Resource { body: Some(Bytes::from_static(b"bad")), ..resource(type_url, name, version) }
 }
 
 fn response<const N: usize>(type_url: &str, resources: [Resource; N]) -> Response {
@@ -120,10 +111,7 @@ fn response<const N: usize>(type_url: &str, resources: [Resource; N]) -> Respons
 }
 
 fn removal(type_url: &str, name: &str) -> Response {
-    Response {
-        removed: vec![name.to_owned()],
-        ..response(type_url, [])
-    }
+    Response { removed: vec![name.to_owned()], ..response(type_url, []) }
 }
 
 /// Returns the error of the only answer; none for an ACK.
@@ -134,19 +122,13 @@ fn error(answers: &[Request]) -> Option<&str> {
 
 fn versions(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     let pairs = pairs.iter();
-    pairs
-        .map(|(name, version)| ((*name).to_owned(), (*version).to_owned()))
-        .collect()
+    pairs.map(|(name, version)| ((*name).to_owned(), (*version).to_owned())).collect()
 }
 
 #[test]
 fn first_requests_carry_the_node_and_what_was_accepted() {
     let (mut client, mut taken) = connected();
-    let sent = [
-        resource(ALL, "a", "1"),
-        resource(ALL, "b", "1"),
-        bad(ALL, "never-good", "1"),
-    ];
+    let sent = [resource(ALL, "a", "1"), resource(ALL, "b", "1"), bad(ALL, "never-good", "1")];
     client.received(response(ALL, sent), &mut taken);
     let sent = [bad(ALL, "a", "2"), resource(ALL, "b", "2")];
     client.received(response(ALL, sent), &mut taken);
@@ -165,10 +147,7 @@ fn each_response_has_one_answer_with_its_own_nonce() {
     let (mut client, mut taken) = connected();
     for (nonce, sent) in [("7", resource(ALL, "a", "1")), ("3", bad(ALL, "a", "2"))] {
         let nonce = nonce.to_owned();
-        let response = Response {
-            nonce: nonce.clone(),
-            ..response(ALL, [sent])
-        };
+        let response = Response { nonce: nonce.clone(), ..response(ALL, [sent]) };
         let [answer] = &client.received(response, &mut taken)[..] else {
             panic!("one answer");
         };
@@ -181,21 +160,13 @@ fn each_response_has_one_answer_with_its_own_nonce() {
         assert_eq!(*answer, expected);
     }
     client.disconnected(StreamEnd::Status);
-    assert!(
-        client
-            .connected()
-            .iter()
-            .all(|first| first.nonce.is_empty())
-    );
+    assert!(client.connected().iter().all(|first| first.nonce.is_empty()));
 }
 
 #[test]
 fn a_response_without_a_nonce_applies_and_has_no_answer() {
     let (mut client, mut taken) = connected();
-    let response = Response {
-        nonce: String::new(),
-        ..response(ALL, [resource(ALL, "a", "1")])
-    };
+    let response = Response { nonce: String::new(), ..response(ALL, [resource(ALL, "a", "1")]) };
     assert_eq!(client.received(response, &mut taken), []);
     assert_eq!(taken.log, ["+a"]);
 }
@@ -203,11 +174,7 @@ fn a_response_without_a_nonce_applies_and_has_no_answer() {
 #[test]
 fn a_nack_names_each_rejected_resource_while_the_others_apply() {
     let (mut client, mut taken) = connected();
-    let sent = [
-        bad(ALL, "x", "4"),
-        resource(ALL, "a", "1"),
-        bad(ALL, "y", "5"),
-    ];
+    let sent = [bad(ALL, "x", "4"), resource(ALL, "a", "1"), bad(ALL, "y", "5")];
     let answers = client.received(response(ALL, sent), &mut taken);
     let why = "weight: -1 is no weight; write 0 or more";
     let both = format!("x: {why}; y: {why}");
@@ -220,25 +187,12 @@ fn a_nack_names_each_rejected_resource_while_the_others_apply() {
 #[test]
 fn what_a_response_gets_wrong_is_rejected_by_name() {
     let good = || resource(ALL, "a", "2");
-    let no_body = Resource {
-        body: None,
-        ..good()
-    };
-    let other = Resource {
-        body_type: "type.googleapis.com/x".to_owned(),
-        ..good()
-    };
+    let no_body = Resource { body: None, ..good() };
+    let other = Resource { body_type: "type.googleapis.com/x".to_owned(), ..good() };
     let long = "l".repeat(NAME_BYTES_MAX + 1);
-    let both = Response {
-        removed: vec!["a".to_owned()],
-        ..response(ALL, [good()])
-    };
+    let both = Response { removed: vec!["a".to_owned()], ..response(ALL, [good()]) };
     for (sent, named, reason) in [
-        (
-            response(ALL, [good(), good()]),
-            "a",
-            "sent twice in one response",
-        ),
+        (response(ALL, [good(), good()]), "a", "sent twice in one response"),
         (both, "a", "both sent and removed in one response"),
         (response(ALL, [no_body]), "a", "it has no body"),
         (
@@ -246,16 +200,8 @@ fn what_a_response_gets_wrong_is_rejected_by_name() {
             "a",
             "body: type \"type.googleapis.com/x\", want type.googleapis.com/all",
         ),
-        (
-            response(ALL, [resource(ALL, "", "2")]),
-            "(no name)",
-            "it has no name",
-        ),
-        (
-            response(ALL, [resource(ALL, "*", "2")]),
-            "*",
-            "the name `*` is reserved",
-        ),
+        (response(ALL, [resource(ALL, "", "2")]), "(no name)", "it has no name"),
+        (response(ALL, [resource(ALL, "*", "2")]), "*", "the name `*` is reserved"),
         (
             response(ALL, [resource(ALL, &long, "2")]),
             &long[1..],
@@ -282,10 +228,7 @@ fn a_nack_is_bounded_and_says_how_many_it_leaves_out() {
         ..resource(ALL, &format!("r{at}"), "1")
     };
     let sent = (0..100).map(long).collect();
-    let sent = Response {
-        resources: sent,
-        ..response(ALL, [])
-    };
+    let sent = Response { resources: sent, ..response(ALL, []) };
     let answers = client.received(sent, &mut taken);
     let error = error(&answers).expect("a NACK");
     assert!(error.len() <= NACK_BYTES_MAX && error.len() > NACK_BYTES_MAX / 2);
@@ -298,10 +241,7 @@ fn a_nack_is_bounded_and_says_how_many_it_leaves_out() {
 fn rejections_are_kept_for_people_up_to_a_limit() {
     let (mut client, mut taken) = connected();
     let sent = (0..LISTED_MAX + 10).map(|at| bad(ALL, &format!("r{at}"), "1"));
-    let sent = Response {
-        resources: sent.collect(),
-        ..response(ALL, [])
-    };
+    let sent = Response { resources: sent.collect(), ..response(ALL, []) };
     client.received(sent, &mut taken);
     assert_eq!(client.rejected().count(), LISTED_MAX);
     client.received(response(ALL, [resource(ALL, "r0", "2")]), &mut taken);
@@ -345,10 +285,8 @@ fn the_removal_of_what_is_not_held_is_fine() {
 fn removals_come_before_what_is_new() {
     let (mut client, mut taken) = connected();
     client.received(response(ALL, [resource(ALL, "old", "1")]), &mut taken);
-    let sent = Response {
-        removed: vec!["old".to_owned()],
-        ..response(ALL, [resource(ALL, "new", "1")])
-    };
+    let sent =
+        Response { removed: vec!["old".to_owned()], ..response(ALL, [resource(ALL, "new", "1")]) };
     client.received(sent, &mut taken);
     assert_eq!(taken.log, ["+old", "-old", "+new"]);
 }
@@ -371,10 +309,7 @@ fn nothing_is_dropped_because_a_stream_ended() {
     client.disconnected(StreamEnd::Status);
     let late = client.received(removal(ALL, "a"), &mut taken);
     assert_eq!(late, [], "its stream is over");
-    assert_eq!(
-        (client.held(ALL), &taken.log[..]),
-        (1, &["+a".to_owned()][..])
-    );
+    assert_eq!((client.held(ALL), &taken.log[..]), (1, &["+a".to_owned()][..]));
     client.connected();
     client.received(removal(ALL, "a"), &mut taken);
     assert_eq!((client.held(ALL), taken.log.len()), (0, 2));
@@ -429,18 +364,12 @@ fn waits_double_up_to_15_s_until_an_end_is_harmless() {
         StreamEnd::GoAway,
         StreamEnd::Clean,
     ] {
-        assert_eq!(
-            [wait(end), wait(end), wait(StreamEnd::Status)],
-            [10, 10, 20]
-        );
+        assert_eq!([wait(end), wait(end), wait(StreamEnd::Status)], [10, 10, 20]);
         assert_eq!(wait(StreamEnd::Connect), 40);
     }
     // A stream does not reset the backoff by having been useful (docs/wire-contract.md 3.1).
     client.connected();
-    assert_eq!(
-        client.disconnected(StreamEnd::Status),
-        Duration::from_millis(80)
-    );
+    assert_eq!(client.disconnected(StreamEnd::Status), Duration::from_millis(80));
 }
 
 #[test]
@@ -456,10 +385,6 @@ fn a_grpc_status_is_an_end_by_its_code_and_message() {
         (16, "transport is closing", StreamEnd::Status),
         (99, "", StreamEnd::Status),
     ] {
-        assert_eq!(
-            StreamEnd::from_status(code, message),
-            end,
-            "{code} {message}"
-        );
+        assert_eq!(StreamEnd::from_status(code, message), end, "{code} {message}");
     }
 }

@@ -13,10 +13,7 @@ fn change(subscribe: &[&str], unsubscribe: &[&str]) -> Request {
 
 #[test]
 fn nothing_is_a_star_that_comes_and_goes() {
-    let expected = Request {
-        with_node: true,
-        ..change(&["*"], &["*"])
-    };
+    let expected = Request { with_node: true, ..change(&["*"], &["*"]) };
     assert_eq!(client().0.connected()[1], expected);
 }
 
@@ -32,10 +29,7 @@ fn names_are_wanted_by_requests_of_their_own() {
     }
     let answers = client.received(response(SOME, [resource(SOME, "a", "1")]), &mut taken);
     assert!(answers[0].subscribe.is_empty());
-    assert_eq!(
-        want(&mut client, &mut taken, &["b"]),
-        [change(&["b"], &[]), change(&[], &["a"])]
-    );
+    assert_eq!(want(&mut client, &mut taken, &["b"]), [change(&["b"], &[]), change(&[], &["a"])]);
     assert_eq!(taken.log, ["+a", "-a"]);
     // The resource was sent before the server processed the unsubscription.
     client.received(response(SOME, [resource(SOME, "a", "2")]), &mut taken);

@@ -7,14 +7,8 @@ fn the_placeholder_of_a_rejected_resource_stays_until_the_server_removes_it() {
     let (mut client, mut taken) = connected();
     taken.has_placeholder = true;
     let twice = [resource(ALL, "twice", "1"), resource(ALL, "twice", "2")];
-    let without_body = Resource {
-        body: None,
-        ..resource(ALL, "empty", "1")
-    };
-    let other = Resource {
-        body_type: SOME.to_owned(),
-        ..resource(ALL, "other", "1")
-    };
+    let without_body = Resource { body: None, ..resource(ALL, "empty", "1") };
+    let other = Resource { body_type: SOME.to_owned(), ..resource(ALL, "other", "1") };
     client.received(response(ALL, twice), &mut taken);
     let rest = [without_body, other, bad(ALL, "bad", "1"), bad(ALL, "", "1")];
     client.received(response(ALL, rest), &mut taken);
@@ -57,14 +51,8 @@ fn placeholders_of_all_rejected_resources_complete_the_first_response() {
         fn remove(&mut self, _: &'static str, _: &str) {}
     }
     let (mut client, _) = connected();
-    client.received(
-        response(ALL, [resource(ALL, "other", "1")]),
-        &mut WithPlaceholders,
-    );
+    client.received(response(ALL, [resource(ALL, "other", "1")]), &mut WithPlaceholders);
     assert!(!client.is_synced());
-    client.received(
-        response(ALL, [resource(ALL, "policy", "1")]),
-        &mut WithPlaceholders,
-    );
+    client.received(response(ALL, [resource(ALL, "policy", "1")]), &mut WithPlaceholders);
     assert!(client.is_synced());
 }

@@ -4,10 +4,7 @@ use super::*;
 
 /// Returns a resource without a version, like istiod's clusters and policies.
 fn unversioned(type_url: &str, name: &str, body: &'static str) -> Resource {
-    Resource {
-        body: Some(Bytes::from_static(body.as_bytes())),
-        ..resource(type_url, name, "")
-    }
+    Resource { body: Some(Bytes::from_static(body.as_bytes())), ..resource(type_url, name, "") }
 }
 
 #[test]
@@ -16,10 +13,7 @@ fn istiod_10_a_resource_that_is_sent_again_unchanged_is_not_decoded() {
     let mut send = |body| {
         let sent = ["a", "b"].map(|name| unversioned(ALL, name, body));
         let answers = client.received(response(ALL, sent), &mut taken);
-        (
-            error(&answers).map(str::len),
-            std::mem::take(&mut taken.log),
-        )
+        (error(&answers).map(str::len), std::mem::take(&mut taken.log))
     };
     let nothing: [&str; 0] = [];
     assert_eq!(send("one"), (None, vec!["+a".into(), "+b".into()]));
@@ -50,11 +44,7 @@ fn a_bad_resource_that_is_sent_again_is_rejected_again() {
         assert!(error(&answers).is_some_and(|text| text.starts_with("a: ")));
     }
     client.received(response(ALL, [unversioned(ALL, "a", "")]), &mut taken);
-    assert_eq!(
-        taken.log,
-        ["?a", "+a"],
-        "what stands in is no version of it"
-    );
+    assert_eq!(taken.log, ["?a", "+a"], "what stands in is no version of it");
 }
 
 #[test]
@@ -78,17 +68,8 @@ fn bodies_that_nobody_reads_are_neither_compared_nor_counted() {
         assert_eq!(client.usage.held(), (1, "a".len() + 64));
     }
     assert_eq!(taken.log, ["+a"]);
-    let other = Resource {
-        body_type: SOME.to_owned(),
-        ..unversioned(ALL, "a", "one")
-    };
-    for bad in [
-        other,
-        Resource {
-            body: None,
-            ..unversioned(ALL, "a", "")
-        },
-    ] {
+    let other = Resource { body_type: SOME.to_owned(), ..unversioned(ALL, "a", "one") };
+    for bad in [other, Resource { body: None, ..unversioned(ALL, "a", "") }] {
         let answers = client.received(response(ALL, [bad]), &mut taken);
         assert!(error(&answers).is_some_and(|text| text.starts_with("a: ")));
     }

@@ -44,24 +44,16 @@ fn socket(address: &str, port: u32) -> Form {
 fn at(form: Form) -> LbEndpoint {
     LbEndpoint {
         host_identifier: Some(HostIdentifier::Endpoint(Endpoint {
-            address: Some(Address {
-                address: Some(form),
-            }),
+            address: Some(Address { address: Some(form) }),
         })),
         ..LbEndpoint::default()
     }
 }
 
 fn metadata(filter: &str, key: &str, text: &str) -> Metadata {
-    let value = Value {
-        kind: Some(Kind::StringValue(text.to_owned())),
-    };
-    let of = Struct {
-        fields: [(key.to_owned(), value)].into(),
-    };
-    Metadata {
-        filter_metadata: [(filter.to_owned(), of)].into(),
-    }
+    let value = Value { kind: Some(Kind::StringValue(text.to_owned())) };
+    let of = Struct { fields: [(key.to_owned(), value)].into() };
+    Metadata { filter_metadata: [(filter.to_owned(), of)].into() }
 }
 
 /// Returns an assignment of one locality with these endpoints.
@@ -128,9 +120,7 @@ fn a_mistake_in_a_cluster_is_named() {
     let from = |source| {
         let mut cluster = named_by_eds(ECHO, "");
         let config = cluster.eds_cluster_config.get_or_insert_default();
-        config.eds_config = Some(ConfigSource {
-            config_source_specifier: Some(source),
-        });
+        config.eds_config = Some(ConfigSource { config_source_specifier: Some(source) });
         cluster
     };
     let static_with = |endpoints| Cluster {
@@ -163,10 +153,7 @@ fn a_mistake_in_a_cluster_is_named() {
         ),
     ] {
         let mut clusters = ClusterStore::default();
-        assert_eq!(
-            put(&mut clusters, CLUSTER, ECHO, &cluster).expect_err(want),
-            want
-        );
+        assert_eq!(put(&mut clusters, CLUSTER, ECHO, &cluster).expect_err(want), want);
         assert!(clusters.tables.mesh().services.is_empty());
     }
     let mut clusters = ClusterStore::default();
@@ -180,10 +167,7 @@ fn a_mistake_in_a_cluster_is_named() {
         ..Resource::default()
     };
     for of in [CLUSTER, ENDPOINT] {
-        assert_eq!(
-            clusters.upsert(of, &cut_off),
-            Err("truncated field".to_owned())
-        );
+        assert_eq!(clusters.upsert(of, &cut_off), Err("truncated field".to_owned()));
     }
 }
 
@@ -193,10 +177,7 @@ fn more_localities_and_endpoints_than_are_taken_are_not_decoded() {
     let many = assignment("x", vec![LbEndpoint::default(); ENDPOINTS_MAX + 1]);
     let reported = put(&mut clusters, ENDPOINT, "x", &many).expect_err("too many");
     assert_eq!(reported, "endpoints: too many, want at most 100000");
-    let own = Cluster {
-        load_assignment: Some(many),
-        ..of_type(ECHO, DiscoveryType::Static)
-    };
+    let own = Cluster { load_assignment: Some(many), ..of_type(ECHO, DiscoveryType::Static) };
     let reported = put(&mut clusters, CLUSTER, ECHO, &own).expect_err("too many");
     assert_eq!(reported, "endpoints: too many, want at most 100000");
     let many = ClusterLoadAssignment {
@@ -204,20 +185,14 @@ fn more_localities_and_endpoints_than_are_taken_are_not_decoded() {
         ..ClusterLoadAssignment::default()
     };
     let reported = put(&mut clusters, ENDPOINT, "x", &many).expect_err("too many");
-    assert_eq!(
-        reported,
-        "endpoints: too many localities, want at most 10000"
-    );
+    assert_eq!(reported, "endpoints: too many localities, want at most 10000");
     clusters.endpoints = ALL_ENDPOINTS_MAX;
     let one = Cluster {
         load_assignment: Some(assignment("", vec![at(socket("10.0.0.1", 80))])),
         ..of_type(ECHO, DiscoveryType::Static)
     };
     let reported = put(&mut clusters, CLUSTER, ECHO, &one).expect_err("too many");
-    assert_eq!(
-        reported,
-        "endpoints: 1000001 in all clusters, want at most 1000000"
-    );
+    assert_eq!(reported, "endpoints: 1000001 in all clusters, want at most 1000000");
 }
 
 #[test]
@@ -227,48 +202,27 @@ fn endpoints_come_with_eds_and_stay_until_others_come_or_the_cluster_goes() {
     put(&mut clusters, CLUSTER, ECHO, &named_by_eds(ECHO, "first")).expect("a cluster");
     assert_eq!(clusters.take_eds_names(), Some(["first".to_owned()].into()));
     let mesh = clusters.tables.take_change().expect("a service");
-    assert_eq!(
-        mesh.services.get(KEY).expect("a service").ports,
-        [(80, 0)].into()
-    );
+    assert_eq!(mesh.services.get(KEY).expect("a service").ports, [(80, 0)].into());
     assert_eq!(mesh.workloads.len(), 0, "and no endpoint yet");
 
-    let first = assignment(
-        "first",
-        vec![at(socket("10.0.0.1", 8080)), at(socket("10.0.0.2", 81))],
-    );
+    let first = assignment("first", vec![at(socket("10.0.0.1", 8080)), at(socket("10.0.0.2", 81))]);
     put(&mut clusters, ENDPOINT, "first", &first).expect("endpoints");
-    let before = [
-        ("10.0.0.1".to_owned(), 1, 8080),
-        ("10.0.0.2".to_owned(), 1, 81),
-    ];
+    let before = [("10.0.0.1".to_owned(), 1, 8080), ("10.0.0.2".to_owned(), 1, 81)];
     assert_eq!(served(&clusters, 80), before);
     assert!(clusters.tables.take_change().is_some());
     put(&mut clusters, ENDPOINT, "first", &first).expect("the same");
-    assert!(
-        clusters.tables.take_change().is_none(),
-        "nothing has changed"
-    );
+    assert!(clusters.tables.take_change().is_none(), "nothing has changed");
 
     // Neither a removed assignment nor a new EDS name means that there are no endpoints.
     clusters.remove(ENDPOINT, "first");
     assert_eq!(served(&clusters, 80), before);
     put(&mut clusters, CLUSTER, ECHO, &named_by_eds(ECHO, "second")).expect("a cluster");
-    assert_eq!(
-        clusters.take_eds_names(),
-        Some(["second".to_owned()].into())
-    );
+    assert_eq!(clusters.take_eds_names(), Some(["second".to_owned()].into()));
     assert_eq!(served(&clusters, 80), before);
     let second = assignment("second", vec![at(socket("10.0.0.3", 82))]);
     put(&mut clusters, ENDPOINT, "second", &second).expect("endpoints");
     assert_eq!(served(&clusters, 80), [("10.0.0.3".to_owned(), 1, 82)]);
-    put(
-        &mut clusters,
-        ENDPOINT,
-        "second",
-        &assignment("second", Vec::new()),
-    )
-    .expect("none");
+    put(&mut clusters, ENDPOINT, "second", &assignment("second", Vec::new())).expect("none");
     assert_eq!(served(&clusters, 80), []);
     assert_eq!(clusters.tables.mesh().services.len(), 1);
 
@@ -282,10 +236,7 @@ fn endpoints_come_with_eds_and_stay_until_others_come_or_the_cluster_goes() {
 fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serves() {
     let other = "inbound-vip|80|tcp|echo.app.svc.cluster.local";
     let second_port = "echo.app.svc.cluster.local:81";
-    let reported = (
-        "legacy".to_owned(),
-        ("echo.app.svc.cluster.local".to_owned(), 80),
-    );
+    let reported = ("legacy".to_owned(), ("echo.app.svc.cluster.local".to_owned(), 80));
     let mut clusters = ClusterStore::new([reported]);
     let own = |name: &str, address: &str| Cluster {
         load_assignment: Some(assignment("", vec![at(socket(address, 80))])),
@@ -300,9 +251,7 @@ fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serve
     }
     let ports = |clusters: &ClusterStore| {
         let mesh = clusters.tables.mesh();
-        mesh.services
-            .get(KEY)
-            .map(|of| of.ports.keys().copied().collect::<Vec<_>>())
+        mesh.services.get(KEY).map(|of| of.ports.keys().copied().collect::<Vec<_>>())
     };
     assert_eq!(ports(&clusters), Some(vec![80, 81]));
     assert_eq!(
@@ -316,10 +265,7 @@ fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serve
     put(&mut clusters, CLUSTER, other, &own(other, "10.0.0.3")).expect("a cluster");
     assert_eq!(serves(&clusters, 80), ["10.0.0.3"]);
     let exports = clusters.tables.take_exports().expect("an export");
-    assert_eq!(
-        exports,
-        ExportSet::from_iter([("echo.app.svc.cluster.local", 80)])
-    );
+    assert_eq!(exports, ExportSet::from_iter([("echo.app.svc.cluster.local", 80)]));
     put(&mut clusters, CLUSTER, "legacy", &own("legacy", "10.0.0.4")).expect("a cluster");
     assert_eq!(serves(&clusters, 80), ["10.0.0.4"]);
     let (count, first) = clusters.unused(CLUSTER);
@@ -337,9 +283,8 @@ fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serve
 #[test]
 fn hostnames_are_kept_for_the_resolver() {
     let mut clusters = ClusterStore::default();
-    for (index, kind) in [DiscoveryType::StrictDns, DiscoveryType::LogicalDns]
-        .into_iter()
-        .enumerate()
+    for (index, kind) in
+        [DiscoveryType::StrictDns, DiscoveryType::LogicalDns].into_iter().enumerate()
     {
         let name = format!("echo.app:{}", index + 80);
         let cluster = Cluster {
@@ -348,10 +293,7 @@ fn hostnames_are_kept_for_the_resolver() {
         };
         put(&mut clusters, CLUSTER, &name, &cluster).expect("a cluster");
         let port = u16::try_from(index + 80).expect("a port");
-        assert_eq!(
-            served(&clusters, port),
-            [("lb-1.example.com".to_owned(), 1, 443)]
-        );
+        assert_eq!(served(&clusters, port), [("lb-1.example.com".to_owned(), 1, 443)]);
     }
 }
 
@@ -359,9 +301,7 @@ fn hostnames_are_kept_for_the_resolver() {
 fn what_is_not_used_of_clusters_is_counted_and_reported() {
     let mut clusters = ClusterStore::default();
     let tls = Cluster {
-        transport_socket: Some(TransportSocket {
-            name: "envoy.transport_sockets.tls".into(),
-        }),
+        transport_socket: Some(TransportSocket { name: "envoy.transport_sockets.tls".into() }),
         ..named_by_eds("a:1", "")
     };
     let raw = Cluster {
@@ -395,26 +335,14 @@ fn what_is_not_used_of_clusters_is_counted_and_reported() {
                 "transport_socket `envoy.transport_sockets.tls`: ignored, bytes are forwarded \
                  unchanged"
             ),
-            (
-                "c:1",
-                "cluster_type `envoy.clusters.redis`: unknown, the cluster has no endpoints"
-            ),
-            (
-                "d:1",
-                "type ORIGINAL_DST: not supported, the cluster has no endpoints"
-            ),
+            ("c:1", "cluster_type `envoy.clusters.redis`: unknown, the cluster has no endpoints"),
+            ("d:1", "type ORIGINAL_DST: not supported, the cluster has no endpoints"),
             ("PassthroughCluster", NO_SERVICE_REASON),
         ]
     );
     assert_eq!(count, 4);
     let pipe = at(Form::Pipe(Pipe::default()));
-    put(
-        &mut clusters,
-        ENDPOINT,
-        "a:1",
-        &assignment("a:1", vec![pipe]),
-    )
-    .expect("endpoints");
+    put(&mut clusters, ENDPOINT, "a:1", &assignment("a:1", vec![pipe])).expect("endpoints");
     assert_eq!(clusters.unused(ENDPOINT).0, 1);
     clusters.remove(CLUSTER, "PassthroughCluster");
     assert_eq!(clusters.unused(CLUSTER).0, 3);
@@ -428,10 +356,7 @@ fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
         assert_eq!(add(&format!("echo.app:{port}")), Ok(()));
     }
     let why = add("echo.app:60000").expect_err("one port more");
-    assert_eq!(
-        why,
-        "cluster.name: `echo.app` has 1024 ports, which is the limit"
-    );
+    assert_eq!(why, "cluster.name: `echo.app` has 1024 ports, which is the limit");
     assert_eq!(add("other.app:60000"), Ok(()), "of another service");
     // Host names are case-insensitive, so one port may have any number of clusters.
     let cases = |bits: usize| {
@@ -453,10 +378,7 @@ fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
 #[test]
 fn istiod_3_a_whole_push_of_istiod_takes_the_other_clusters_away() {
     let mut clusters = ClusterStore::default();
-    let types = [Subscription {
-        type_url: CLUSTER,
-        mode: Mode::Wildcard,
-    }];
+    let types = [Subscription { type_url: CLUSTER, mode: Mode::Wildcard }];
     let mut client = Client::new(types.into());
     client.connected();
     let mut send = |names: &[&str]| {

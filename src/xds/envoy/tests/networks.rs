@@ -24,10 +24,7 @@ fn gateway(network: &str, weight: u32) -> LbEndpoint {
 }
 
 fn with_health(one: LbEndpoint, status: HealthStatus) -> LbEndpoint {
-    LbEndpoint {
-        health_status: status.into(),
-        ..one
-    }
+    LbEndpoint { health_status: status.into(), ..one }
 }
 
 fn pods() -> Vec<LbEndpoint> {
@@ -37,11 +34,7 @@ fn pods() -> Vec<LbEndpoint> {
 /// Returns the endpoints of a zone at a priority.
 fn zone(zone: &str, priority: u32, lb_endpoints: Vec<LbEndpoint>) -> LocalityLbEndpoints {
     LocalityLbEndpoints {
-        locality: Some(Locality {
-            region: "r".into(),
-            zone: zone.into(),
-            ..Locality::default()
-        }),
+        locality: Some(Locality { region: "r".into(), zone: zone.into(), ..Locality::default() }),
         priority,
         lb_endpoints,
         ..LocalityLbEndpoints::default()
@@ -49,10 +42,7 @@ fn zone(zone: &str, priority: u32, lb_endpoints: Vec<LbEndpoint>) -> LocalityLbE
 }
 
 fn with_weight(of: LocalityLbEndpoints, weight: u32) -> LocalityLbEndpoints {
-    LocalityLbEndpoints {
-        load_balancing_weight: Some(weight),
-        ..of
-    }
+    LocalityLbEndpoints { load_balancing_weight: Some(weight), ..of }
 }
 
 /// Returns the endpoints of a cluster for tunnels that may leave the network `east`.
@@ -67,9 +57,8 @@ fn endpoints_by(
     record: Option<Workload>,
 ) -> Arc<EndpointSet> {
     let has_weights = zones.iter().any(|of| of.load_balancing_weight.is_some());
-    let by_locality = CommonLbConfig {
-        locality_weighted_lb_config: Some(LocalityWeightedLbConfig {}),
-    };
+    let by_locality =
+        CommonLbConfig { locality_weighted_lb_config: Some(LocalityWeightedLbConfig {}) };
     let cluster = Cluster {
         load_assignment: Some(ClusterLoadAssignment {
             endpoints: zones,
@@ -81,16 +70,12 @@ fn endpoints_by(
     let mut clusters = ClusterStore::default();
     put(&mut clusters, CLUSTER, ECHO, &cluster).expect("a cluster");
     let host = "echo.app.svc.cluster.local";
-    let entry = Exposure {
-        transit: Some(Transit::Always),
-        ..Exposure::default()
-    };
+    let entry = Exposure { transit: Some(Transit::Always), ..Exposure::default() };
     let mut exposure = ExposureTable::new(false);
     exposure.add_entry(host, &entry, []);
     let mut mesh = clusters.tables.mesh();
     if let Some(record) = record {
-        mesh.workloads
-            .insert(Arc::clone(&record.uid), Arc::new(record));
+        mesh.workloads.insert(Arc::clone(&record.uid), Arc::new(record));
     }
     let change = Change {
         mesh: Some((mesh, "east".into())),
@@ -199,11 +184,7 @@ fn each_zone_behind_a_gateway_has_its_weight_and_the_loads_are_those_of_all() {
     let (endpoints, candidates): (Vec<_>, Vec<_>) = remote.unzip();
     assert_eq!(endpoints.len(), 2);
     assert_ne!(endpoints[0].uid(), endpoints[1].uid());
-    assert!(
-        endpoints
-            .iter()
-            .all(|one| one.address.to_string() == GATEWAY)
-    );
+    assert!(endpoints.iter().all(|one| one.address.to_string() == GATEWAY));
     assert!(candidates.iter().all(|one| one.instances == 6));
     assert!(Arc::ptr_eq(&candidates[0].state, &candidates[1].state));
 }
@@ -219,14 +200,8 @@ fn each_zone_behind_a_gateway_has_the_weight_that_the_configuration_gives_it() {
     };
     // The locality of the gateway itself is that of none of the instances.
     let west = gateway_record(&"west".into(), &Arc::default(), "192.0.2.1", 15008);
-    let placed = Template {
-        locality: locality("r/l").into(),
-        ..Template::clone(&west.template)
-    };
-    let placed = Workload {
-        template: placed.into(),
-        ..west.clone()
-    };
+    let placed = Template { locality: locality("r/l").into(), ..Template::clone(&west.template) };
+    let placed = Workload { template: placed.into(), ..west.clone() };
     for record in [None, Some(west), Some(placed)] {
         let rule = region_weights(&[("r/l", 20), ("r/a", 20), ("r/b", 60)]);
         let set = endpoints_by(zones(), rule, record);

@@ -53,14 +53,9 @@ fn merged_in_any_order(config: &Config, one: &str, other: &str) -> (Config, Stri
 fn the_oldest_object_that_claims_an_alias_has_it() {
     let config = gateway("services: []", "");
     // Months of creation of app and evil, and the owner.
-    for (app, evil, owner) in [
-        (1, 2, "app"),
-        (2, 1, "evil"),
-        (1, 0, "app"),
-        (0, 1, "evil"),
-        (1, 1, "app"),
-        (0, 0, "app"),
-    ] {
+    for (app, evil, owner) in
+        [(1, 2, "app"), (2, 1, "evil"), (1, 0, "app"), (0, 1, "evil"), (1, 1, "app"), (0, 0, "app")]
+    {
         let objects = (aliased("evil", evil), aliased("app", app));
         let (config, reported) = merged_in_any_order(&config, &objects.0, &objects.1);
         let services = config.exposure.services.iter();
@@ -90,15 +85,9 @@ fn a_newer_object_takes_neither_the_name_nor_the_address_of_a_binding() {
     let shop = bound("echo", "shop", 0);
     let (both, _) = merged_in_any_order(&config, &refused, &shop);
     assert_eq!(addresses(&both), addresses(&alone));
-    let (first, second) = (
-        bound("pay.global", "shop", 1),
-        bound("pay.global", "evil", 2),
-    );
+    let (first, second) = (bound("pay.global", "shop", 1), bound("pay.global", "evil", 2));
     let (named, reported) = merged_in_any_order(&config, &second, &first);
-    assert_eq!(
-        (named.bindings.len(), named.bindings[0].cluster.len()),
-        (1, 1)
-    );
+    assert_eq!((named.bindings.len(), named.bindings[0].cluster.len()), (1, 1));
     let want = "the local name pay.global is that of an object in shop";
     assert!(reported.contains(want), "{reported}");
 }
@@ -116,11 +105,8 @@ fn the_oldest_object_has_the_port_of_the_only_address() {
 
 #[test]
 fn a_hostname_of_the_mesh_file_is_given_to_no_object_of_another_namespace() {
-    let service = Service {
-        namespace: "pay".into(),
-        hostname: "pay.global".into(),
-        ..Service::default()
-    };
+    let service =
+        Service { namespace: "pay".into(), hostname: "pay.global".into(), ..Service::default() };
     let mesh = Mesh::new([service], []);
     let config = gateway(ADDRESSES, "");
     for (namespace, count) in [("evil", 0), ("pay", 1)] {

@@ -30,29 +30,17 @@ fn a_global_traffic_policy_is_the_traffic_that_a_configuration_would_have() {
   - {service: other.app, regions: [{region: \"*\", weight: 1}]}
   - {service: plain.global, distribution: close}
 ";
-    let limited = |entry: Traffic| Traffic {
-        namespace: Some("payments".into()),
-        ..entry
-    };
+    let limited = |entry: Traffic| Traffic { namespace: Some("payments".into()), ..entry };
     let written = gateway("services: []", written).traffic.into_iter();
     assert_eq!(config.traffic, written.map(limited).collect::<Vec<_>>());
     // An entry of the configuration, or the first of two policies, counts alone.
-    let own = gateway(
-        "services: []",
-        "traffic: [{service: a.global, distribution: any}]\n",
-    );
+    let own = gateway("services: []", "traffic: [{service: a.global, distribution: any}]\n");
     let twice = distributing(&["{dns: a.global}", "{dns: b.global}", "{dns: b.global}"]);
     let (config, reported) = merged(&own, &twice);
     assert_eq!(config.traffic.len(), 2);
     let lines: Vec<_> = reported.lines().collect();
-    assert!(
-        lines[0].starts_with("o.yaml:5: warning: a.global has an entry on "),
-        "{reported}"
-    );
-    assert!(
-        lines[1].starts_with("o.yaml:7: warning: b.global has an entry on "),
-        "{reported}"
-    );
+    assert!(lines[0].starts_with("o.yaml:5: warning: a.global has an entry on "), "{reported}");
+    assert!(lines[1].starts_with("o.yaml:7: warning: b.global has an entry on "), "{reported}");
 }
 
 #[test]
@@ -104,10 +92,7 @@ fn a_global_traffic_policy_distributes_services_of_its_namespace_only() {
     };
     assert_eq!(entry.namespace.as_deref(), Some("bank"));
     assert_eq!(entry.alias_namespaces, ["payments".into()]);
-    assert!(
-        reported.contains("both.global has an entry on "),
-        "{reported}"
-    );
+    assert!(reported.contains("both.global has an entry on "), "{reported}");
     // A policy of another namespace takes no name away.
     let objects = distributing(&["{dns: a.example.com}"]);
     let evil = objects.replace("namespace: payments", "namespace: evil");
@@ -121,10 +106,7 @@ fn a_global_traffic_policy_that_cannot_be_expressed_is_reported() {
     let table = [
         ("{lbType: 0}", "error: `spec.policy[]` has no `dns`"),
         ("{dns: echo}", "error: `spec.policy[].dns` is `echo`"),
-        (
-            "{dns: echo.global, lbType: 2}",
-            "error: `spec.policy[].lbType` is `2`; write `0` or",
-        ),
+        ("{dns: echo.global, lbType: 2}", "error: `spec.policy[].lbType` is `2`; write `0` or"),
         (
             "{dns: echo.global, lbType: 1}",
             "warning: `spec.policy[]` has no `target` for `lbType: FAILOVER`",
@@ -171,10 +153,7 @@ fn a_global_traffic_policy_that_cannot_be_expressed_is_reported() {
         },
         ..unlocated
     };
-    let close = [(
-        "{dns: echo.global}",
-        "warning: TOPOLOGY needs the gateway's locality",
-    )];
+    let close = [("{dns: echo.global}", "warning: TOPOLOGY needs the gateway's locality")];
     assert_findings(&unlocated, &close, distributing);
 }
 
@@ -187,15 +166,9 @@ fn mesh(placed: &[(&str, &str)]) -> Mesh {
         ..Service::default()
     });
     let workloads = placed.iter().map(|(host, region)| {
-        let locality = Locality {
-            region: (*region).into(),
-            ..Locality::default()
-        };
+        let locality = Locality { region: (*region).into(), ..Locality::default() };
         let key = format!("payments/{host}");
-        let template = Template {
-            locality: Arc::new(locality),
-            ..Template::default()
-        };
+        let template = Template { locality: Arc::new(locality), ..Template::default() };
         Workload {
             uid: format!("{host} in {region}").into(),
             services: [(key.into(), Ports::default())].into_iter().collect(),
@@ -290,11 +263,7 @@ fn under_an_envoy_control_plane_only_names_of_kubernetes_have_a_namespace() {
         let policy = distributing(&[&format!("{{dns: {host}}}")]);
         let policy = policy.replace("namespace: payments", &format!("namespace: {namespace}"));
         let (merged, reported) = merged(&config, &policy);
-        assert_eq!(
-            !merged.traffic.is_empty(),
-            is_used,
-            "{namespace} {host}: {reported}"
-        );
+        assert_eq!(!merged.traffic.is_empty(), is_used, "{namespace} {host}: {reported}");
         assert_eq!(reported.is_empty(), is_used, "{reported}");
     }
 }

@@ -26,39 +26,18 @@ fn what_is_listed_twice_is_one_endpoint_and_weighs_once() {
     let (a, near) = (pod("a", "10.0.0.1"), "topology.istio.io/network: east");
     let global = || service("east", "istio.io/global: \"true\"");
     let copy = slice("east", near, &at("10.0.0.1"))
-        .replace(
-            "kubernetes.io/service-name",
-            "multicluster.kubernetes.io/service-name",
-        )
-        .replace(
-            "topology.istio.io/cluster",
-            "multicluster.kubernetes.io/source-cluster",
-        );
+        .replace("kubernetes.io/service-name", "multicluster.kubernetes.io/service-name")
+        .replace("topology.istio.io/cluster", "multicluster.kubernetes.io/source-cluster");
     let six = slice("east", "", &pod("a", "fd00::1")).replace("IPv4", "IPv6");
     let one = slice("east", "", &a);
     for (what, text) in [
-        (
-            "one object of two control planes",
-            format!("{}{one}{one}", global()),
-        ),
-        (
-            "two slices, one without the pod",
-            one.clone() + &slice("east", "", &at("10.0.0.1")),
-        ),
-        (
-            "the other way round",
-            slice("east", "", &at("10.0.0.1")) + &one,
-        ),
+        ("one object of two control planes", format!("{}{one}{one}", global())),
+        ("two slices, one without the pod", one.clone() + &slice("east", "", &at("10.0.0.1"))),
+        ("the other way round", slice("east", "", &at("10.0.0.1")) + &one),
         ("two families of addresses", one.clone() + &six),
         ("a copy of our own slice", one.clone() + &copy),
-        (
-            "two clusters that claim it",
-            one.clone() + &slice("west", near, &a),
-        ),
-        (
-            "an address twice",
-            slice("east", "", &format!("{}, {}", at("10.0.0.1"), a)),
-        ),
+        ("two clusters that claim it", one.clone() + &slice("west", near, &a)),
+        ("an address twice", slice("east", "", &format!("{}, {}", at("10.0.0.1"), a))),
     ] {
         let joined = joined(&(global() + &global() + &text));
         let workloads: Vec<_> = joined.mesh.workloads.values().collect();
@@ -94,10 +73,7 @@ fn workloads_of_the_mesh_file_are_part_of_the_global_service() {
     assert!(joined.warnings.is_empty(), "{}", joined.warnings);
     let both = vec!["10.0.0.1:8080".to_owned(), "10.0.0.2:8080".to_owned()];
     assert_eq!(endpoints_of_host(&joined, GLOBAL), Some(both));
-    assert_eq!(
-        endpoints_of_host(&joined, OWN),
-        Some(vec!["10.0.0.1:8080".to_owned()])
-    );
+    assert_eq!(endpoints_of_host(&joined, OWN), Some(vec!["10.0.0.1:8080".to_owned()]));
 }
 
 #[test]
@@ -123,18 +99,13 @@ fn conditions_say_who_is_dialled() {
     }
     let ending = backend(2, "ready: false, serving: true, terminating: true");
     let not_ready = backend(3, "ready: false");
-    assert_eq!(
-        dialled(&[ending, not_ready]),
-        ["10.0.0.2:8080"],
-        "the last that serves"
-    );
+    assert_eq!(dialled(&[ending, not_ready]), ["10.0.0.2:8080"], "the last that serves");
 }
 
 #[test]
 fn ports_are_joined_by_name_and_the_older_export_holds() {
     let ports = |text: &str, ports: &str| {
-        text.replace("[{name: http, port: 80}]", ports)
-            .replace("[{name: http, port: 8080}]", ports)
+        text.replace("[{name: http, port: 80}]", ports).replace("[{name: http, port: 8080}]", ports)
     };
     let two = "[{name: http, port: 80, targetPort: web}, {name: dns, port: 53, protocol: UDP}, \
                {name: admin, port: 81, targetPort: 9001}]";
@@ -143,21 +114,11 @@ fn ports_are_joined_by_name_and_the_older_export_holds() {
     let text =
         ports(&service("east", ""), two) + &ports(&slice("east", "", &at("10.0.0.1")), targets);
     let joined_one = joined(&text);
-    let own = joined_one
-        .mesh
-        .services
-        .get("app/hello.app.svc.cluster.local")
-        .unwrap();
+    let own = joined_one.mesh.services.get("app/hello.app.svc.cluster.local").unwrap();
     assert_eq!(own.ports, [(80, 0), (81, 9001)].into());
     let workload = joined_one.mesh.workloads.values().next().unwrap();
-    let served = workload
-        .services
-        .get("app/hello.app.svc.cluster.local")
-        .unwrap();
-    assert_eq!(
-        served.iter().collect::<Vec<_>>(),
-        [(&80, &8080), (&81, &9001)]
-    );
+    let served = workload.services.get("app/hello.app.svc.cluster.local").unwrap();
+    assert_eq!(served.iter().collect::<Vec<_>>(), [(&80, &8080), (&81, &9001)]);
 
     let mut text = service("east", "") + &ports(&service("west", ""), "[{name: http, port: 90}]");
     text += &export("east", "2026-02-01T00:00:00Z");
@@ -165,16 +126,8 @@ fn ports_are_joined_by_name_and_the_older_export_holds() {
     text += &slice("east", "", &at("10.0.0.1"));
     text += &slice("west", "topology.istio.io/network: east", &at("10.0.0.2"));
     let joined = joined(&text);
-    let global = joined
-        .mesh
-        .services
-        .get("app/hello.app.mesh.internal")
-        .unwrap();
-    assert_eq!(
-        global.ports.keys().collect::<Vec<_>>(),
-        [&90],
-        "the older export's"
-    );
+    let global = joined.mesh.services.get("app/hello.app.mesh.internal").unwrap();
+    assert_eq!(global.ports.keys().collect::<Vec<_>>(), [&90], "the older export's");
     let reported = joined.warnings.to_string();
     let want = "o.yaml:2: warning: the port http of hello.app.svc.clusterset.local is 80 here and \
                 90 in an older export, which takes precedence";
@@ -188,24 +141,17 @@ fn an_import_brings_ports_and_an_address_and_copied_slices_its_endpoints() {
             "v1alpha1",
             "spec: {type: ClusterSetIP, ips: [10.9.0.1], ports: [{name: http, port: 80}]}",
         ),
-        (
-            "v1beta1",
-            "type: ClusterSetIP\nips: [10.9.0.1]\nports: [{name: http, port: 80}]",
-        ),
+        ("v1beta1", "type: ClusterSetIP\nips: [10.9.0.1]\nports: [{name: http, port: 80}]"),
     ] {
         let mut text = format!(
             "apiVersion: multicluster.x-k8s.io/{version}\nkind: ServiceImport\n\
              metadata: {{name: hello, namespace: app}}\n{spec}\n"
         );
         let copy = slice("west", "topology.istio.io/network: east", &at("10.0.0.2"));
-        let copy = copy.replace(
-            "kubernetes.io/service-name",
-            "multicluster.kubernetes.io/service-name",
-        );
-        text += &copy.replace(
-            "topology.istio.io/cluster",
-            "multicluster.kubernetes.io/source-cluster",
-        );
+        let copy =
+            copy.replace("kubernetes.io/service-name", "multicluster.kubernetes.io/service-name");
+        text +=
+            &copy.replace("topology.istio.io/cluster", "multicluster.kubernetes.io/source-cluster");
         let joined = joined(&text);
         assert!(joined.warnings.is_empty(), "{}", joined.warnings);
         for host in ["hello.app.svc.clusterset.local", GLOBAL] {
@@ -216,27 +162,14 @@ fn an_import_brings_ports_and_an_address_and_copied_slices_its_endpoints() {
             );
             assert!(joined.exported.contains(host), "{host}");
         }
-        let set = joined
-            .mesh
-            .services
-            .get("app/hello.app.svc.clusterset.local")
-            .unwrap();
+        let set = joined.mesh.services.get("app/hello.app.svc.clusterset.local").unwrap();
         assert_eq!(set.vips, [("east".to_owned(), "10.9.0.1".parse().unwrap())]);
         assert_eq!(set.preferences, None, "the configured default applies");
-        assert_eq!(
-            &*joined.mesh.workloads.values().next().unwrap().cluster,
-            "west"
-        );
+        assert_eq!(&*joined.mesh.workloads.values().next().unwrap().cluster, "west");
     }
     let orphan = slice("west", "", &at("10.0.0.2"))
-        .replace(
-            "kubernetes.io/service-name",
-            "multicluster.kubernetes.io/service-name",
-        )
-        .replace(
-            "topology.istio.io/cluster",
-            "multicluster.kubernetes.io/source-cluster",
-        );
+        .replace("kubernetes.io/service-name", "multicluster.kubernetes.io/service-name")
+        .replace("topology.istio.io/cluster", "multicluster.kubernetes.io/source-cluster");
     let reported = joined(&orphan).warnings.to_string();
     assert!(
         reported.contains("the endpoints of app/hello in cluster west are not used"),
@@ -265,23 +198,11 @@ fn endpoints_know_their_cluster_network_place_and_protocol() {
     let hbone = Protocol::Hbone;
     assert_eq!(learned("east", ""), ("east".into(), "r1".into(), hbone));
     let none = "istio.io/dataplane-mode: none";
-    assert_eq!(
-        learned("east", none),
-        ("east".into(), "r1".into(), Protocol::Tcp)
-    );
+    assert_eq!(learned("east", none), ("east".into(), "r1".into(), Protocol::Tcp));
     let placed = "topology.istio.io/network: x, topology.kubernetes.io/region: r9";
-    assert_eq!(
-        learned("west", placed),
-        ("x".into(), "r9".into(), Protocol::Tcp)
-    );
-    assert_eq!(
-        learned("west", ""),
-        ("west".into(), String::new(), Protocol::Tcp)
-    );
-    assert_eq!(
-        learned("north", ""),
-        ("net-n".into(), String::new(), Protocol::Tcp)
-    );
+    assert_eq!(learned("west", placed), ("x".into(), "r9".into(), Protocol::Tcp));
+    assert_eq!(learned("west", ""), ("west".into(), String::new(), Protocol::Tcp));
+    assert_eq!(learned("north", ""), ("net-n".into(), String::new(), Protocol::Tcp));
 }
 
 #[test]
@@ -302,10 +223,7 @@ fn traffic_distribution_becomes_preferences() {
     for (field, annotation, want) in table {
         let mut text = service("east", "");
         if !field.is_empty() {
-            text = text.replace(
-                "spec: {",
-                &format!("spec: {{trafficDistribution: {field}, "),
-            );
+            text = text.replace("spec: {", &format!("spec: {{trafficDistribution: {field}, "));
         }
         let key = "networking.istio.io/traffic-distribution";
         let annotations = format!("  annotations: {{{key}: \"{annotation}\"}}\n  labels:");
@@ -317,12 +235,7 @@ fn traffic_distribution_becomes_preferences() {
             assert_eq!(findings.is_empty(), annotation != "Nearby", "{findings}");
             objects
         };
-        let joined = join(
-            &Mesh::default(),
-            &objects,
-            &config("{}"),
-            &AddressHolders::default(),
-        );
+        let joined = join(&Mesh::default(), &objects, &config("{}"), &AddressHolders::default());
         let own = joined.mesh.services.values().next().unwrap();
         assert_eq!(own.preferences.as_deref(), want, "{field} {annotation}");
     }
@@ -336,21 +249,15 @@ fn a_waypoint_is_that_of_the_service_or_of_its_namespace() {
     for (namespace, label, want) in [
         ("", "", None),
         (namespace, "", Some("app/all.app.svc.cluster.local")),
-        (
-            namespace,
-            "istio.io/use-waypoint: own",
-            Some("app/own.app.svc.cluster.local"),
-        ),
+        (namespace, "istio.io/use-waypoint: own", Some("app/own.app.svc.cluster.local")),
         (namespace, "istio.io/use-waypoint: none", None),
         ("", other, Some("gateways/own.gateways.svc.cluster.local")),
     ] {
         let joined = joined(&(namespace.to_owned() + &service("east", label)));
         let service = joined.mesh.services.values().next().unwrap();
         let gateway = service.waypoints.first().map(|one| one.gateway.clone());
-        let want = want.map(|name| GatewayAddress {
-            place: Place::Name(name.to_owned()),
-            port: 15008,
-        });
+        let want =
+            want.map(|name| GatewayAddress { place: Place::Name(name.to_owned()), port: 15008 });
         assert_eq!(gateway, want, "{label}");
     }
     let managed = "gateway.istio.io/managed: istio.io-mesh-controller";

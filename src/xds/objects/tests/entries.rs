@@ -6,11 +6,7 @@ use crate::config::Binding;
 /// Returns the configuration of a gateway in cluster east with these keys of `exposure`, and these
 /// sections.
 pub(super) fn gateway(exposure: &str, sections: &str) -> Config {
-    gateway_with(
-        "discovery: {kind: file, path: Cargo.toml}",
-        exposure,
-        sections,
-    )
+    gateway_with("discovery: {kind: file, path: Cargo.toml}", exposure, sections)
 }
 
 /// Returns that configuration with another source.
@@ -115,12 +111,7 @@ fn a_policy_of_exposition_is_the_entries_that_a_configuration_would_have() {
         entry.is_of_object = true;
     }
     assert_eq!(config.exposure.services, written);
-    let lines: Vec<_> = config
-        .exposure
-        .services
-        .iter()
-        .map(|one| one.line.number())
-        .collect();
+    let lines: Vec<_> = config.exposure.services.iter().map(|one| one.line.number()).collect();
     assert_eq!(lines, [5, 6, 6, 7]);
 }
 
@@ -129,18 +120,9 @@ fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
     let with = |rest: &str| format!("{{name: echo, clusters: [west], {rest}}}");
     let many: Vec<_> = (0..101).map(|at| format!("c{at}")).collect();
     let table = [
-        (
-            "{clusters: [west]}".to_owned(),
-            "error: `spec.exposed[]` has no `name`",
-        ),
-        (
-            with("alias: a_b"),
-            "error: `spec.exposed[].alias` is `a_b`; write the name of a service",
-        ),
-        (
-            with("alias: 10.0.0.1"),
-            "error: `spec.exposed[].alias` is `10.0.0.1`",
-        ),
+        ("{clusters: [west]}".to_owned(), "error: `spec.exposed[]` has no `name`"),
+        (with("alias: a_b"), "error: `spec.exposed[].alias` is `a_b`; write the name of a service"),
+        (with("alias: 10.0.0.1"), "error: `spec.exposed[].alias` is `10.0.0.1`"),
         (with("port: 0"), "error: `spec.exposed[].port` is `0`"),
         (with("port: []"), "error: `spec.exposed[].port` is empty"),
         (
@@ -151,26 +133,11 @@ fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
             format!("{{name: echo, clusters: {many:?}}}"),
             "error: `spec.exposed[].clusters` has more than 100 items; write the others into",
         ),
-        (
-            with("subset: v1"),
-            "error: `spec.exposed[].subset` exposes a part of a service",
-        ),
-        (
-            with("services: [a]"),
-            "error: unknown key `services` in `spec.exposed[]`",
-        ),
-        (
-            "{name: echo.other, clusters: [west]}".to_owned(),
-            "error: `spec.exposed[].name` is",
-        ),
-        (
-            "{name: echo}".to_owned(),
-            "error: `spec.exposed[]` has no `clusters`",
-        ),
-        (
-            "{name: echo, clusters: []}".to_owned(),
-            "error: `spec.exposed[].clusters` is empty",
-        ),
+        (with("subset: v1"), "error: `spec.exposed[].subset` exposes a part of a service"),
+        (with("services: [a]"), "error: unknown key `services` in `spec.exposed[]`"),
+        ("{name: echo.other, clusters: [west]}".to_owned(), "error: `spec.exposed[].name` is"),
+        ("{name: echo}".to_owned(), "error: `spec.exposed[]` has no `clusters`"),
+        ("{name: echo, clusters: []}".to_owned(), "error: `spec.exposed[].clusters` is empty"),
         (
             "{name: echo, clusters: [moon]}".to_owned(),
             "error: moon is not a cluster of `trust`; write one that it names",
@@ -179,18 +146,9 @@ fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
             with("alias: echo.other.svc.cluster.local"),
             "error: the alias echo.other.svc.cluster.local may be another service",
         ),
-        (
-            with("alias: echo.other.global"),
-            "error: the alias echo.other.global may be another",
-        ),
-        (
-            with("alias: db.example.com"),
-            "error: the alias db.example.com may be another service",
-        ),
-        (
-            with("alias: pay.global"),
-            "error: the alias pay.global is that of ",
-        ),
+        (with("alias: echo.other.global"), "error: the alias echo.other.global may be another"),
+        (with("alias: db.example.com"), "error: the alias db.example.com may be another service"),
+        (with("alias: pay.global"), "error: the alias pay.global is that of "),
     ];
     let own = "services: [{service: \"pay.shop:1\", to: [{cluster: west}], names: [pay.global]}]";
     for (entry, want) in &table {
@@ -211,10 +169,7 @@ fn an_unknown_key_beside_the_exposed_services_is_an_error() {
 fn an_invalid_policy_of_exposition_closes_its_services() {
     let created = "a misspelt time";
     let late = exposing(&["{name: echo, clusters: [west]}"]);
-    let late = late.replace(
-        "name: shared",
-        &format!("creationTimestamp: {created}, name: s"),
-    );
+    let late = late.replace("name: shared", &format!("creationTimestamp: {created}, name: s"));
     let (config, reported) = merged(&gateway("services: []", ""), &late);
     let want = format!("o.yaml:1: error: `object` has `{created}` for its creationTimestamp");
     assert!(reported.starts_with(&want), "{reported}");
@@ -231,20 +186,13 @@ fn an_invalid_policy_of_exposition_closes_its_services() {
     let policy = exposing(&["{name: echo, clusters: [west]}"]);
     let nameless = policy.replace("name: shared, ", "");
     let (config, _) = merged(&gateway("services: []", ""), &nameless);
-    assert_eq!(
-        config.exposure.services[0].to,
-        [],
-        "a policy without a name"
-    );
+    assert_eq!(config.exposure.services[0].to, [], "a policy without a name");
 }
 
 #[test]
 fn an_entry_of_the_configuration_counts_alone_whatever_name_of_the_family_it_has() {
-    for service in [
-        "echo.app.svc.cluster.local:80",
-        "echo.app.mesh.internal",
-        "echo.app.global:80",
-    ] {
+    for service in ["echo.app.svc.cluster.local:80", "echo.app.mesh.internal", "echo.app.global:80"]
+    {
         let own = format!("services: [{{service: \"{service}\", to: [{{cluster: north}}]}}]");
         let config = gateway(&own, "");
         let objects = exposing(&["{name: echo, port: 80, clusters: [west]}"]);
@@ -289,10 +237,7 @@ fn a_remote_service_binding_is_the_bindings_that_a_configuration_would_have() {
      names: [pay.shop.svc.cluster.local]}
 ";
     let written = gateway(keys, written).bindings.into_iter();
-    let written = written.map(|binding| Binding {
-        is_of_object: true,
-        ..binding
-    });
+    let written = written.map(|binding| Binding { is_of_object: true, ..binding });
     assert_eq!(config.bindings, written.collect::<Vec<_>>());
     // In a larger network each name has an address of its own, which does not depend on others.
     let keys = "bindings: {addresses: 127.64.0.0/10}";
@@ -312,11 +257,7 @@ fn a_remote_service_binding_is_the_bindings_that_a_configuration_would_have() {
 #[test]
 fn an_object_gives_local_names_in_its_own_namespace_only() {
     let keys = "bindings: {addresses: 10.0.0.0/24}";
-    for alias in [
-        "payments.bank.com",
-        "x.prod.svc.cluster.local",
-        "x.prod.global",
-    ] {
+    for alias in ["payments.bank.com", "x.prod.svc.cluster.local", "x.prod.global"] {
         let objects = binding(&[&format!(
             "{{cluster: west, services: [{{name: echo, alias: {alias}, port: 80}}]}}"
         )]);
@@ -343,14 +284,8 @@ fn a_remote_service_binding_that_cannot_be_expressed_is_an_error() {
     let config = gateway("bindings: {addresses: 127.0.0.1/32}", own);
     let table = [
         ("{services: []}", "error: `spec.remote[]` has no `cluster`"),
-        (
-            "{cluster: west}",
-            "error: `spec.remote[]` has no `services`",
-        ),
-        (
-            "{cluster: west, services: [], mode: a}",
-            "error: unknown key `mode` in `spec.remote[]`",
-        ),
+        ("{cluster: west}", "error: `spec.remote[]` has no `services`"),
+        ("{cluster: west, services: [], mode: a}", "error: unknown key `mode` in `spec.remote[]`"),
         (
             "{cluster: west, services: [{port: 80}]}",
             "error: `spec.remote[].services[]` has no `name`",
@@ -434,17 +369,9 @@ fn a_namespace_with_many_names_leaves_others_an_address_of_a_small_network() {
     let many = binding(&many.each_ref().map(String::as_str));
     let one = binding(&[&service("z")]).replace("shop", "zoo");
     let (merged, reported) = merged(&config, &format!("{many}---\n{one}"));
-    let hosts: Vec<_> = merged
-        .bindings
-        .iter()
-        .map(|one| &one.service.host[..3])
-        .collect();
+    let hosts: Vec<_> = merged.bindings.iter().map(|one| &one.service.host[..3]).collect();
     assert_eq!(hosts, ["a.s", "b.s", "c.s", "d.s", "e.s", "z.z"]);
-    assert_eq!(
-        reported.matches("has no free address").count(),
-        3,
-        "{reported}"
-    );
+    assert_eq!(reported.matches("has no free address").count(), 3, "{reported}");
 }
 
 #[test]
@@ -516,10 +443,7 @@ fn a_misspelt_kind_of_another_group_is_an_error_that_affects_no_service() {
         1,
     );
     let (merged, reported) = merged(&config, &other);
-    assert!(
-        reported.starts_with("o.yaml:1: error: objects of "),
-        "{reported}"
-    );
+    assert!(reported.starts_with("o.yaml:1: error: objects of "), "{reported}");
     assert_eq!(merged, config);
     for (version, kind, rest) in [
         ("example.com/v1", "NameSpace", ""),
@@ -538,10 +462,7 @@ fn a_misspelt_kind_of_another_group_is_an_error_that_affects_no_service() {
 fn a_namespace_with_a_namespace_is_invalid() {
     let text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: app, namespace: evil}\n";
     let read = objects(text);
-    assert_eq!(
-        (read.namespaces.len(), read.passed_over.namespaces.len()),
-        (0, 1)
-    );
+    assert_eq!((read.namespaces.len(), read.passed_over.namespaces.len()), (0, 1));
     let (_, reported) = merged(&gateway("services: []", ""), text);
     let want = "o.yaml:1: error: `object` is a Namespace with `metadata.namespace`; write the";
     assert!(reported.starts_with(want), "{reported}");
@@ -552,20 +473,12 @@ fn a_list_of_a_kind_is_read_and_one_without_items_is_an_error() {
     let config = gateway("services: []", "");
     let policy = exposing(&["{name: echo, clusters: [west]}"]);
     let item = policy.replace('\n', "\n  ");
-    for (version, kind) in [
-        ("v1", "List"),
-        (
-            "multicluster.istio.io/v1alpha1",
-            "ServiceExpositionPolicyList",
-        ),
-    ] {
+    for (version, kind) in
+        [("v1", "List"), ("multicluster.istio.io/v1alpha1", "ServiceExpositionPolicyList")]
+    {
         let list = |key| format!("apiVersion: {version}\nkind: {kind}\n{key}:\n- {item}\n");
         let (merged, reported) = merged(&config, &list("items"));
-        assert_eq!(
-            (merged.exposure.services.len(), &*reported),
-            (1, ""),
-            "{kind}"
-        );
+        assert_eq!((merged.exposure.services.len(), &*reported), (1, ""), "{kind}");
         let findings = parse(Path::new("o.yaml"), &list("itmes")).expect_err("unusable");
         let reported = findings.to_string();
         for want in ["`object` has no `items`", "unknown key `itmes` in `object`"] {

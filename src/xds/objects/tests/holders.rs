@@ -113,10 +113,7 @@ workloads: [{uid: w, workloadIps: [10.0.0.1], namespace: sys, networkMode: HostN
 ";
     let (mesh, _) = crate::xds::file::parse(Path::new("m.yaml"), mesh).expect("a mesh");
     let node = NODE.to_owned();
-    let of_west = NODE.replace(
-        "{name:",
-        "{labels: {topology.istio.io/cluster: west}, name:",
-    );
+    let of_west = NODE.replace("{name:", "{labels: {topology.istio.io/cluster: west}, name:");
     let invalid = NODE.replace("address: 10.0.0.1", "address: ten");
     for evidence in [MANAGED, ""] {
         let different = at_port("a", evidence, 8080) + &at_port("b", evidence, 9090);
@@ -132,12 +129,7 @@ workloads: [{uid: w, workloadIps: [10.0.0.1], namespace: sys, networkMode: HostN
         }
         let joined = joined_in_turn_with(&mesh, &[&different]);
         let want = if evidence == MANAGED { &shared } else { &NONE };
-        assert_eq!(
-            dialled(&joined),
-            *want,
-            "the mesh file, {}",
-            joined.conflicts
-        );
+        assert_eq!(dialled(&joined), *want, "the mesh file, {}", joined.conflicts);
     }
     let mut objects = Objects::default();
     let findings = read::text(Path::new("o.yaml"), &invalid, &mut objects);
@@ -178,10 +170,7 @@ fn a_port_of_one_address_of_a_pod_is_not_used_at_its_node() {
 fn an_import_keeps_its_address_against_a_later_one() {
     let (a, b) = (import("a", "10.9.0.1"), import("b", "10.9.0.1"));
     let joined = joined_in_turn(&[&a, &format!("{b}{a}")]);
-    assert_eq!(
-        holders(&joined, "10.9.0.1"),
-        ["hello.a.svc.clusterset.local"]
-    );
+    assert_eq!(holders(&joined, "10.9.0.1"), ["hello.a.svc.clusterset.local"]);
     // A Service has better evidence than any import.
     let service = service_in("c", KEPT, "clusterIP: 10.9.0.1, ");
     let joined = joined_in_turn(&[&a, &format!("{service}{b}{a}")]);

@@ -82,10 +82,7 @@ fn endpoints_of(service: &Built) -> Vec<String> {
 
 /// Returns the endpoints of the service with this hostname, if it exists.
 fn endpoints_of_host(joined: &JoinResult, host: &str) -> Option<Vec<String>> {
-    snapshot(joined)
-        .services
-        .get(host)
-        .map(|service| endpoints_of(service))
+    snapshot(joined).services.get(host).map(|service| endpoints_of(service))
 }
 
 /// Returns the endpoints of the service that peers reach by this name, if it is exported.
@@ -135,11 +132,7 @@ fn acceptance_3_s4_six_row_scope_table() {
     const REMOTE: &str = "10.0.0.2:8080";
     // Label of the Service in this cluster, label of the Service in the other cluster, and
     // endpoints of the global service.
-    type Row = (
-        Option<&'static str>,
-        Option<&'static str>,
-        Option<&'static [&'static str]>,
-    );
+    type Row = (Option<&'static str>, Option<&'static str>, Option<&'static [&'static str]>);
     let rows: [Row; 6] = [
         (Some(""), Some(""), None),
         (None, Some(GLOBALLY), Some(&[REMOTE])),
@@ -179,11 +172,7 @@ fn acceptance_3_s4_six_row_scope_table() {
                 Some(label) => own.filter(|_| label == GLOBALLY),
             };
             assert_eq!(exposed_endpoints(&joined, OWN), own, "{row}");
-            let remote = joined
-                .mesh
-                .workloads
-                .values()
-                .find(|one| *one.cluster == *"west");
+            let remote = joined.mesh.workloads.values().find(|one| *one.cluster == *"west");
             let is_known = want.is_some() && index < 4 && index > 0;
             assert_eq!(remote.is_some(), is_known, "{row}");
             assert!(remote.is_none_or(|one| *one.network == *network), "{row}");
@@ -214,14 +203,8 @@ fn an_entry_narrows_an_export_under_all_its_names() {
     for entry in [None, Some(OWN), Some(GLOBAL)] {
         let mut table = ExposureTable::new(false);
         if let Some(host) = entry {
-            let to = vec![Audience {
-                namespaces: vec!["shop".into()],
-                ..Audience::default()
-            }];
-            let exposure = Exposure {
-                audiences: to,
-                ..Exposure::default()
-            };
+            let to = vec![Audience { namespaces: vec!["shop".into()], ..Audience::default() }];
+            let exposure = Exposure { audiences: to, ..Exposure::default() };
             table.add_entry(host, &exposure, []);
         }
         let change = Change {
@@ -230,12 +213,8 @@ fn an_entry_narrows_an_export_under_all_its_names() {
             ..Change::default()
         };
         let snapshot = build(&exported, change);
-        for (namespace, host) in [
-            ("shop", OWN),
-            ("shop", GLOBAL),
-            ("bank", OWN),
-            ("bank", GLOBAL),
-        ] {
+        for (namespace, host) in [("shop", OWN), ("shop", GLOBAL), ("bank", OWN), ("bank", GLOBAL)]
+        {
             let caller = Caller {
                 trust_domain: "west.local",
                 issuer: None,
@@ -278,10 +257,8 @@ fn what_a_service_says_of_its_scope() {
         assert_eq!(joined.local.contains(OWN), local, "{label}");
         assert_eq!(joined.local.contains(GLOBAL), local, "{label}");
     }
-    let annotated = service("east", "").replace(
-        "  labels:",
-        "  annotations: {networking.istio.io/exportTo: \".\"}\n  labels:",
-    );
+    let annotated = service("east", "")
+        .replace("  labels:", "  annotations: {networking.istio.io/exportTo: \".\"}\n  labels:");
     assert!(joined(&annotated).local.contains(OWN));
     let both = format!(
         "{}{}",
@@ -322,21 +299,15 @@ fn a_rule_and_the_default_export_what_does_not_opt_out() {
         assert_eq!(joined.exported.contains(OWN), want, "{exposure} {label}");
         let remote = format!("{namespace}{}", service("west", label));
         let joined = joined_with(&Mesh::default(), &remote, exposure);
-        assert!(
-            joined.exported.is_empty(),
-            "another cluster exports by its own rules"
-        );
+        assert!(joined.exported.is_empty(), "another cluster exports by its own rules");
     }
 }
 
 #[test]
 fn a_rule_about_labels_exports_nothing_of_an_unknown_namespace() {
     let auto = |rule: &str| format!("{{files: [Cargo.toml], auto: [{{namespaces: {rule}}}]}}");
-    let expression = |text: &str| {
-        auto(&format!(
-            "{{matchExpressions: [{{key: env, operator: {text}}}]}}"
-        ))
-    };
+    let expression =
+        |text: &str| auto(&format!("{{matchExpressions: [{{key: env, operator: {text}}}]}}"));
     let text = service("east", "");
     let reported = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: app}\n";
     for rule in ["NotIn, values: [prod]", "DoesNotExist"] {
@@ -388,14 +359,8 @@ fn mistakes_are_found_at_their_lines() {
     for (text, want) in [
         ("[1]", "1: error: `object` is a list; write a map"),
         ("a: b", "1: error: `object` has no `apiVersion`"),
-        (
-            &service_of("spec: {}"),
-            "1: error: `object` has no `metadata`",
-        ),
-        (
-            &service_of("metadata: {name: a.b}\nspec: {}"),
-            "3: error: `metadata.name` is `a.b`",
-        ),
+        (&service_of("spec: {}"), "1: error: `object` has no `metadata`"),
+        (&service_of("metadata: {name: a.b}\nspec: {}"), "3: error: `metadata.name` is `a.b`"),
         (
             &service_of("metadata: {name: a, labels: [b]}\nspec: {}"),
             "3: error: `metadata.labels` is a list",
@@ -404,10 +369,7 @@ fn mistakes_are_found_at_their_lines() {
             &service_of("metadata: {name: a}\nspec:\n  ports:\n  - port: x"),
             "6: error: `spec.ports[].port` is `x`",
         ),
-        (
-            &service_of("metadata: {name: a}\nspec:\n  ports: 5"),
-            "5: error: `spec.ports` is `5`",
-        ),
+        (&service_of("metadata: {name: a}\nspec:\n  ports: 5"), "5: error: `spec.ports` is `5`"),
         (
             &service_of("metadata: {name: a}\nspec: {clusterIP: x}"),
             "4: error: `spec.clusterIP` is `x`",
@@ -416,32 +378,17 @@ fn mistakes_are_found_at_their_lines() {
             &service_of("metadata: {name: a, name: b}\nspec: {}"),
             "3: error: `metadata.name` is given twice",
         ),
-        (
-            &slice_of("endpoints:\n- addresses: [a]"),
-            "6: error: `endpoints[].addresses[]` is `a`",
-        ),
-        (
-            &slice_of("endpoints:\n- {}"),
-            "6: error: `endpoints[]` has no `addresses`",
-        ),
+        (&slice_of("endpoints:\n- addresses: [a]"), "6: error: `endpoints[].addresses[]` is `a`"),
+        (&slice_of("endpoints:\n- {}"), "6: error: `endpoints[]` has no `addresses`"),
         (
             &slice_of("endpoints:\n- addresses: [10.0.0.1]\n  conditions: {ready: 1}"),
             "7: error: `endpoints[].conditions.ready` is `1`; write `true` or `false`",
         ),
-        (
-            &slice_of("ports: [{port: 0}]"),
-            "5: error: `ports[].port` is `0`",
-        ),
-        (
-            &export("east", "soon"),
-            "2: error: `object` has `soon` for its creationTimestamp",
-        ),
+        (&slice_of("ports: [{port: 0}]"), "5: error: `ports[].port` is `0`"),
+        (&export("east", "soon"), "2: error: `object` has `soon` for its creationTimestamp"),
     ] {
         let reported = reported(text);
-        assert!(
-            reported.starts_with(&format!("o.yaml:{want}")),
-            "{text}: {reported}"
-        );
+        assert!(reported.starts_with(&format!("o.yaml:{want}")), "{text}: {reported}");
     }
 }
 
@@ -453,10 +400,7 @@ fn what_is_kubernetes_own_is_passed_over() {
     let json = "{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\": [\n\
                 {\"apiVersion\": \"v1\", \"kind\": \"Pod\"},\n\
                 {\"apiVersion\": \"v1\", \"kind\": \"Pod\"}]}";
-    assert_eq!(
-        reported(json),
-        "o.yaml:2: warning: objects of Pod of v1 are ignored"
-    );
+    assert_eq!(reported(json), "o.yaml:2: warning: objects of Pod of v1 are ignored");
     let external = service_of("metadata: {name: a}\nspec: {type: ExternalName}");
     assert!(reported(&external).contains("type ExternalName, which is ignored"));
 }
@@ -468,17 +412,10 @@ fn many_clusters_share_one_service() {
         let name = format!("c{cluster}");
         text += &service(&name, "istio.io/global: \"true\"");
         let near = "topology.istio.io/network: east";
-        let _ = write!(
-            text,
-            "{}",
-            slice(&name, near, &at(&format!("10.0.1.{cluster}")))
-        );
+        let _ = write!(text, "{}", slice(&name, near, &at(&format!("10.0.1.{cluster}"))));
     }
     let joined = joined(&text);
-    assert_eq!(
-        endpoints_of_host(&joined, GLOBAL).map(|all| all.len()),
-        Some(50)
-    );
+    assert_eq!(endpoints_of_host(&joined, GLOBAL).map(|all| all.len()), Some(50));
     assert_eq!(endpoints_of_host(&joined, OWN), None);
 }
 
@@ -495,16 +432,9 @@ fn a_directory_is_its_yaml_and_json_files_and_one_that_is_no_object_spoils_all()
     std::fs::create_dir(folder.path().join("d.yaml")).unwrap();
     let (objects, findings) = load(&paths).unwrap();
     assert_eq!((objects.services.len(), objects.slices.len()), (1, 1));
-    assert!(
-        findings
-            .to_string()
-            .contains("c.json:1: warning: objects of Pod of v1")
-    );
+    assert!(findings.to_string().contains("c.json:1: warning: objects of Pod of v1"));
     write("d.yml", "kind: Service\n");
     let reported = load(&paths).unwrap_err().to_string();
-    assert!(
-        reported.contains("d.yml:1: error: `object` has no `apiVersion`"),
-        "{reported}"
-    );
+    assert!(reported.contains("d.yml:1: error: `object` has no `apiVersion`"), "{reported}");
     assert!(reported.contains("c.json:1: warning"), "{reported}");
 }

@@ -21,12 +21,7 @@ fn loaded(text: &str) -> (Objects, String) {
 fn join_with(text: &str, exposure: &str) -> JoinResult {
     let (objects, reported) = loaded(text);
     assert!(!reported.is_empty(), "no mistake in {text}");
-    join(
-        &Mesh::default(),
-        &objects,
-        &config(exposure),
-        &AddressHolders::default(),
-    )
+    join(&Mesh::default(), &objects, &config(exposure), &AddressHolders::default())
 }
 
 fn in_namespace(text: &str, namespace: &str) -> String {
@@ -52,20 +47,11 @@ fn review_1_a_mistake_in_one_object_passes_over_that_object_alone() {
             "`metadata.name` is `a.b`",
         ),
         (
-            mcs(
-                "ServiceImport",
-                "metadata: {name: a, namespace: evil}\nspec: {ips: [x]}",
-            ),
+            mcs("ServiceImport", "metadata: {name: a, namespace: evil}\nspec: {ips: [x]}"),
             "`spec.ips[]` is `x`",
         ),
-        (
-            evil.replace("endpoints: [", "endpoints: [5, "),
-            "endpoints[]` is `5`",
-        ),
-        (
-            in_namespace(&service("east", "a: [1]"), "evil"),
-            "`metadata.labels[]` is a list",
-        ),
+        (evil.replace("endpoints: [", "endpoints: [5, "), "endpoints[]` is `5`"),
+        (in_namespace(&service("east", "a: [1]"), "evil"), "`metadata.labels[]` is a list"),
         (
             "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: evil, name: b}\n".to_owned(),
             "`metadata.name` is given twice",
@@ -75,17 +61,9 @@ fn review_1_a_mistake_in_one_object_passes_over_that_object_alone() {
         for text in [format!("{bad}{good}"), format!("{good}{bad}")] {
             let (objects, reported) = loaded(&text);
             assert!(reported.contains(want), "{want}: {reported}");
-            let joined = join(
-                &Mesh::default(),
-                &objects,
-                &config("{}"),
-                &AddressHolders::default(),
-            );
-            assert_eq!(
-                endpoints_of_host(&joined, OWN),
-                Some(vec![ONE.to_owned()]),
-                "{bad}"
-            );
+            let joined =
+                join(&Mesh::default(), &objects, &config("{}"), &AddressHolders::default());
+            assert_eq!(endpoints_of_host(&joined, OWN), Some(vec![ONE.to_owned()]), "{bad}");
             assert!(joined.exported.contains(OWN), "{bad}");
             let names = joined.exported.iter().chain(&joined.local);
             let mut evil = names.filter(|name| name.contains("Foo_Bar") || name.contains("a.b"));
@@ -129,15 +107,9 @@ fn review_1_services_of_a_namespace_with_a_mistake_stay_in_their_cluster() {
 
 #[test]
 fn review_1_an_address_of_a_slice_with_a_mistake_is_not_for_another_namespace() {
-    let thief = in_namespace(
-        &(service("east", EXPORTED) + &slice("east", "", &at("10.0.0.1"))),
-        "thief",
-    );
-    let victim = slice(
-        "east",
-        "",
-        &format!("{}, {}", at("10.0.0.1"), at("0.0.0.0")),
-    );
+    let thief =
+        in_namespace(&(service("east", EXPORTED) + &slice("east", "", &at("10.0.0.1"))), "thief");
+    let victim = slice("east", "", &format!("{}, {}", at("10.0.0.1"), at("0.0.0.0")));
     for mistake in ["hello", "Foo_Bar"] {
         let own = format!("service-name: {mistake}");
         let victim = victim.replace("service-name: hello", &own);
@@ -145,10 +117,7 @@ fn review_1_an_address_of_a_slice_with_a_mistake_is_not_for_another_namespace() 
         let stolen = endpoints_of_host(&joined, "hello.thief.svc.cluster.local");
         assert_eq!(stolen, Some(Vec::new()), "{mistake}");
         let reported = joined.conflicts.to_string();
-        assert!(
-            reported.contains("namespace app lists it too at "),
-            "{mistake}: {reported}"
-        );
+        assert!(reported.contains("namespace app lists it too at "), "{mistake}: {reported}");
     }
 }
 
@@ -162,16 +131,10 @@ fn review_1_an_address_of_an_import_or_a_service_with_a_mistake_is_not_for_anoth
         )
     };
     let cluster_ip = service("east", EXPORTED).replace("{ports:", "{clusterIP: 240.0.0.1, ports:");
-    for victim in [
-        import("app", "240.0.0.1, x"),
-        cluster_ip.replace("port: 80", "port: 0"),
-    ] {
+    for victim in [import("app", "240.0.0.1, x"), cluster_ip.replace("port: 80", "port: 0")] {
         let text = format!("{}{victim}", import("thief", "240.0.0.1"));
         let joined = join_with(&text, "{}");
-        let thief = joined
-            .mesh
-            .services
-            .get("thief/hello.thief.svc.clusterset.local");
+        let thief = joined.mesh.services.get("thief/hello.thief.svc.clusterset.local");
         assert!(thief.unwrap().vips.is_empty(), "{victim}");
         let reported = joined.conflicts.to_string();
         let want = "the address 240.0.0.1 of the ServiceImport thief/hello is not used";

@@ -56,10 +56,7 @@ fn a_slice_names_pods_of_its_own_namespace_only() {
         assert_eq!(dialled_in(&joined, "aaa"), [TWO], "{own}");
         let mut uids: Vec<_> = joined.mesh.workloads.keys().map(|uid| &**uid).collect();
         uids.sort_unstable();
-        assert_eq!(
-            uids,
-            ["east//Endpoint/aaa/east/10.0.0.2", "east//Pod/app/web"]
-        );
+        assert_eq!(uids, ["east//Endpoint/aaa/east/10.0.0.2", "east//Pod/app/web"]);
         let reported = joined.conflicts.to_string();
         let want = "o.yaml:10: warning: an endpoint of aaa/hello names the pod app/web, which is \
                     ignored: a slice names pods of its own namespace only";
@@ -75,14 +72,8 @@ fn what_a_slice_says_of_an_address_holds_in_its_namespace_only() {
     text += &(service("east", EXPORTED) + &slice("east", "", &at("10.0.0.1")));
     let joined = joined(&text);
     assert_eq!(dialled_in(&joined, "app"), [ONE]);
-    assert!(
-        dialled_in(&joined, "aaa").is_empty(),
-        "it is in another network"
-    );
-    let workload = joined
-        .mesh
-        .workloads
-        .get("east//Endpoint/app/east/10.0.0.1");
+    assert!(dialled_in(&joined, "aaa").is_empty(), "it is in another network");
+    let workload = joined.mesh.workloads.get("east//Endpoint/app/east/10.0.0.1");
     let workload = workload.expect("a workload of its own");
     assert_eq!(&*workload.locality.region, "r1");
     assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
@@ -148,16 +139,8 @@ fn a_managed_slice_that_the_controller_never_sees_proves_nothing() {
     for (what, cluster, labels) in [
         ("a copy", "west", COPIED),
         ("a copy beside an own Service", "east", COPIED),
-        (
-            "a copy of our own cluster",
-            "east",
-            &*COPIED.replace("west", "east"),
-        ),
-        (
-            "a slice of another cluster",
-            "west",
-            "topology.istio.io/cluster: west",
-        ),
+        ("a copy of our own cluster", "east", &*COPIED.replace("west", "east")),
+        ("a slice of another cluster", "west", "topology.istio.io/cluster: west"),
     ] {
         let labels = format!("{labels}, {MANAGED}, topology.istio.io/network: east");
         let slice = slice_in("evil", &labels, &forged);
@@ -185,26 +168,15 @@ fn a_slice_that_kubernetes_keeps_cannot_be_outdone_by_one_that_a_tenant_wrote() 
     for (labels, spec) in [("", ""), (MANAGED, ""), ("", SELECTOR)] {
         for (label, other) in [(EXPORTED, KEPT), (KEPT, EXPORTED), (EXPORTED, EXPORTED)] {
             let (joined, dialled) = both(
-                [
-                    service_in("a", label, spec),
-                    slice_in("a", labels, &forged()),
-                ],
+                [service_in("a", label, spec), slice_in("a", labels, &forged())],
                 [service_in("b", other, SELECTOR), genuine()],
             );
-            assert_eq!(
-                dialled,
-                [vec![], vec![ONE.to_owned()]],
-                "{}",
-                joined.conflicts
-            );
+            assert_eq!(dialled, [vec![], vec![ONE.to_owned()]], "{}", joined.conflicts);
         }
     }
     // A tenant can write both, which is equal evidence.
     let (joined, dialled) = both(
-        [
-            service_in("a", EXPORTED, SELECTOR),
-            slice_in("a", MANAGED, &forged()),
-        ],
+        [service_in("a", EXPORTED, SELECTOR), slice_in("a", MANAGED, &forged())],
         [service_in("b", EXPORTED, SELECTOR), genuine()],
     );
     assert_eq!(dialled, [const { Vec::<String>::new() }; 2]);
@@ -225,10 +197,7 @@ fn clusters_do_not_hide_that_an_address_is_of_another_namespace() {
         + &slice("west", near, &at("10.0.0.1")).replace("namespace: app", "namespace: evil");
     let own = service("east", KEPT) + &slice("east", "", &at("10.0.0.1"));
     let joined = joined(&(evil + &own));
-    assert_eq!(
-        exposed_endpoints(&joined, "hello.evil.mesh.internal"),
-        Some(vec![])
-    );
+    assert_eq!(exposed_endpoints(&joined, "hello.evil.mesh.internal"), Some(vec![]));
 }
 
 #[test]
@@ -260,10 +229,7 @@ workloads: [{uid: w, workloadIps: [10.0.0.1], namespace: app, services: {}}]
     let evil = joined_in("evil");
     assert!(dialled_in(&evil, "evil").is_empty());
     let reported = evil.conflicts.to_string();
-    assert!(
-        reported.contains("it belongs to namespace app by the mesh file"),
-        "{reported}"
-    );
+    assert!(reported.contains("it belongs to namespace app by the mesh file"), "{reported}");
 }
 
 #[test]
@@ -302,10 +268,7 @@ fn services_of_one_namespace_share_pods() {
     text += &(one.clone() + &one.replace("service-name: hello", "service-name: other"));
     let joined = joined(&text);
     assert_eq!(dialled_in(&joined, "app"), [ONE]);
-    assert_eq!(
-        exposed_endpoints(&joined, "other.app.svc.cluster.local"),
-        Some(vec![ONE.into()])
-    );
+    assert_eq!(exposed_endpoints(&joined, "other.app.svc.cluster.local"), Some(vec![ONE.into()]));
     assert_eq!(joined.mesh.workloads.len(), 1);
     assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
 }
@@ -314,11 +277,7 @@ fn services_of_one_namespace_share_pods() {
 fn a_host_name_in_a_slice_is_no_endpoint() {
     // The victim's headless service, a DNS name of one of its pods, and a name of the tenant's
     // own.
-    for host in [
-        "hello.app.svc.cluster.local",
-        "10-0-0-1.app.pod.cluster.local",
-        "X.Evil.",
-    ] {
+    for host in ["hello.app.svc.cluster.local", "10-0-0-1.app.pod.cluster.local", "X.Evil."] {
         for pod in ["", ", targetRef: {kind: Pod, namespace: evil, name: p}"] {
             let backend = format!("{{addresses: [{host}]{pod}}}");
             let named = slice_in("evil", "", &backend).replace("IPv4", "FQDN");
@@ -375,11 +334,7 @@ fn a_waypoint_of_another_namespace_or_kept_local_is_used_only_if_its_labels_say_
                 "o.yaml:2: warning: tunnels to {namespace}/hello are rejected: its waypoint \
                  app/web "
             );
-            assert_eq!(
-                reported.contains(&refusal),
-                !want,
-                "{namespace} {label}: {reported}"
-            );
+            assert_eq!(reported.contains(&refusal), !want, "{namespace} {label}: {reported}");
         }
     }
 }
@@ -398,9 +353,7 @@ pub(super) fn holders(joined: &JoinResult, ip: &str) -> Vec<String> {
     let vip = ("east".to_owned(), ip.parse().expect("an address"));
     let services = joined.mesh.services.values();
     let holders = services.filter(|service| service.vips.contains(&vip));
-    holders
-        .map(|service| service.hostname.to_string())
-        .collect()
+    holders.map(|service| service.hostname.to_string()).collect()
 }
 
 #[test]
@@ -438,10 +391,7 @@ fn of_equal_claims_to_an_address_none_holds() {
         );
         assert!(reported.contains(&want), "{reported}");
     }
-    assert_eq!(
-        holders(&joined(&import("a", "10.9.0.1")), "10.9.0.1").len(),
-        1
-    );
+    assert_eq!(holders(&joined(&import("a", "10.9.0.1")), "10.9.0.1").len(), 1);
 }
 
 #[test]
@@ -451,17 +401,11 @@ fn an_import_does_not_take_the_address_of_an_endpoint() {
     let joined = joined(&text);
     assert!(holders(&joined, "10.0.0.1").is_empty());
     let reported = joined.conflicts.to_string();
-    assert!(
-        reported.contains("an endpoint of namespace app at o.yaml:10 has it"),
-        "{reported}"
-    );
+    assert!(reported.contains("an endpoint of namespace app at o.yaml:10 has it"), "{reported}");
     // A slice alone proves nothing, and takes no address from an import.
     let evil = service_in("evil", "", "") + &slice_in("evil", "", &at("10.9.0.1"));
     let joined = super::joined(&(import("app", "10.9.0.1") + &evil));
-    assert_eq!(
-        holders(&joined, "10.9.0.1"),
-        ["hello.app.svc.clusterset.local"]
-    );
+    assert_eq!(holders(&joined, "10.9.0.1"), ["hello.app.svc.clusterset.local"]);
 }
 
 #[test]

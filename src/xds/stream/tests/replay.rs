@@ -51,10 +51,7 @@ impl Observed {
 fn feed() -> Feed {
     Feed {
         plane: ControlPlane {
-            address: HostPort {
-                host: "istiod".into(),
-                port: Some(15012),
-            },
+            address: HostPort { host: "istiod".into(), port: Some(15012) },
             roots: Roots::Plaintext,
             token: None,
             san: None,
@@ -87,11 +84,7 @@ fn calls(events: &[Event]) -> Vec<Call> {
     for Event { at, kind } in events {
         match kind {
             Kind::Open(number, method) if method == METHOD => {
-                let call = Call {
-                    opened: *at,
-                    responses: Vec::new(),
-                    ended: None,
-                };
+                let call = Call { opened: *at, responses: Vec::new(), ended: None };
                 calls.insert(*number, call);
             }
             Kind::Response(number, message) => {
@@ -118,9 +111,7 @@ fn short(type_url: &str) -> &str {
 /// Describes a request. A response is named by its position in the recording.
 fn describe(request: &DeltaDiscoveryRequest, responses: &[String]) -> String {
     let mut text = format!("> {}", short(&request.type_url));
-    let answered = responses
-        .iter()
-        .position(|of| *of == request.response_nonce);
+    let answered = responses.iter().position(|of| *of == request.response_nonce);
     match (&request.error_detail, answered) {
         (Some(error), place) => write!(text, " NACK {place:?}: {}", error.message),
         (None, Some(place)) => write!(text, " ACK {place}"),
@@ -155,10 +146,7 @@ fn dump(snapshot: &Snapshot) -> BTreeSet<String> {
             let endpoints: BTreeSet<_> = endpoints
                 .map(|one| {
                     let via = one.remote.as_ref().map(|remote| &remote.network);
-                    format!(
-                        "{} {:?} weight {} {via:?}",
-                        one.address, one.protocol, one.weight
-                    )
+                    format!("{} {:?} weight {} {via:?}", one.address, one.protocol, one.weight)
                 })
                 .collect();
             lines.insert(format!("port {host}:{port}{exported}: {endpoints:?}"));
@@ -192,9 +180,8 @@ fn dump_service(name: &str, service: &Service) -> String {
 
 fn dump_workload(name: &str, workload: &Workload) -> String {
     let services = workload.services.iter();
-    let services: BTreeMap<_, BTreeMap<_, _>> = services
-        .map(|(name, ports)| (name, ports.iter().collect()))
-        .collect();
+    let services: BTreeMap<_, BTreeMap<_, _>> =
+        services.map(|(name, ports)| (name, ports.iter().collect())).collect();
     let template = &workload.template;
     let locality = &template.locality;
     format!(
@@ -236,9 +223,7 @@ async fn play(feed: &Feed, calls: Vec<Call>, nonces: &[String], observed: &Obser
             assert!(sent.is_ok(), "the first requests");
         }
         let responses = messages(call.responses, call.ended, observed.start);
-        let ended = feed
-            .apply(&mut state, &requests, responses, &mut true)
-            .await;
+        let ended = feed.apply(&mut state, &requests, responses, &mut true).await;
         let why = ended.err().map_or_else(String::new, |ended| ended.why);
         observed.line(&format!("ended {why}"));
         state.client.disconnected(StreamEnd::Unknown);
@@ -334,10 +319,7 @@ async fn a_recorded_istiod_leads_to_the_expected_snapshots_and_answers() {
     for (name, path) in all {
         let events = read(&path);
         let feed = feed();
-        let observed = Observed {
-            start: Instant::now(),
-            text: Arc::default(),
-        };
+        let observed = Observed { start: Instant::now(), text: Arc::default() };
         let calls = calls(&events);
         let sent = calls.iter().flat_map(|call| &call.responses);
         let sent = sent.map(|(_, message)| {

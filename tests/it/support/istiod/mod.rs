@@ -136,9 +136,7 @@ impl Istiod {
         let ca = IstioCertificateServiceServer::new(self.ca.clone());
         tasks.spawn(async move {
             let server = Server::builder().add_service(discovery).add_service(ca);
-            let _ = server
-                .serve_with_incoming(ReceiverStream::new(incoming))
-                .await;
+            let _ = server.serve_with_incoming(ReceiverStream::new(incoming)).await;
         });
         Serving { sockets, tasks }
     }

@@ -20,12 +20,8 @@ use tonic::metadata::MetadataMap;
 use super::Behaviour;
 
 /// Clusters of an east-west gateway that exports nothing.
-pub const BUILT_IN: [&str; 4] = [
-    "main_internal",
-    "encap",
-    "forward_inner_connect",
-    "BlackHoleCluster",
-];
+pub const BUILT_IN: [&str; 4] =
+    ["main_internal", "encap", "forward_inner_connect", "BlackHoleCluster"];
 
 /// Rules by which resources are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,10 +82,7 @@ struct Watch {
 
 impl Stream {
     pub(super) fn new(pushes: Pushes) -> Self {
-        Self {
-            pushes,
-            types: BTreeMap::new(),
-        }
+        Self { pushes, types: BTreeMap::new() }
     }
 }
 
@@ -205,11 +198,8 @@ impl State {
             let Some(watch) = stream.types.get_mut(CLUSTER) else {
                 continue;
             };
-            let gone: Vec<_> = if compares {
-                watch.names.difference(&set).cloned().collect()
-            } else {
-                Vec::new()
-            };
+            let gone: Vec<_> =
+                if compares { watch.names.difference(&set).cloned().collect() } else { Vec::new() };
             watch.names.retain(|name| !gone.contains(name));
             watch.names.extend(set.iter().cloned());
             pushes.push((stream.pushes.clone(), gone));
@@ -241,10 +231,7 @@ impl State {
             }
         }
         let mut names: BTreeSet<_> = BUILT_IN.map(str::to_owned).into();
-        for (key, service) in keys
-            .iter()
-            .filter_map(|key| Some((key, self.services.get(key)?)))
-        {
+        for (key, service) in keys.iter().filter_map(|key| Some((key, self.services.get(key)?))) {
             for port in service.ports.iter().map(|port| port.service_port) {
                 if !self.udp.contains(&(key.clone(), port)) {
                     names.insert(format!("inbound-vip|{port}|tcp|{}", service.hostname));
@@ -310,9 +297,7 @@ impl State {
         let gone = has.keys().filter(|name| !known.contains(*name)).cloned();
         let gone = gone.collect();
         let new = known.into_iter();
-        let new: Vec<_> = new
-            .filter(|name| self.is_new(type_url, name, has))
-            .collect();
+        let new: Vec<_> = new.filter(|name| self.is_new(type_url, name, has)).collect();
         self.response(type_url, &new, gone)
     }
 
@@ -338,9 +323,7 @@ impl State {
         let known: BTreeSet<_> = known.map(|((_, name), _)| name.clone()).collect();
         let gone = names.difference(&known).cloned().collect();
         let new = known.into_iter();
-        let new: Vec<_> = new
-            .filter(|name| self.is_new(type_url, name, has))
-            .collect();
+        let new: Vec<_> = new.filter(|name| self.is_new(type_url, name, has)).collect();
         self.response(type_url, &new, gone)
     }
 
@@ -422,9 +405,6 @@ fn belongs(name: &str, held: &StoredResource, names: &BTreeSet<String>) -> bool 
 }
 
 fn cluster(name: &str) -> Vec<u8> {
-    let cluster = Cluster {
-        name: name.to_owned(),
-        ..Cluster::default()
-    };
+    let cluster = Cluster { name: name.to_owned(), ..Cluster::default() };
     cluster.encode_to_vec()
 }

@@ -332,11 +332,7 @@ impl Schedule<'_> {
             4 | 5 => {
                 let is_sent = self.oracle.is_ping_sent;
                 if let Some(connection) = self.rig.connection() {
-                    assert_eq!(
-                        connection.downstream.server.ping(),
-                        !is_sent,
-                        "one PING at a time"
-                    );
+                    assert_eq!(connection.downstream.server.ping(), !is_sent, "one PING at a time");
                     self.note(Event::KeepalivePing, is_sent);
                     if !is_sent {
                         self.oracle.ping();

@@ -407,20 +407,12 @@ impl<'a> Schedule<'a> {
         (stream.phase, stream.far) = (Phase::Open, Far::Open);
         self.endpoints.insert(
             id,
-            Endpoint {
-                socket: Some(socket),
-                is_stalled: self.rng.u8(..4) == 0,
-                has_end: false,
-            },
+            Endpoint { socket: Some(socket), is_stalled: self.rng.u8(..4) == 0, has_end: false },
         );
     }
 
     fn reject(&mut self, id: u32) {
-        let reasons = [
-            Reason::UnknownService,
-            Reason::PolicyDenied,
-            Reason::BadAuthority,
-        ];
+        let reasons = [Reason::UnknownService, Reason::PolicyDenied, Reason::BadAuthority];
         let reason = reasons[self.rng.usize(..3)];
         self.note(Event::Rejected, (id, reason));
         if let Some(Pending::Requested(connect)) = self.rig.pending.remove(&id) {
@@ -488,11 +480,7 @@ impl<'a> Schedule<'a> {
         };
         let stream = self.oracle.streams.get_mut(&id).expect("a stream");
         let bytes = pattern(id + 1, stream.produced, self.rng.usize(1..most));
-        if let Some(socket) = self
-            .endpoints
-            .get_mut(&id)
-            .and_then(|it| it.socket.as_mut())
-        {
+        if let Some(socket) = self.endpoints.get_mut(&id).and_then(|it| it.socket.as_mut()) {
             stream.produced += fill(socket, bytes);
         }
         self.note(event, (id, bytes.len()));

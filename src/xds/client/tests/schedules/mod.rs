@@ -22,18 +22,9 @@ const DEMAND: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAs
 
 /// Subscriptions of the client.
 const TYPES: [Subscription; 3] = [
-    Subscription {
-        type_url: ADDRESS,
-        mode: Mode::Wildcard,
-    },
-    Subscription {
-        type_url: POLICY,
-        mode: Mode::Wildcard,
-    },
-    Subscription {
-        type_url: DEMAND,
-        mode: Mode::OnDemand,
-    },
+    Subscription { type_url: ADDRESS, mode: Mode::Wildcard },
+    Subscription { type_url: POLICY, mode: Mode::Wildcard },
+    Subscription { type_url: DEMAND, mode: Mode::OnDemand },
 ];
 
 /// Limit of claimed names and versions in bytes, for some seven of them.
@@ -154,9 +145,7 @@ fn validate(resource: &Resource) -> Result<(), String> {
         Some(body) if body.starts_with(b"good") => Ok(()),
         _ => {
             let name = &resource.name;
-            Err(format!(
-                "workload.capacity: {name} is no number from 0 to 4294967295; write 1"
-            ))
+            Err(format!("workload.capacity: {name} is no number from 0 to 4294967295; write 1"))
         }
     }
 }

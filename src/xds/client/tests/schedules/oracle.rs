@@ -59,9 +59,8 @@ impl Oracle {
         for (request, subscription) in requests.iter().zip(TYPES) {
             let type_url = subscription.type_url;
             let held = self.held.get(type_url).into_iter().flatten();
-            let mut versions: BTreeMap<String, String> = held
-                .map(|(name, kept)| (name.clone(), kept.version.clone()))
-                .collect();
+            let mut versions: BTreeMap<String, String> =
+                held.map(|(name, kept)| (name.clone(), kept.version.clone())).collect();
             let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
             if subscription.mode == Mode::OnDemand {
                 let missing = self.wanted.iter().filter(|name| !self.answers(name));
@@ -136,10 +135,8 @@ impl Oracle {
         let usable = |name: &&String| !["", "*"].contains(&name.as_str()) && name.len() <= 2048;
         self.unplaced |= type_url == POLICY && !now.iter().all(|name| usable(&name));
         for name in now.iter().filter(usable).filter(|_| type_url == POLICY) {
-            held.entry(name.clone()).or_insert(ExpectedResource {
-                version: String::new(),
-                body: 0,
-            });
+            held.entry(name.clone())
+                .or_insert(ExpectedResource { version: String::new(), body: 0 });
         }
         if now.is_empty() || !held.is_empty() {
             self.synced.insert(type_url);
@@ -153,9 +150,8 @@ impl Oracle {
     /// Marks the names of a response as answered.
     fn note_answers(&mut self, response: &Response) {
         let sent = response.resources.iter().map(|one| &*one.name);
-        let named: BTreeSet<&str> = sent
-            .chain(response.removed.iter().map(String::as_str))
-            .collect();
+        let named: BTreeSet<&str> =
+            sent.chain(response.removed.iter().map(String::as_str)).collect();
         self.requested.retain(|name| !named.contains(name.as_str()));
     }
 
@@ -216,11 +212,7 @@ impl Oracle {
             names.map(|name| (one.type_url, name.as_str()))
         });
         let same = rejected.eq(expected);
-        ensure!(
-            same,
-            "rejected: {:?}",
-            client.rejected().collect::<Vec<_>>()
-        );
+        ensure!(same, "rejected: {:?}", client.rejected().collect::<Vec<_>>());
         let pending: Vec<_> = client.pending().collect();
         let wildcard = TYPES.iter().filter(|one| one.mode == Mode::Wildcard);
         let expected = wildcard.map(|one| one.type_url);
@@ -229,22 +221,14 @@ impl Oracle {
         ensure!(client.is_synced() == expected.is_empty(), "synced");
         ensure!(client.usage.held() == self.usage(), "usage");
         let requested = client.unanswered(DEMAND);
-        ensure!(
-            requested == self.requested.len(),
-            "{requested} of {:?}",
-            self.requested
-        );
+        ensure!(requested == self.requested.len(), "{requested} of {:?}", self.requested);
         Ok(())
     }
 
     /// Returns the entries and bytes that count against the limits.
     fn usage(&self) -> (usize, usize) {
         let mut sum = (self.wanted.len(), 0);
-        sum.1 += self
-            .wanted
-            .iter()
-            .map(|name| name.len() + 64)
-            .sum::<usize>();
+        sum.1 += self.wanted.iter().map(|name| name.len() + 64).sum::<usize>();
         for (name, kept) in self.held.values().flatten() {
             sum.0 += 1;
             sum.1 += name.len() + kept.version.len() + 64 + kept.body;

@@ -64,11 +64,7 @@ impl Server {
         let items = self.items.entry(type_url).or_default();
         let before = items.get(name).and_then(|item| item.good_version.clone());
         let good_version = if good { Some(version.clone()) } else { before };
-        let item = Item {
-            version,
-            good,
-            good_version,
-        };
+        let item = Item { version, good, good_version };
         items.insert(name.to_owned(), item);
     }
 
@@ -165,12 +161,7 @@ impl Server {
         let nonce = format!("n{}", self.nonces);
         stream.open.insert(nonce.clone(), type_url.to_owned());
         let type_url = type_url.to_owned();
-        Some(Response {
-            type_url,
-            nonce,
-            resources,
-            removed,
-        })
+        Some(Response { type_url, nonce, resources, removed })
     }
 }
 

@@ -246,14 +246,8 @@ impl<'a> World<'a> {
         let is_known = subscription(&response.type_url).is_some();
         let other = |one: &Resource| one.body_type != response.type_url;
         for (event, happened) in [
-            (
-                Event::FirstOfItsType,
-                is_known && !self.oracle.has_response(&response.type_url),
-            ),
-            (
-                Event::Empty,
-                is_known && sent.is_empty() && removed.is_empty(),
-            ),
+            (Event::FirstOfItsType, is_known && !self.oracle.has_response(&response.type_url)),
+            (Event::Empty, is_known && sent.is_empty() && removed.is_empty()),
             (Event::Good, !sent.is_empty() && bad == 0),
             (Event::HalfBad, bad > 0 && bad < sent.len()),
             (Event::RemovedByAbsence, unsaid),
@@ -261,10 +255,7 @@ impl<'a> World<'a> {
             (Event::RemovesUnknown, !removed.iter().all(is_held)),
             (Event::UnknownType, !is_known),
             (Event::SentTwice, names.len() < sent.len()),
-            (
-                Event::SentAndRemoved,
-                removed.iter().any(|name| names.contains(name.as_str())),
-            ),
+            (Event::SentAndRemoved, removed.iter().any(|name| names.contains(name.as_str()))),
             (Event::NoName, names.contains("")),
             (Event::NameOfAll, names.contains("*")),
             (Event::LongName, names.iter().any(|name| name.len() > 2048)),
@@ -424,10 +415,7 @@ impl<'a> World<'a> {
         }
         if self.oracle.unplaced {
             let client = &mut self.machine.client;
-            ensure!(
-                !client.restore(POLICY, SHARED_PLACEHOLDER, "", 0),
-                "it has no place"
-            );
+            ensure!(!client.restore(POLICY, SHARED_PLACEHOLDER, "", 0), "it has no place");
         }
         self.set_wanted(wanted)
     }
@@ -478,8 +466,7 @@ impl<'a> World<'a> {
             for one in TYPES {
                 let response = self.server.respond(one.type_url);
                 sent.extend(response.clone());
-                self.down
-                    .extend(response.map(|response| (self.step, response)));
+                self.down.extend(response.map(|response| (self.step, response)));
             }
             if self.down.is_empty() && before == sent.len() {
                 return Ok(sent);

@@ -76,10 +76,7 @@ impl FaultyClient {
     pub(super) fn new(fault: Fault) -> Self {
         let limits = match fault {
             Fault::KeepsWhatIsUnsaid => Limits::default(),
-            _ => Limits {
-                initial_versions_bytes: CLAIMS_MAX,
-                ..Limits::default()
-            },
+            _ => Limits { initial_versions_bytes: CLAIMS_MAX, ..Limits::default() },
         };
         Self {
             client: Client::with_limits(TYPES.to_vec(), limits),

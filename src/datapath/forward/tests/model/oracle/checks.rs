@@ -66,10 +66,7 @@ impl Oracle {
         };
         ensure!(stream.is_answered, "DATA before the answer of stream {id}");
         ensure!(!stream.gateway_ended, "DATA after END_STREAM on {id}");
-        ensure!(
-            stream.reset != ResetBy::Seen,
-            "DATA after RST_STREAM on {id}"
-        );
+        ensure!(stream.reset != ResetBy::Seen, "DATA after RST_STREAM on {id}");
         ensure!(!stream.is_reset_settled, "DATA on {id}, which was reset");
         ensure!(length <= PEER_FRAME_MAX, "a frame of {length} bytes");
         let bytes = expected(id, stream.received, length);
@@ -117,10 +114,7 @@ impl Oracle {
             ensure!(code == CONNECT_ERROR, "code {code} for an endpoint");
         } else {
             let due = stream.reset;
-            ensure!(
-                due == ResetBy::Due(code),
-                "code {code} of {id}, not {due:?}"
-            );
+            ensure!(due == ResetBy::Due(code), "code {code} of {id}, not {due:?}");
         }
         stream.closed = Closed::ByGateway;
         stream.reset = ResetBy::Seen;
@@ -132,10 +126,7 @@ impl Oracle {
         let Some(stream) = self.streams.get_mut(&id) else {
             bail!("WINDOW_UPDATE on stream {id}");
         };
-        ensure!(
-            stream.reset != ResetBy::Seen,
-            "WINDOW_UPDATE after RST_STREAM"
-        );
+        ensure!(stream.reset != ResetBy::Seen, "WINDOW_UPDATE after RST_STREAM");
         stream.allowance += increment;
         ensure!(increment > 0 && stream.allowance <= STREAM_WINDOW_MAX);
         Ok(())
@@ -150,10 +141,7 @@ impl Oracle {
         ensure!(self.due.is_empty(), "missing: {:?}", self.due);
         ensure!(!self.is_key_update_due, "no KeyUpdate");
         self.key_updates_requested = 0;
-        ensure!(
-            self.has_alert || !self.is_fatal && !self.is_closing,
-            "no alert"
-        );
+        ensure!(self.has_alert || !self.is_fatal && !self.is_closing, "no alert");
         let window = self.window();
         let is_over = self.has_alert;
         for (id, stream) in &mut self.streams {
