@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_of_a_gateway_without_one_is_that_of_all_instances_behind_its_address() {
+    fn the_cluster_of_a_gateway_without_one_is_that_of_all_split_horizon_records_behind_it() {
         const V4: &str = "192.0.2.9";
         const V6: &str = "2001:db8::9";
         let domains = [("east.local", "east"), ("west.local", "west")];
@@ -360,7 +360,12 @@ mod tests {
         };
         let west = |host| split_horizon("west", V4, host);
         let north = |host| split_horizon("north", V4, host);
-        let of_one = "neither its record nor an instance";
+        // A tenant's WorkloadEntry, to which istiod gives the gateway of its `network`.
+        let entry = |cluster: &str| Workload {
+            uid: format!("{cluster}/networking.istio.io/WorkloadEntry/evil/vm").into(),
+            ..split_horizon(cluster, V4, "evil.evil")
+        };
+        let of_one = "neither its record nor a split-horizon record";
         let mut snapshot = Snapshot::default();
         for (workloads, why) in [
             (vec![], Err(of_one)),
@@ -371,6 +376,8 @@ mod tests {
             (vec![west("other.app"), west("more.app")], Ok(())),
             (vec![split_horizon("west", "192.0.2.8", "other.app")], Err(of_one)),
             (vec![split_horizon("", V4, "echo.app")], Err(of_one)),
+            (vec![entry("west")], Err(of_one)),
+            (vec![west("echo.app"), entry("east")], Ok(())),
         ] {
             for records in [vec![record(V4)], vec![record(V4), record(V6)]] {
                 let all = [records, workloads.clone()].concat();

@@ -1,19 +1,22 @@
-//! Clusters of the instances behind each gateway. They say the cluster of a gateway whose record
-//! names none, as those of istiod.
+//! Clusters of the split-horizon records behind each gateway. They say the cluster of a gateway
+//! whose record names none, as those of istiod.
+//!
+//! Other workloads of a remote network do not count. A tenant can write a WorkloadEntry with any
+//! `network`, and istiod gives it the cluster of its object and the gateway of that network.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::exclusion::remote_network;
+use super::exclusion::{is_split_horizon, remote_network};
 use super::mesh::Workload;
 use super::remote::UNNAMED_CLUSTER;
 use super::remote_gateways::{ClustersBehind, Gateway};
 use super::remote_instances::{Changes, RemoteInstances, address_of, common};
 
 impl RemoteInstances {
-    /// Counts the clusters of the instances of changed services. Returns the networks with a record
-    /// of a gateway whose cluster may have changed.
+    /// Counts the clusters of the split-horizon records of changed services. Returns the networks
+    /// with a record of a gateway whose cluster may have changed.
     pub(super) fn count_clusters(
         &mut self,
         services: &HashMap<&Arc<str>, Changes<'_>>,
@@ -21,8 +24,7 @@ impl RemoteInstances {
     ) -> BTreeSet<Arc<str>> {
         let place = |one: &Workload| {
             let (ip, port) = address_of(one.network_gateway.as_deref())?;
-            let is_named = !["", UNNAMED_CLUSTER].contains(&&*one.cluster);
-            let network = remote_network(one, own_network).filter(|_| is_named)?;
+            let network = remote_network(one, own_network).filter(|_| says_cluster(one))?;
             Some(((network.into(), SocketAddr::new(ip, port)), Arc::clone(&one.cluster)))
         };
         let mut counted: HashMap<_, isize> = HashMap::new();
@@ -53,7 +55,8 @@ impl RemoteInstances {
         changed
     }
 
-    /// Returns the cluster of all instances behind a gateway; empty without any, or with several.
+    /// Returns the cluster of all split-horizon records behind a gateway; empty without any, or with
+    /// several.
     pub(super) fn cluster_behind(&self, network: &Arc<str>, addresses: &[SocketAddr]) -> Arc<str> {
         common(self.clusters_behind(network, addresses).into_iter())
     }
@@ -71,11 +74,11 @@ impl RemoteInstances {
         let addresses: Vec<_> = gateway.addresses().collect();
         let network = &gateway.remote.network;
         if self.clusters_behind(network, &addresses).is_empty() {
-            "its cluster is unknown: neither its record nor an instance behind it says it; write \
-             `cluster` for the network into `networks`"
+            "its cluster is unknown: neither its record nor a split-horizon record behind it \
+             says it; write `cluster` for the network into `networks`"
         } else {
-            "its cluster is unknown: instances of several clusters are behind its address; write \
-             `cluster` for the network into `networks`"
+            "its cluster is unknown: split-horizon records of several clusters are behind its \
+             address; write `cluster` for the network into `networks`"
         }
     }
 
@@ -84,7 +87,7 @@ impl RemoteInstances {
     pub(super) fn assert_clusters(&self) {
         let mut clusters = HashMap::new();
         let instances = self.services.values().flat_map(|of| &of.list);
-        for one in instances.filter(|one| !["", UNNAMED_CLUSTER].contains(&&*one.cluster)) {
+        for one in instances.filter(|one| says_cluster(one)) {
             if let Some((ip, port)) = address_of(one.network_gateway.as_deref()) {
                 let behind: &mut ClustersBehind = clusters.entry((ip, port)).or_default();
                 *behind.entry(Arc::clone(&one.cluster)).or_default() += 1;
@@ -94,4 +97,9 @@ impl RemoteInstances {
         let kept = kept.map(|((_, at), of)| ((at.ip(), at.port()), ClustersBehind::clone(of)));
         assert_eq!(kept.collect::<HashMap<_, _>>(), clusters);
     }
+}
+
+/// Returns whether a workload of another network states the cluster behind its gateway.
+fn says_cluster(workload: &Workload) -> bool {
+    is_split_horizon(workload) && !["", UNNAMED_CLUSTER].contains(&&*workload.cluster)
 }
