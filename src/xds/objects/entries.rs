@@ -5,7 +5,7 @@
 //! A field that could restrict access is an error if it cannot be expressed. Any other one is a
 //! warning.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -24,6 +24,12 @@ const REMOTE: &str = "spec.remote[]";
 const REMOTE_SERVICE: &str = "spec.remote[].services[]";
 const POLICY: &str = "spec.policy[]";
 const TARGET: &str = "spec.policy[].target[]";
+
+/// Admiral's label of an identity, its keys of an environment, the best first, and the environment
+/// of objects without one.
+const IDENTITY: &str = "identity";
+const ENVIRONMENTS: [&str; 2] = ["admiral.io/env", "env"];
+const DEFAULT_ENVIRONMENT: &str = "default";
 
 /// Limit of the ports and of the clusters of one entry: that of Kubernetes for the ports of an
 /// EndpointSlice.
@@ -146,15 +152,16 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<
             entries.bound.extend(bound);
         }
         _ => {
-            let policies = spec.foreign("spec").and_then(|mut fields| {
-                let policies = fields.need("policy", "[{dns: echo.global, lbType: 0}]");
-                fields.get("selector");
-                fields.warn_of_others();
-                fields.finish();
-                policies
-            });
+            let Some(mut fields) = spec.foreign("spec") else {
+                return entries;
+            };
+            let policies = fields.need("policy", "[{dns: echo.global, lbType: 0}]");
+            let selector = fields.get("selector");
+            fields.warn_of_others();
+            fields.finish();
+            let identity = Identity::find(meta, selector);
             let items = policies.into_iter().flat_map(Value::items);
-            let traffic = items.filter_map(|item| policy(item, &meta.namespace));
+            let traffic = items.filter_map(|item| policy(item, identity.as_ref(), &meta.namespace));
             entries.traffic.extend(traffic);
         }
     }
@@ -298,14 +305,54 @@ fn remote_service(
     })
 }
 
-/// Reads the distribution of one name.
-fn policy(item: Value<'_>, namespace: &Arc<str>) -> Option<Traffic> {
+/// Identity of a GlobalTrafficPolicy, as Admiral finds it.
+struct Identity {
+    environment: String,
+    /// `ENVIRONMENT.IDENTITY.global`, which Admiral gives to the workloads of the identity.
+    name: String,
+}
+
+impl Identity {
+    fn find(meta: &Meta, selector: Option<Value<'_>>) -> Option<Self> {
+        let pairs = selector.into_iter().flat_map(Value::pairs);
+        let pairs = pairs.filter_map(|(entry, value)| Some((&*entry.key, value.text_or_empty()?)));
+        let selector: HashMap<&str, &str> = pairs.collect();
+        let label = |key| meta.label(key).or_else(|| selector.get(key).copied());
+        let is_set = |text: &&str| !text.is_empty();
+        let [own, short] = ENVIRONMENTS;
+        let annotation = meta.annotations.get(own).map(|text| &**text).filter(is_set);
+        let environment = annotation.or_else(|| label(own).filter(is_set));
+        let environment = environment.or_else(|| label(short).filter(is_set));
+        let environment = environment.unwrap_or(DEFAULT_ENVIRONMENT).to_ascii_lowercase();
+        let identity = label(IDENTITY).filter(is_set)?.to_ascii_lowercase();
+        Some(Self { name: format!("{environment}.{identity}.global"), environment })
+    }
+
+    /// Returns the name with a prefix: its own for the environment and `default`.
+    fn prefixed(&self, prefix: &str) -> Option<String> {
+        let prefix = prefix.to_ascii_lowercase();
+        if [DEFAULT_ENVIRONMENT, &*self.environment].contains(&&*prefix) {
+            hostname(&self.name, "")
+        } else {
+            hostname(&format!("{prefix}.{}", self.name), "")
+        }
+    }
+}
+
+/// Reads the distribution of one name: `dns` or, as Admiral's current versions have, `dnsPrefix` of
+/// the identity.
+fn policy(item: Value<'_>, identity: Option<&Identity>, namespace: &Arc<str>) -> Option<Traffic> {
     let mut fields = item.foreign(POLICY)?;
-    let dns = fields.need("dns", "echo.global");
-    let dns = dns.and_then(|value| {
-        let parse = |text: &str| text.contains('.').then(|| hostname(text, ""))?;
-        value.parsed("a hostname without port", parse)
-    });
+    let prefix = fields.get("dnsPrefix");
+    let dns = match (fields.get("dns"), identity.zip(prefix)) {
+        (None, Some((identity, value))) => {
+            value.parsed("a part of a hostname", |prefix| identity.prefixed(prefix))
+        }
+        _ => fields.need("dns", "echo.global").and_then(|value| {
+            let parse = |text: &str| text.contains('.').then(|| hostname(text, ""))?;
+            value.parsed("a hostname without port", parse)
+        }),
+    };
     let is_by_weight = fields.get("lbType").map_or(Some(false), |value| {
         let wanted = "`0` or `TOPOLOGY`, `1` or `FAILOVER`";
         value.parsed(wanted, |text| match &*text.to_ascii_lowercase() {
@@ -316,8 +363,6 @@ fn policy(item: Value<'_>, namespace: &Arc<str>) -> Option<Traffic> {
     });
     let targets = fields.get("target");
     let regions = targets.map(regions).unwrap_or_default();
-    // `dns` has it already.
-    fields.get("dnsPrefix");
     fields.warn_of_others();
     fields.finish();
     let is_by_weight = is_by_weight?;

@@ -157,6 +157,61 @@ fn a_global_traffic_policy_that_cannot_be_expressed_is_reported() {
     assert_findings(&unlocated, &close, distributing);
 }
 
+/// Returns a policy as Admiral's samples have it, in a namespace.
+fn of_identity(namespace: &str, metadata: &str, prefix: &str) -> String {
+    format!(
+        "apiVersion: admiral.io/v1alpha1\nkind: GlobalTrafficPolicy\nmetadata: {{name: gtp, \
+         namespace: {namespace}, {metadata}}}\nspec:\n  policy: [{{dnsPrefix: {prefix}, lbType: 1, \
+         target: [{{region: us-west-2, weight: 10}}, {{region: us-east-2, weight: 90}}]}}]\n"
+    )
+}
+
+#[test]
+fn a_prefix_names_the_service_of_an_identity_and_environment() {
+    let aliases = "names: {aliases: [
+        {name: stage.greeting.global, to: [greeting.sample.svc.cluster.local]},
+        {name: west.stage.greeting.global, to: [west.sample.svc.cluster.local]},
+        {name: default.greeting.global, to: [plain.sample.svc.cluster.local]}]}\n";
+    let config = gateway("services: []", aliases);
+    let stage = "annotations: {admiral.io/env: stage}, labels: {identity: Greeting}";
+    for (metadata, prefix, want) in [
+        (stage, "default", "greeting"),
+        (stage, "stage", "greeting"),
+        (stage, "west", "west"),
+        ("labels: {identity: greeting, admiral.io/env: stage}", "default", "greeting"),
+        ("labels: {identity: greeting, env: stage}", "default", "greeting"),
+        ("labels: {identity: greeting}", "default", "plain"),
+    ] {
+        let (merged, reported) = merged(&config, &of_identity("sample", metadata, prefix));
+        assert_eq!(reported, "", "{metadata} {prefix}");
+        let host = format!("{want}.sample.svc.cluster.local");
+        assert_eq!(merged.traffic[0].service.as_ref(), Some(&host), "{metadata} {prefix}");
+        assert_eq!(merged.traffic[0].regions.len(), 2);
+    }
+    // The selector has the identity as well, and a policy without one needs `dns`.
+    let by_selector = of_identity("sample", "", "default")
+        .replace("spec:", "spec:\n  selector: {identity: greeting, env: stage}");
+    let (selected, reported) = merged(&config, &by_selector);
+    assert_eq!((selected.traffic.len(), &*reported), (1, ""));
+    let (none, reported) = merged(&config, &of_identity("sample", "", "default"));
+    assert_eq!(none.traffic, []);
+    assert!(reported.contains("`spec.policy[]` has no `dns`"), "{reported}");
+}
+
+#[test]
+fn a_policy_in_a_namespace_without_the_identity_distributes_nothing_as_in_admiral() {
+    let aliases = "names: {aliases: [{name: stage.greeting.global, to: [
+        greeting.west.svc.cluster.local, greeting.east.svc.cluster.local]}]}\n";
+    let config = gateway("services: []", aliases);
+    let metadata = "annotations: {admiral.io/env: stage}, labels: {identity: greeting}";
+    for (namespace, is_used) in [("west", true), ("east", true), ("admiral-sync", false)] {
+        let (merged, reported) = merged(&config, &of_identity(namespace, metadata, "default"));
+        assert_eq!(!merged.traffic.is_empty(), is_used, "{namespace}: {reported}");
+        let want = "may be a service of another namespace than admiral-sync";
+        assert_eq!(reported.contains(want), !is_used, "{reported}");
+    }
+}
+
 /// Returns a mesh with a.example.com and b.example.com of namespace payments, and with a workload
 /// of each service of `placed` in a region.
 fn mesh(placed: &[(&str, &str)]) -> Mesh {
