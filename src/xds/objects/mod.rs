@@ -1,8 +1,8 @@
 //! Kubernetes objects from files: exported and local Services of this cluster, imports from
 //! other clusters, and the endpoints of both.
 //!
-//! [`load`] reads Namespace, Node, Service, EndpointSlice, ServiceExport and ServiceImport, and the
-//! kinds of `entries`. It ignores fields without use here, and other kinds with a warning for each.
+//! [`load`] reads Namespace, Node, Pod, Service, EndpointSlice, ServiceExport and ServiceImport, and
+//! the kinds of `entries`. It ignores fields without use here, and other kinds with a warning for each.
 //! [`merge()`] adds exposed services and bindings to the configuration. [`join()`] builds the mesh
 //! from the objects and the configuration. [`distribute()`] adds distributions that fit the mesh.
 
@@ -55,6 +55,7 @@ const WARNINGS_MAX: usize = 200;
 pub struct Objects {
     namespaces: Vec<Meta>,
     nodes: Vec<Node>,
+    pods: Vec<RunningPod>,
     services: Vec<Service>,
     exports: Vec<Export>,
     imports: Vec<Import>,
@@ -85,6 +86,15 @@ struct Node {
     cluster: Option<Arc<str>>,
     /// Addresses, which all pods in the host's network share.
     addresses: Vec<std::net::IpAddr>,
+}
+
+/// Pod that has addresses, by the status that its kubelet writes.
+#[derive(Clone, Debug)]
+struct RunningPod {
+    meta: Meta,
+    addresses: Vec<std::net::IpAddr>,
+    /// True if its addresses are those of its node.
+    host_network: bool,
 }
 
 /// ServiceExport: the export of a Service by its cluster.

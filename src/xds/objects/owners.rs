@@ -30,6 +30,8 @@ pub(super) enum Evidence {
     /// with a selector. A tenant can write the labels of such a slice too, until Kubernetes
     /// removes it.
     Kubernetes,
+    /// A Pod has the address by its status, which its kubelet writes and no tenant.
+    Pod,
     /// The mesh file, which an operator writes.
     File,
 }
@@ -119,6 +121,12 @@ impl<'a> AddressOwners<'a> {
             for ip in &service.ips {
                 let place = Some(&service.meta.place);
                 owners.add_claim(*ip, key.0, (Evidence::Kubernetes, None), place);
+            }
+        }
+        for pod in view.pods().filter(|pod| !pod.host_network) {
+            let (namespace, place) = (&*pod.meta.namespace, Some(&pod.meta.place));
+            for ip in &pod.addresses {
+                owners.add_claim(*ip, namespace, (Evidence::Pod, None), place);
             }
         }
         let listed = listed(view);
@@ -280,9 +288,11 @@ impl<'a> AddressOwners<'a> {
         let mut names: HashMap<&str, Arc<str>> = HashMap::new();
         let mut endpoints = HashMap::new();
         for (ip, claims) in &self.claims {
-            for claim in claims.iter().filter(|claim| claim.evidence != Evidence::File) {
+            for claim in claims {
                 let whole = claim.whole.is_some().then_some(0);
-                for port in claim.ports.keys().copied().chain(whole) {
+                let ports = claim.ports.keys().copied().chain(whole);
+                // The mesh file needs no holder, and its namespaces share.
+                for port in ports.filter(|port| claim.at(*port) != Some(Evidence::File)) {
                     if self.refusal(*ip, port, claim.namespace).is_none() {
                         let name = names.entry(claim.namespace);
                         let name = name.or_insert_with(|| claim.namespace.into());
@@ -342,7 +352,7 @@ impl<'a> AddressOwners<'a> {
             Refusal::Held(of) | Refusal::Equal(of)
                 if port == 0 && of.evidence == Evidence::Kubernetes =>
             {
-                "a workload of the mesh file, or the Node if it is the address of one"
+                "a workload of the mesh file, the Pod that has it, or the Node that has it"
             }
             _ => {
                 "addresses of pods of the slice's namespace that Kubernetes keeps up to date, or a \

@@ -9,7 +9,7 @@ use super::entries::{self, Entries};
 use super::meta::{self, Meta, label_name};
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::{Export, Import, Node, Objects, ports, service, slice};
+use super::{Export, Import, Node, Objects, RunningPod, ports, service, slice};
 use crate::xds::convert::unicast;
 use crate::yaml::{Document, Fields, Findings, Position, Report, Severity, Value};
 
@@ -23,9 +23,10 @@ const KINDS_MAX: usize = 64;
 type Kind = (&'static str, &'static [&'static str]);
 
 /// Supported kinds.
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 10] = [
     ("Namespace", &["v1"]),
     ("Node", &["v1"]),
+    ("Pod", &["v1"]),
     ("Service", &["v1"]),
     ("EndpointSlice", &["discovery.k8s.io/v1"]),
     ("ServiceExport", &MULTICLUSTER),
@@ -52,6 +53,7 @@ const GROUP_EDITS_MAX: usize = 2;
 enum Object {
     Namespace(Meta),
     Node(Node),
+    Pod(RunningPod),
     Service(Service),
     Export(Export),
     Import(Import),
@@ -191,8 +193,8 @@ fn read_supported<'a>(
     let place = value.place();
     let meta = meta::read(top, place, |name| match kind {
         "Namespace" | "Service" | "ServiceExport" | "ServiceImport" => name.and_then(label_name),
-        // The name of a slice or of a Node itself has no meaning.
-        "EndpointSlice" | "Node" => name.and_then(Value::text),
+        // The name of a slice, a Node or a Pod itself has no meaning.
+        "EndpointSlice" | "Node" | "Pod" => name.and_then(Value::text),
         // Nor has that of a policy. One without a name is invalid, and closes its services.
         _ => Some(name.and_then(Value::text).unwrap_or_default()),
     })?;
@@ -216,6 +218,7 @@ fn read_supported<'a>(
         "Node" => {
             Some(Object::Node(Node { cluster: meta.cluster, addresses: node_addresses(top) }))
         }
+        "Pod" => running_pod(top, meta).map(Object::Pod),
         "Service" => service::read(top, value, meta).map(Object::Service),
         "ServiceExport" => {
             Some(Object::Export(Export { created: meta.creation_time(value), meta }))
@@ -231,6 +234,7 @@ impl Objects {
         match object {
             Object::Namespace(meta) => self.namespaces.push(meta),
             Object::Node(node) => self.nodes.push(node),
+            Object::Pod(pod) => self.pods.push(pod),
             Object::Service(service) => self.services.push(service),
             Object::Export(export) => self.exports.push(export),
             Object::Import(import) => self.imports.push(import),
@@ -250,7 +254,7 @@ impl Objects {
                 ports: Vec::new(),
                 ..service
             }),
-            Object::Export(_) | Object::Node(_) => {}
+            Object::Export(_) | Object::Node(_) | Object::Pod(_) => {}
             Object::Import(import) => self.passed_over.imports.push(import),
             Object::Slice(slice) => self.passed_over.slices.push(slice),
             Object::Entries(entries) => self.entries.push(entries.closed()),
@@ -275,6 +279,30 @@ fn node_addresses(top: &mut Fields<'_>) -> Vec<IpAddr> {
     let addresses = addresses.collect();
     status.finish();
     addresses
+}
+
+/// Reads the addresses of a Pod; none for one that has ended, as another pod may have them.
+fn running_pod(top: &mut Fields<'_>, meta: Meta) -> Option<RunningPod> {
+    let spec = top.get("spec").and_then(|spec| spec.foreign("spec"));
+    let host_network = spec.and_then(|mut spec| {
+        let host_network = spec.get("hostNetwork").and_then(Value::flag);
+        spec.finish();
+        host_network
+    });
+    let mut status = top.get("status").and_then(|status| status.foreign("status"))?;
+    let phase = status.get("phase").and_then(Value::text);
+    let items = status.get("podIPs").into_iter().flat_map(Value::items);
+    let addresses = items.filter_map(|item| {
+        let mut fields = item.foreign("status.podIPs[]")?;
+        let address = fields.need("ip", "10.0.0.1");
+        fields.finish();
+        address?.parsed("an IP address", unicast)
+    });
+    let addresses = addresses.collect();
+    status.finish();
+    let has_ended = matches!(phase, Some("Succeeded" | "Failed"));
+    let host_network = host_network.unwrap_or(false);
+    (!has_ended).then_some(RunningPod { meta, addresses, host_network })
 }
 
 /// Reads the ports and addresses of an import. Older versions have them in `spec`.

@@ -8,7 +8,7 @@ use super::meta::{Meta, ROOT_NAMESPACE};
 use super::names::Key;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::{Export, Import, InvalidObjects, Node, Objects};
+use super::{Export, Import, InvalidObjects, Node, Objects, RunningPod};
 use crate::config::{Config, DefaultExposure, Selector};
 use crate::yaml::Finding;
 
@@ -32,6 +32,7 @@ pub(super) struct ObjectIndex<'a> {
     /// Invalid namespaces by cluster, whose labels are not fully known.
     invalid_namespaces: BTreeSet<(&'a str, &'a str)>,
     nodes: &'a [Node],
+    pods: &'a [RunningPod],
     passed_over: &'a InvalidObjects,
 }
 
@@ -57,6 +58,7 @@ impl<'a> ObjectIndex<'a> {
             local_services: BTreeSet::new(),
             invalid_namespaces: BTreeSet::new(),
             nodes: &objects.nodes,
+            pods: &objects.pods,
             passed_over: &objects.passed_over,
         };
         for namespace in &objects.passed_over.namespaces {
@@ -95,6 +97,17 @@ impl<'a> ObjectIndex<'a> {
         }
         for slice in &objects.slices {
             let key = (&*slice.namespace, &*slice.service);
+            let cluster = view.cluster(slice.cluster.as_ref());
+            // The uids of its workloads begin with it, and could be those of a gateway.
+            if cluster.contains('/') && cluster != view.own_cluster() {
+                let (namespace, name) = key;
+                let what = format!(
+                    "the slice of {namespace}/{name} is not used: its cluster is `{cluster}`"
+                );
+                let how = "the name of a cluster, without `/`";
+                warnings.push(Finding::warning(&slice.place, what, how).of(namespace));
+                continue;
+            }
             view.slices.entry(key).or_default().push(slice);
         }
         view
@@ -237,13 +250,25 @@ impl<'a> ObjectIndex<'a> {
         root.and_then(|meta| meta.network()).unwrap_or_else(by_default)
     }
 
-    /// Returns the addresses of the nodes in our network.
+    /// Returns the addresses of the nodes in our network, also by the pods that share them.
     pub(super) fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let nodes = self.nodes.iter().filter(|node| {
             let cluster = self.cluster(node.cluster.as_ref());
             *self.network_of_cluster(cluster) == *self.config.gateway.network
         });
-        nodes.flat_map(|node| node.addresses.iter().copied())
+        let nodes = nodes.flat_map(|node| node.addresses.iter().copied());
+        let pods = self.pods().filter(|pod| pod.host_network);
+        nodes.chain(pods.flat_map(|pod| pod.addresses.iter().copied()))
+    }
+
+    /// Returns the pods in our network.
+    pub(super) fn pods(&self) -> impl Iterator<Item = &'a RunningPod> {
+        self.pods.iter().filter(|pod| {
+            let cluster = self.cluster(pod.meta.cluster.as_ref());
+            let network = pod.meta.network();
+            let network = network.unwrap_or_else(|| self.network_of_cluster(cluster));
+            *network == *self.config.gateway.network
+        })
     }
 
     /// Returns whether the endpoints of a slice use HBONE.

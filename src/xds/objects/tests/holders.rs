@@ -157,6 +157,67 @@ fn a_port_of_a_node_is_kept_by_the_namespace_that_has_it() {
     assert_eq!(dialled(&joined), [vec![ONE.to_owned()], Vec::new()]);
 }
 
+/// Returns the Pod of [`pod_of`].
+fn running_pod(namespace: &str, spec: &str, phase: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: web, namespace: {namespace}}}\nspec: \
+         {{{spec}}}\nstatus: {{phase: {phase}, podIP: 10.0.0.1, podIPs: [{{ip: 10.0.0.1}}]}}\n"
+    )
+}
+
+#[test]
+fn an_address_that_a_forged_slice_claimed_before_its_pod_existed_belongs_to_the_pod() {
+    let forged = pod_of("a", MANAGED);
+    let slices = format!("{forged}{}", pod_of("b", MANAGED));
+    let running = running_pod("b", "", "Running");
+    let with_pod = format!("{slices}{running}");
+    for turns in [&[&*forged, &slices, &with_pod][..], &[&forged, &with_pod], &[&with_pod]] {
+        let joined = joined_in_turn(turns);
+        assert_eq!(dialled(&joined), [vec![], vec![ONE.to_owned()]], "{}", joined.conflicts);
+        let reported = joined.conflicts.to_string();
+        let want = "the address 10.0.0.1 of a/hello is not used: it belongs to namespace b by \
+                    o.yaml:37";
+        assert!(reported.contains(want), "{reported}");
+    }
+    // A pod needs no slice to keep its address from others.
+    let joined = joined_in_turn(&[&forged, &format!("{forged}{running}")]);
+    assert_eq!(dialled(&joined), NONE);
+    // One that has ended has no address, and one of another network has none of this one.
+    let ended = [running_pod("b", "", "Succeeded"), running_pod("b", "", "Failed")];
+    let far = running.replace("{name:", "{labels: {topology.istio.io/network: far}, name:");
+    let pending = running.replace(", podIPs: [{ip: 10.0.0.1}]", "");
+    for other in [&ended[0], &ended[1], &far, &pending] {
+        let joined = joined_in_turn(&[&forged, &format!("{slices}{other}")]);
+        assert_eq!(dialled(&joined), [vec![ONE.to_owned()], vec![]], "{other}");
+    }
+}
+
+#[test]
+fn a_pod_in_the_network_of_its_host_says_that_its_address_is_that_of_a_node() {
+    let different = at_port("a", MANAGED, 8080) + &at_port("b", MANAGED, 9090);
+    let joined =
+        joined_in_turn(&[&(running_pod("c", "hostNetwork: true", "Running") + &different)]);
+    let shared = ["10.0.0.1:8080", "10.0.0.1:9090"].map(|one| vec![one.to_owned()]);
+    assert_eq!(dialled(&joined), shared);
+    assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
+}
+
+#[test]
+fn a_namespace_keeps_a_port_of_a_node_beside_those_that_the_mesh_file_gives_it() {
+    let mesh = "services: [{name: hello, namespace: a, hostname: hello.a, ports: {80: 8080}}]
+workloads: [{uid: w, workloadIps: [10.0.0.1], namespace: a, networkMode: HostNetwork,
+  services: {a/hello.a: {80: 8080}}}]
+";
+    let (mesh, _) = crate::xds::file::parse(Path::new("m.yaml"), mesh).expect("a mesh");
+    for evidence in [MANAGED, ""] {
+        let own = at_port("a", evidence, 9090);
+        let both = own.clone() + &at_port("b", evidence, 9090);
+        let joined = joined_in_turn_with(&mesh, &[&own, &both]);
+        let want = [vec!["10.0.0.1:9090".to_owned()], vec![]];
+        assert_eq!(dialled(&joined), want, "{evidence}: {}", joined.conflicts);
+    }
+}
+
 #[test]
 fn a_port_of_one_address_of_a_pod_is_not_used_at_its_node() {
     // The other slice of the pod lists its port 8080 at an address of its own.

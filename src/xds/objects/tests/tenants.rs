@@ -127,6 +127,25 @@ workloads: [{uid: vm, workloadIps: [10.0.0.1], namespace: b, services: {}}]
     assert_eq!(dialled_in(&joined, "b"), [ONE]);
 }
 
+#[test]
+fn the_name_of_a_cluster_makes_no_slice_the_gateway_of_a_network() {
+    for cluster in ["NetworkGateway/far/192.0.2.1/15008", "x/SplitHorizonWorkload/y"] {
+        let annotated = |text: String| {
+            let labels = "topology.istio.io/cluster: east";
+            let of = format!("  annotations: {{topology.istio.io/cluster: {cluster}}}\n  labels:");
+            text.replace(labels, "a: b").replacen("  labels:", &of, 1)
+        };
+        let forged = slice("east", "topology.istio.io/network: far", &at("192.0.2.1"));
+        let text = annotated(service("east", EXPORTED)) + &annotated(forged);
+        let joined = joined(&text);
+        let uids: Vec<_> = joined.mesh.workloads.keys().collect();
+        assert!(uids.is_empty(), "{uids:?}");
+        let reported = joined.warnings.to_string();
+        let want = format!("the slice of app/hello is not used: its cluster is `{cluster}`");
+        assert!(reported.contains(&want), "{reported}");
+    }
+}
+
 /// Labels of a copy for the Service `hello`, which the controller of this cluster ignores.
 const COPIED: &str = "multicluster.kubernetes.io/source-cluster: west, \
                       multicluster.kubernetes.io/service-name: hello";
