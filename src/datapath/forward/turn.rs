@@ -503,9 +503,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 Err(_) => return Poll::Ready(()),
                 Ok(true) => match alert.take() {
                     None => return Poll::Ready(()),
-                    // A layer that has failed cannot seal an alert either.
                     Some(alert) => {
-                        drop(self.downstream.output.append_alert(alert, &mut self.downstream.layer))
+                        // A layer that has failed cannot seal an alert either.
+                        let _ =
+                            self.downstream.output.append_alert(alert, &mut self.downstream.layer);
                     }
                 },
             }
