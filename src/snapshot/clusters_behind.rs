@@ -55,8 +55,8 @@ impl RemoteInstances {
         changed
     }
 
-    /// Returns the cluster of all split-horizon records behind a gateway; empty without any, or with
-    /// several.
+    /// Returns the cluster of all split-horizon records behind a gateway; empty without any, or
+    /// with several.
     pub(super) fn cluster_behind(&self, network: &Arc<str>, addresses: &[SocketAddr]) -> Arc<str> {
         common(self.clusters_behind(network, addresses).into_iter())
     }

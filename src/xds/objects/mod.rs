@@ -1,8 +1,9 @@
 //! Kubernetes objects from files: exported and local Services of this cluster, imports from
 //! other clusters, and the endpoints of both.
 //!
-//! [`load`] reads Namespace, Node, Pod, Service, EndpointSlice, ServiceExport and ServiceImport, and
-//! the kinds of `entries`. It ignores fields without use here, and other kinds with a warning for each.
+//! [`load`] reads Namespace, Node, Pod, Service, EndpointSlice, ServiceExport and ServiceImport,
+//! and the kinds of `entries`. It ignores fields without use here, and other kinds with a warning
+//! for each.
 //! [`merge()`] adds exposed services and bindings to the configuration. [`join()`] builds the mesh
 //! from the objects and the configuration. [`distribute()`] adds distributions that fit the mesh.
 

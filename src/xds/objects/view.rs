@@ -96,21 +96,23 @@ impl<'a> ObjectIndex<'a> {
             }
         }
         for slice in &objects.slices {
-            let key = (&*slice.namespace, &*slice.service);
-            let cluster = view.cluster(slice.cluster.as_ref());
-            // The uids of its workloads begin with it, and could be those of a gateway.
-            if cluster.contains('/') && cluster != view.own_cluster() {
-                let (namespace, name) = key;
-                let what = format!(
-                    "the slice of {namespace}/{name} is not used: its cluster is `{cluster}`"
-                );
-                let how = "the name of a cluster, without `/`";
-                warnings.push(Finding::warning(&slice.place, what, how).of(namespace));
-                continue;
-            }
-            view.slices.entry(key).or_default().push(slice);
+            view.add_slice(slice, warnings);
         }
         view
+    }
+
+    fn add_slice(&mut self, slice: &'a Slice, warnings: &mut Vec<Finding>) {
+        let key @ (namespace, name) = (&*slice.namespace, &*slice.service);
+        let cluster = self.cluster(slice.cluster.as_ref());
+        // The uids of its workloads begin with the cluster, and could be those of a gateway.
+        if cluster.contains('/') && cluster != self.own_cluster() {
+            let what =
+                format!("the slice of {namespace}/{name} is not used: its cluster is `{cluster}`");
+            let how = "the name of a cluster, without `/`";
+            warnings.push(Finding::warning(&slice.place, what, how).of(namespace));
+        } else {
+            self.slices.entry(key).or_default().push(slice);
+        }
     }
 
     /// Returns the name of our own cluster.
