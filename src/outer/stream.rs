@@ -27,11 +27,10 @@ use super::verify::{ExpectedWorkloads, Verified};
 const WRITE_BYTES_MAX: usize = 64 * 1024;
 /// Limit of bytes that are discarded for a tunnel whose peer has disconnected.
 const DISCARDED_MAX: usize = 256 * 1024;
-/// Limit of writes that wait for the socket. Each takes some 300 bytes besides its own, so that
-/// small writes would take much more memory than the send buffer.
-const WRITES_MAX: usize = 64;
-/// Number of waiting writes from which more are accepted, which saves wake-ups.
-const WRITES_RESUME: usize = WRITES_MAX / 2;
+/// Size below which bytes wait at their source while earlier ones of the stream wait for the
+/// socket. Each write becomes a DATA frame, as the h2 crate does not append to a queued one. It
+/// takes some 300 bytes besides its own, and 64 writes of this size fill the send buffer.
+const GATHERED_BELOW: usize = 2 * 1024;
 
 /// Open tunnel. A drop before both directions have ended resets it.
 #[derive(Debug)]
@@ -47,6 +46,8 @@ pub struct Stream {
     has_ended: bool,
     is_shut_down: bool,
     is_cancelled: bool,
+    /// The last write was small.
+    is_gathering: bool,
     queue: Arc<Queue>,
     connection: Held,
 }
@@ -95,7 +96,7 @@ impl Servers {
 #[derive(Debug, Default)]
 struct Queue {
     writes: AtomicUsize,
-    room: AtomicWaker,
+    emptied: AtomicWaker,
 }
 
 /// Bytes that wait for the socket, with their charge.
@@ -103,12 +104,6 @@ struct Write<C> {
     bytes: Vec<u8>,
     queue: Arc<Queue>,
     _charge: C,
-}
-
-impl Queue {
-    fn is_full(&self) -> bool {
-        self.writes.load(Ordering::SeqCst) >= WRITES_MAX
-    }
 }
 
 impl<C> AsRef<[u8]> for Write<C> {
@@ -119,8 +114,8 @@ impl<C> AsRef<[u8]> for Write<C> {
 
 impl<C> Drop for Write<C> {
     fn drop(&mut self) {
-        if self.queue.writes.fetch_sub(1, Ordering::SeqCst) == WRITES_RESUME + 1 {
-            self.queue.room.wake();
+        if self.queue.writes.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.queue.emptied.wake();
         }
     }
 }
@@ -136,6 +131,7 @@ impl Stream {
             has_ended: false,
             is_shut_down: false,
             is_cancelled: false,
+            is_gathering: false,
             queue: Arc::default(),
             connection,
         }
@@ -158,6 +154,17 @@ impl Stream {
     /// Envoy do once the connection inside the tunnel has closed.
     pub fn is_cancelled(&self) -> bool {
         self.is_cancelled
+    }
+
+    /// Returns true if the last write was small. If it was refused, it was for earlier bytes that
+    /// wait for the socket, and not for the window.
+    pub const fn is_gathering(&self) -> bool {
+        self.is_gathering
+    }
+
+    /// Returns true if a small write has to wait for others to leave for the socket.
+    fn waits_for_socket(&self) -> bool {
+        self.is_gathering && self.queue.writes.load(Ordering::SeqCst) > 0
     }
 
     /// Returns true if END_STREAM was sent.
@@ -224,10 +231,11 @@ impl Stream {
     }
 
     /// Writes as many bytes as the window allows. What `charge` returns for their number is
-    /// dropped once they have left for the socket.
+    /// dropped once they have left for the socket. Few bytes are taken only if none are waiting,
+    /// so that small writes gather at their source and become few frames.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if it allows none, or the stream was reset.
+    /// [`io::ErrorKind::WouldBlock`] if it takes none, or the stream was reset.
     pub fn try_write<C: Send + 'static>(
         &mut self,
         slices: &[IoSlice<'_>],
@@ -240,7 +248,8 @@ impl Stream {
         }
         self.send.reserve_capacity(wanted);
         let room = self.send.capacity().min(wanted);
-        if room == 0 || self.queue.is_full() {
+        self.is_gathering = room > 0 && room < GATHERED_BELOW;
+        if room == 0 || self.waits_for_socket() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let mut bytes = Vec::with_capacity(room);
@@ -255,7 +264,7 @@ impl Stream {
         Ok(room)
     }
 
-    /// Polls whether the window allows bytes of the last [`Stream::try_write`].
+    /// Polls whether the last [`Stream::try_write`] would take bytes now.
     ///
     /// # Errors
     /// The stream was reset, or its connection has failed.
@@ -267,10 +276,10 @@ impl Stream {
                 None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
             }
         }
-        if self.queue.is_full() {
-            self.queue.room.register(cx.waker());
-            // Room that was made before the registration has woken no task.
-            if self.queue.is_full() {
+        if self.waits_for_socket() {
+            self.queue.emptied.register(cx.waker());
+            // Writes that have left before the registration have woken no task.
+            if self.waits_for_socket() {
                 // A reset or the end of the connection drops all writes.
                 return Poll::Pending;
             }

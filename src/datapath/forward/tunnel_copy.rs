@@ -184,7 +184,7 @@ impl TunnelCopy {
             self.took(taken, downstream);
         }
         if taken < count {
-            self.unblocked_bytes = 0;
+            self.note_blocked();
             let source = self.open.upstream.source();
             let budget = (&self.open.data_path.budget, source);
             self.backlog.push(budget, slices, taken);
@@ -216,6 +216,14 @@ impl TunnelCopy {
         }
     }
 
+    /// Counts anew after the endpoint has blocked. Small tails that wait to become few frames are
+    /// no sign of a slow endpoint.
+    fn note_blocked(&mut self) {
+        if !self.open.upstream.stream.is_gathering() {
+            self.unblocked_bytes = 0;
+        }
+    }
+
     /// Writes the backlog, and registers the waker for the rest.
     fn write_backlog(&mut self, downstream: &mut Downstream) -> Result<Step, Reason> {
         while !self.backlog.bytes().is_empty() {
@@ -226,9 +234,9 @@ impl TunnelCopy {
                     self.took(taken, downstream);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.unblocked_bytes = 0;
+                    self.note_blocked();
                     let mut cx = Context::from_waker(&self.waker);
-                    match stream.poll_write_ready(&mut cx) {
+                    match self.open.upstream.stream.poll_write_ready(&mut cx) {
                         Poll::Pending => return Ok(Step::Waits),
                         Poll::Ready(Ok(())) => {}
                         Poll::Ready(Err(_)) => return Err(self.read_last(downstream)),

@@ -58,6 +58,12 @@ impl EndpointStream {
         }
     }
 
+    /// Returns true if a refusal of the last write is no sign of a slow endpoint
+    /// ([`outer::Stream::is_gathering`]).
+    pub fn is_gathering(&self) -> bool {
+        matches!(self, Self::Outer(outer) if outer.stream.is_gathering())
+    }
+
     /// Returns true if the far side has cancelled the tunnel.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Outer(outer) if outer.stream.is_cancelled())

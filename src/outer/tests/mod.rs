@@ -5,6 +5,7 @@ mod places;
 mod robustness;
 mod shares;
 mod sources;
+mod writes;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -231,6 +232,8 @@ struct Scripted {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
     requests: Arc<AtomicUsize>,
+    /// Number of DATA frames with bytes.
+    frames: Arc<AtomicUsize>,
     _tasks: JoinSet<()>,
 }
 
@@ -238,8 +241,8 @@ impl Scripted {
     async fn start(tls: TlsAcceptor, script: Script) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr().expect("an address");
-        let (connections, requests) = (Arc::<AtomicUsize>::default(), Arc::default());
-        let (counted, requested) = (Arc::clone(&connections), Arc::clone(&requests));
+        let (connections, counts) = (Arc::<AtomicUsize>::default(), Counts::default());
+        let (counted, Counts { requests, frames }) = (Arc::clone(&connections), counts.clone());
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut running = JoinSet::new();
@@ -254,16 +257,16 @@ impl Scripted {
                     socket.set_linger(Some(Duration::ZERO)).expect("an option");
                 }
                 let (tls, script) = (tls.clone(), script.clone());
-                let requested = Arc::clone(&requested);
+                let counts = counts.clone();
                 running.spawn(async move {
                     sleep(script.delay).await;
                     if let Ok(stream) = tls.accept(stream).await {
-                        serve(stream, script, requested).await;
+                        serve(stream, script, counts).await;
                     }
                 });
             }
         });
-        Self { address, connections, requests, _tasks: tasks }
+        Self { address, connections, requests, frames, _tasks: tasks }
     }
 
     fn connections(&self) -> usize {
@@ -271,9 +274,16 @@ impl Scripted {
     }
 }
 
+/// Counters of all connections of a gateway.
+#[derive(Clone, Default)]
+struct Counts {
+    requests: Arc<AtomicUsize>,
+    frames: Arc<AtomicUsize>,
+}
+
 type Http2 = Connection<TlsStream<TcpStream>, Bytes>;
 
-async fn serve(stream: TlsStream<TcpStream>, script: Script, requests: Arc<AtomicUsize>) {
+async fn serve(stream: TlsStream<TcpStream>, script: Script, counts: Counts) {
     let mut builder = h2::server::Builder::new();
     builder
         .max_concurrent_streams(script.streams_max)
@@ -299,24 +309,26 @@ async fn serve(stream: TlsStream<TcpStream>, script: Script, requests: Arc<Atomi
             }
             request = http2.accept() => {
                 let Some(Ok((request, respond))) = request else { return };
-                let count = requests.fetch_add(1, Ordering::SeqCst);
+                let count = counts.requests.fetch_add(1, Ordering::SeqCst);
+                let frames = Arc::clone(&counts.frames);
                 let is_poison = request.uri().authority().is_some_and(|of| of == POISON);
                 match script.answer {
                     Answer::GoAwayAfter(code) if is_poison => http2.abrupt_shutdown(code),
                     Answer::Abort if is_poison => return,
                     _ => {}
                 }
-                tunnels.spawn(answer(request, respond, script.answer, count));
+                let answered = answer((request, respond), script.answer, count, frames);
+                tunnels.spawn(answered);
             }
         }
     }
 }
 
 async fn answer(
-    request: HttpRequest<RecvStream>,
-    mut respond: SendResponse<Bytes>,
+    (request, mut respond): (HttpRequest<RecvStream>, SendResponse<Bytes>),
     answer: Answer,
     count: usize,
+    frames: Arc<AtomicUsize>,
 ) {
     if request.uri().authority().is_some_and(|of| of == POISON) {
         return match answer {
@@ -344,6 +356,7 @@ async fn answer(
         return;
     };
     while let Some(Ok(bytes)) = receive.data().await {
+        frames.fetch_add(usize::from(!bytes.is_empty()), Ordering::SeqCst);
         let _ = receive.flow_control().release_capacity(bytes.len());
         // The tests send less than a window.
         let _ = send.send_data(bytes, false);

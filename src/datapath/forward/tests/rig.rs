@@ -33,6 +33,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::io::endpoint::EndpointStream;
 use crate::datapath::tests::{FAR, data_path_of, descriptor, peer};
 use crate::datapath::{DataPath, authorize, balance, policy, route};
+use crate::outer;
 use crate::reason::Reason;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{Mesh, Service, Template, Workload};
@@ -204,6 +205,19 @@ impl Rig {
         far
     }
 
+    /// Opens a tunnel through a gateway of another network, which is answered at once.
+    pub(super) async fn tunnel_through(&mut self, id: u32, stream: outer::Stream) {
+        self.send(Frame::new(HEADERS, 4, id, CONNECT)).await;
+        self.accept(id).expect("an open stream");
+        let Some(Pending::Answered(tunnel)) = self.pending.remove(&id) else {
+            panic!("stream {id} was not answered");
+        };
+        let account = self.data_path.budget.account(&self.identity.charged_source());
+        let open = self.opened(EndpointStream::outer(stream, account));
+        tunnel.open(Box::new(open)).map_err(|(_, reason)| reason).expect("an open stream");
+        self.pump().await;
+    }
+
     /// Returns the connection while it runs.
     pub(super) fn connection(&mut self) -> Option<&mut HboneConnection<GatewayEnd>> {
         self.flag.0.store(true, Ordering::Relaxed);
@@ -252,6 +266,11 @@ impl Rig {
             set.expect("a socket");
         }
         let near = TcpStream::from_std(OwnedFd::from(near).into()).expect("a socket");
+        (self.opened(EndpointStream::Tcp(near)), far)
+    }
+
+    /// Returns a tunnel to the endpoint at the other end of a stream.
+    fn opened(&self, stream: EndpointStream) -> Open {
         let (data_path, peer) = (&self.data_path, &self.identity);
         let target = Target {
             authority: Authority::parse("echo.app:80").expect("an authority"),
@@ -274,10 +293,8 @@ impl Rig {
             generation: snapshot.generation,
             record,
         };
-        let upstream = Upstream::new(pick.into_pick(), EndpointStream::Tcp(near), descriptor);
-        let load = LoadGuard::default();
-        let open = tunnel.open(upstream, Some(StreamGuards { load, slot }));
-        (open, far)
+        let upstream = Upstream::new(pick.into_pick(), stream, descriptor);
+        tunnel.open(upstream, Some(StreamGuards { load: LoadGuard::default(), slot }))
     }
 
     /// Runs the connection until it waits.

@@ -10,6 +10,7 @@ use tokio::net::UnixStream;
 use super::rig::{Rig, TestGateway, drain};
 use super::wire::{DATA, Frame};
 use crate::datapath::forward::turn::yield_turn;
+use crate::outer::tests::echo_tunnel;
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_forwards_few_small_frames_and_later_turns_the_others_in_order() {
@@ -39,6 +40,31 @@ async fn a_turn_forwards_few_small_frames_and_later_turns_the_others_in_order() 
     }
     let expected = (0..FRAMES).flat_map(|index| [number(index); BYTES]);
     assert!(received.into_iter().eq(expected));
+}
+
+#[tokio::test]
+async fn small_tails_of_bulk_data_to_another_gateway_do_not_stop_the_window() {
+    const BULK: usize = 16_000;
+    const TAIL: usize = 100;
+    let (_gateway, stream) = echo_tunnel().await;
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    rig.tunnel_through(1, stream).await;
+    let window = |rig: &mut Rig| {
+        let connection = rig.connection().expect("an open connection");
+        let key = connection.open_tunnels().next().expect("a tunnel").key;
+        connection.downstream.server.window(key)
+    };
+    let before = window(&mut rig);
+    for _ in 0..20 {
+        for bytes in [BULK, TAIL] {
+            rig.peer.send(&Frame::new(DATA, 0, 1, &vec![7; bytes]).encode());
+            // Nothing leaves for the gateway meanwhile, so the tail has to wait.
+            let connection = rig.connection().expect("an open connection");
+            assert!(connection.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        rig.pump().await;
+    }
+    assert!(window(&mut rig) > before, "{before}");
 }
 
 #[tokio::test]
