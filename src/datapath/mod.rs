@@ -85,12 +85,19 @@ impl DataPath {
         let tls = Arc::new(tls);
         let limit = metrics.set_buffer_limit(buffers);
         let deny = Arc::new(deny);
-        let denied = AddressFilter::new({
+        let filter = AddressFilter::new({
             let deny = Arc::clone(&deny);
-            move |address| deny.check(address).is_err()
+            move |address| deny.check(address)
         });
+        let outer = Pool::new(
+            Arc::clone(&tls),
+            reader.clone(),
+            lifecycle.clone(),
+            filter,
+            Arc::clone(admission.pool.pool()),
+        );
         Self {
-            outer: Pool::new(Arc::clone(&tls), reader.clone(), lifecycle.clone(), denied),
+            outer,
             budget: Arc::new(limits::budget::BufferBudget::new(buffers, limit)),
             reader,
             tls,

@@ -185,8 +185,13 @@ impl Pool {
         self.nodes.lock().len()
     }
 
+    /// Returns the part that is left to sources below their floor.
+    pub fn reserve(&self) -> usize {
+        self.max() / FLOOR_RESERVE_DIVISOR
+    }
+
     fn terms(&self) -> Terms {
-        Terms { free: self.free(), reserve: self.max() / FLOOR_RESERVE_DIVISOR }
+        Terms { free: self.free(), reserve: self.reserve() }
     }
 }
 

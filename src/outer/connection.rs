@@ -81,7 +81,8 @@ type Http2 = h2::client::Connection<TlsStream<Socket>, Bytes>;
 pub(super) struct Connection {
     send: SendRequest<Bytes>,
     pub(super) state: Arc<State>,
-    _charge: Held,
+    /// Its place among those of the gateway, and its descriptor.
+    _charges: [Held; 2],
 }
 
 /// State that a connection, its tunnels and its task share.
@@ -133,8 +134,8 @@ pub(super) struct Slot {
 pub(super) async fn open(
     (target, rtt): (&Target, Arc<Mutex<MinRtt>>),
     tls: &InboundTls,
-    (reader, denied): (&Reader, &AddressFilter),
-    charge: Held,
+    (reader, filter): (&Reader, &AddressFilter),
+    charges: [Held; 2],
 ) -> Result<(Arc<Connection>, Driver), Failure> {
     let unreachable = |detail: String| {
         let address = target.address;
@@ -142,11 +143,17 @@ pub(super) async fn open(
     };
     let own = tls.outbound();
     let own = own.ok_or_else(|| unreachable("this gateway has no certificate yet".to_owned()))?;
-    let addresses = target.addresses().filter(|address| !denied.has(*address));
-    let stream = timeout(TCP_DEADLINE, connect_any(addresses.collect())).await;
+    let addresses = admitted(target, filter)?;
+    let stream = timeout(TCP_DEADLINE, connect_any(addresses)).await;
     let stream = stream.map_err(|_| unreachable("did not answer in time".to_owned()))?;
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
-    let stream = stream.map_err(|error| unreachable(error.to_string()))?;
+    let stream = stream.map_err(|error| {
+        let failure = unreachable(error.to_string());
+        match Reason::of_dial(&error) {
+            Reason::Overloaded => Failure { reason: Reason::Overloaded, ..failure },
+            _ => failure,
+        }
+    })?;
     let reads = Arc::<AtomicU64>::default();
     let counter = Arc::clone(&reads);
     let count = move |_: &[u8]| {
@@ -162,9 +169,27 @@ pub(super) async fn open(
         }
         HandshakeError::Failed(detail) => unreachable(detail),
     })?;
-    establish((stream, reads), own, (verified, rtt), charge)
+    establish((stream, reads), own, (verified, rtt), charges)
         .await
         .map_err(|error| unreachable(error.to_string()))
+}
+
+/// Returns the addresses of a gateway that the filter admits.
+///
+/// # Errors
+/// The last failure, if it admits none.
+fn admitted(target: &Target, filter: &AddressFilter) -> Result<Vec<SocketAddr>, Failure> {
+    let (mut admitted, mut failure) = (Vec::new(), None);
+    for address in target.addresses() {
+        match filter.check(address) {
+            Ok(()) => admitted.push(address),
+            Err(denied) => failure = Some(denied),
+        }
+    }
+    match failure {
+        Some(failure) if admitted.is_empty() => Err(failure),
+        _ => Ok(admitted),
+    }
 }
 
 /// Failed TLS handshake.
@@ -236,7 +261,7 @@ async fn establish(
     (stream, reads): (TlsStream<Socket>, Arc<AtomicU64>),
     tls: Arc<OutboundTls>,
     (verified, rtt): (Verified, Arc<Mutex<MinRtt>>),
-    charge: Held,
+    charges: [Held; 2],
 ) -> Result<(Arc<Connection>, Driver), h2::Error> {
     let mut settings = Builder::new();
     settings
@@ -275,7 +300,7 @@ async fn establish(
         peer: verified,
     });
     state.record_rtt(since);
-    let connection = Arc::new(Connection { send, state: Arc::clone(&state), _charge: charge });
+    let connection = Arc::new(Connection { send, state: Arc::clone(&state), _charges: charges });
     let driver = Driver { http2, pings, state, connection: Arc::downgrade(&connection) };
     Ok((connection, driver))
 }

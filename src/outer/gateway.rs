@@ -24,7 +24,7 @@ use crate::tls::InboundTls;
 use super::connection::{self, Connection, Slot};
 use super::rtt::MinRtt;
 use super::sources::Connections;
-use super::{AddressFilter, Failure, Target};
+use super::{AddressFilter, Failure, OpenError, Target};
 
 /// Limit of tunnels through one gateway. One source may hold half.
 pub(super) const PLACES_MAX: usize = 16 * 1024;
@@ -71,10 +71,12 @@ pub(super) struct GatewayConnections {
 pub(super) struct Context {
     pub(super) tls: Arc<InboundTls>,
     pub(super) reader: Reader,
-    /// Addresses that are not dialled.
-    pub(super) denied: AddressFilter,
+    /// Check of addresses before they are dialled.
+    pub(super) filter: AddressFilter,
     /// Drain that waits for the connections.
     pub(super) lifecycle: Lifecycle,
+    /// Descriptors of the process.
+    pub(super) descriptors: Arc<limits::Pool>,
 }
 
 /// Result of an attempt to connect.
@@ -166,7 +168,12 @@ impl GatewayConnections {
     /// short, and no connection was opened since, it proves a failure of the gateway.
     fn missed(&self, blocked: Option<Blocked>, since: Option<Instant>) -> Failure {
         if let Some(Blocked::Full(full)) = blocked {
-            return self.failure(Reason::RemoteBusy, &full.to_string());
+            let reason = match full {
+                LimitReached::Full(Resource::Descriptors) => Reason::Overloaded,
+                LimitReached::Share(Resource::Descriptors) => Reason::OverShare,
+                _ => Reason::RemoteBusy,
+            };
+            return self.failure(reason, &full.to_string());
         }
         if let Some(since) = since {
             let mut connections = self.connections.lock();
@@ -243,7 +250,7 @@ impl GatewayConnections {
     }
 
     /// Starts a task that opens a connection for a source. A tunnel that no longer waits does not
-    /// stop it. At the limit of connections, the one that was idle for longest makes room.
+    /// stop it. At a limit, connections that were idle for longest make room.
     ///
     /// # Errors
     /// The source has to wait.
@@ -256,18 +263,13 @@ impl GatewayConnections {
         if connections.replacement.next_attempt.is_some() && connections.attempts > 0 {
             return Err(Blocked::Tried);
         }
-        let account = self.room.account(source);
-        let charge = account.take(1).or_else(|full| {
-            let is_share = matches!(full, LimitReached::Share(_));
-            connections.release_idle(is_share.then(|| source.root()));
-            account.take(1)
-        });
-        let charge = charge.map_err(Blocked::Full)?;
+        let mut charge = |pool| connections.charge(pool, source).map_err(Blocked::Full);
+        let charges = [charge(&self.room)?, charge(&context.descriptors)?];
         let (gateway, inputs) = (Arc::clone(self), context.clone());
         self.attempt(connections, (source, context), async move {
             let of = (&gateway.target, Arc::clone(&gateway.rtt));
-            let reader = (&inputs.reader, &inputs.denied);
-            connection::open(of, &inputs.tls, reader, charge).await
+            let reader = (&inputs.reader, &inputs.filter);
+            connection::open(of, &inputs.tls, reader, charges).await
         });
         Ok(())
     }
@@ -362,15 +364,32 @@ impl GatewayConnections {
         connections.answered(source, opened);
     }
 
-    /// Notes that the connection of a source has ended by an error before its CONNECT was answered.
-    /// The source itself may be the cause, unless another one has lost a connection too.
-    pub(super) fn note_loss(&self, source: &Source) {
+    /// Notes that a CONNECT of a source, or its connection, has ended by an error before the
+    /// answer. The source itself may be the cause, unless another one has lost a CONNECT too, and
+    /// none was answered meanwhile.
+    pub(super) fn note_loss(&self, source: &Source, failure: Failure) -> OpenError {
         let mut connections = self.connections.lock();
         let now = Instant::now();
+        connections.last_error.clone_from(&failure.detail);
         let before = connections.lost_by.replace((source.clone(), now));
         if before.is_some_and(|(other, at)| other != *source && now - at < LOSS_TIME) {
             connections.proved_at = Some(now);
+            return OpenError::Gateway(failure);
         }
+        OpenError::Tunnel(failure)
+    }
+
+    /// Returns a failure with its cause: the gateway only if the last attempt to connect has
+    /// failed, or if it has recently failed otherwise, which a source alone cannot cause.
+    pub(super) fn classify(&self, failure: Failure) -> OpenError {
+        let connections = self.connections.lock();
+        let proved = connections.proved_at;
+        let has_failed = connections.replacement.next_attempt.is_some()
+            || proved.is_some_and(|at| at.elapsed() < PROOF_TIME);
+        if failure.is_of_gateway() && has_failed {
+            return OpenError::Gateway(failure);
+        }
+        OpenError::Tunnel(failure)
     }
 
     /// Notes a failure that the gateway alone can have caused.
@@ -399,15 +418,6 @@ impl GatewayConnections {
         if let Some(why) = why {
             connections.last_error = why;
         }
-    }
-
-    /// Returns true if the last attempt to connect has failed, or the gateway has recently failed
-    /// otherwise, which a source alone cannot cause.
-    pub(super) fn has_failed(&self) -> bool {
-        let connections = self.connections.lock();
-        let proved = connections.proved_at;
-        connections.replacement.next_attempt.is_some()
-            || proved.is_some_and(|at| at.elapsed() < PROOF_TIME)
     }
 
     /// Returns true if the gateway is ejected, or if a tunnel tries it again after its ejection.

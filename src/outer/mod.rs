@@ -59,9 +59,9 @@ impl Target {
     }
 }
 
-/// Addresses of gateways that are not dialled.
+/// Check of the addresses of gateways before they are dialled.
 #[derive(Clone)]
-pub struct AddressFilter(Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>);
+pub struct AddressFilter(Arc<dyn Fn(SocketAddr) -> Result<(), Failure> + Send + Sync>);
 
 impl fmt::Debug for AddressFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,12 +70,12 @@ impl fmt::Debug for AddressFilter {
 }
 
 impl AddressFilter {
-    /// Creates a filter of the addresses for which `is_denied` returns true.
-    pub fn new(is_denied: impl Fn(SocketAddr) -> bool + Send + Sync + 'static) -> Self {
-        Self(Arc::new(is_denied))
+    /// Creates a filter that admits the addresses which `check` accepts.
+    pub fn new(check: impl Fn(SocketAddr) -> Result<(), Failure> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(check))
     }
 
-    fn has(&self, address: SocketAddr) -> bool {
+    fn check(&self, address: SocketAddr) -> Result<(), Failure> {
         (self.0)(address)
     }
 }
@@ -94,5 +94,27 @@ impl Failure {
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self { reason, detail }
+    }
+
+    /// Returns true if the gateway could not be reached, or is another one.
+    fn is_of_gateway(&self) -> bool {
+        matches!(self.reason, Reason::GatewayUnreachable | Reason::GatewayUntrusted)
+    }
+}
+
+/// Cause for which a gateway opened no tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// The gateway has failed, which the source of the tunnel alone cannot cause.
+    Gateway(Failure),
+    /// Any other cause.
+    Tunnel(Failure),
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Gateway(failure) | OpenError::Tunnel(failure) => failure,
+        }
     }
 }

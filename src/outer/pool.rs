@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::lifecycle::Lifecycle;
-use crate::limits::Source;
+use crate::limits::{self, Source};
 use crate::snapshot::{Reader, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::tls::InboundTls;
@@ -18,7 +18,7 @@ use crate::wire::GatewayHash;
 use super::gateway::{Context, GatewayConnections};
 use super::ranks::Ranks;
 use super::request::{self, Answer, Refused, Request};
-use super::{AddressFilter, Failure, Target};
+use super::{AddressFilter, OpenError, Target};
 
 /// Limit of connections that one tunnel tries at one gateway.
 const CONNECTIONS_TRIED: usize = 3;
@@ -50,14 +50,15 @@ struct Gateways {
 
 impl Pool {
     /// Creates a pool whose connections use the current certificate and trust. A drain waits until
-    /// they have sent everything. Addresses that are `denied` are not dialled.
+    /// they have sent everything. Each has a descriptor of the pool.
     pub fn new(
         tls: Arc<InboundTls>,
         reader: Reader,
         lifecycle: Lifecycle,
-        denied: AddressFilter,
+        filter: AddressFilter,
+        descriptors: Arc<limits::Pool>,
     ) -> Self {
-        let context = Context { denied, tls, reader, lifecycle };
+        let context = Context { tls, reader, filter, lifecycle, descriptors };
         Self(Arc::new(Shared { context, gateways: Mutex::default(), ranks: Mutex::default() }))
     }
 
@@ -65,41 +66,40 @@ impl Pool {
     /// are repeated on another connection of the source.
     ///
     /// # Errors
-    /// The gateway cannot be reached or has rejected the tunnel, and no byte of it was sent.
+    /// The gateway has failed or rejected the tunnel, and no byte of it was sent.
     pub async fn open(
         &self,
         (target, source): (&Target, &Source),
         request: &Request,
         deadline: Instant,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Answer, OpenError> {
         let gateway = self.ranked(target);
         let weight_factor = gateway.weight_factor();
         let mut tries = 0;
         loop {
-            let slot = gateway.take(source, &self.0.context, deadline).await?;
+            let slot = gateway.take(source, &self.0.context, deadline).await;
+            let slot = slot.map_err(|failure| gateway.classify(failure))?;
             tries += 1;
             let opened = slot.state().epoch;
             let sent = request::send(slot, request, deadline).await;
             if matches!(sent, Ok(_) | Err(Refused::Processed(_))) {
                 gateway.answered(source, opened);
             }
-            match &sent {
-                Err(Refused::Silent(_)) => gateway.note_proof(),
-                Err(Refused::Broken(_)) => gateway.note_loss(source),
-                _ => {}
+            if matches!(sent, Err(Refused::Silent(_))) {
+                gateway.note_proof();
             }
             match sent {
                 Ok((stream, load)) => {
                     return Ok(Answer { stream, load, weight_factor });
                 }
                 Err(Refused::Unprocessed(_) | Refused::Silent(_)) if tries < CONNECTIONS_TRIED => {}
-                Err(
-                    Refused::Unprocessed(failure)
-                    | Refused::Silent(failure)
-                    | Refused::Unanswered(failure)
-                    | Refused::Broken(failure)
-                    | Refused::Processed(failure),
-                ) => return Err(failure),
+                Err(Refused::Unprocessed(failure) | Refused::Silent(failure)) => {
+                    return Err(gateway.classify(failure));
+                }
+                Err(Refused::Broken(failure)) => return Err(gateway.note_loss(source, failure)),
+                Err(Refused::Unanswered(failure) | Refused::Processed(failure)) => {
+                    return Err(OpenError::Tunnel(failure));
+                }
             }
         }
     }
@@ -150,11 +150,6 @@ impl Pool {
         self.known(target).is_some_and(|known| known.is_ejected())
     }
 
-    /// Returns true if a gateway has failed, which a source alone cannot cause.
-    pub fn has_failed(&self, target: &Target) -> bool {
-        self.known(target).is_some_and(|known| known.has_failed())
-    }
-
     /// Ejects a gateway for all services.
     pub fn eject(&self, target: &Target) {
         self.gateway(target).eject();
@@ -176,6 +171,11 @@ impl Pool {
     #[cfg(test)]
     pub(super) fn simulate_limits(&self, target: &Target, places: usize, connections: usize) {
         self.gateway(target).simulate_limits(places, connections);
+    }
+
+    #[cfg(test)]
+    pub(super) fn descriptors(&self) -> &Arc<limits::Pool> {
+        &self.0.context.descriptors
     }
 
     /// Starts an attempt to connect that panics.

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::limits::Source;
+use crate::limits::{self, Held, LimitReached, Source, Terms};
 use crate::reason::Reason;
 use crate::snapshot::{EndpointState, Snapshot};
 use crate::tls::OutboundTls;
@@ -47,7 +47,7 @@ pub(super) struct Connections {
     pub(super) failed_at: Option<Instant>,
     /// Time of the last failure that the gateway alone can have caused.
     pub(super) proved_at: Option<Instant>,
-    /// Last source whose connection has ended by an error before it was answered.
+    /// Source whose CONNECT was the last to end by an error, since the last answer to any.
     pub(super) lost_by: Option<(Source, Instant)>,
     pub(super) ejections: u64,
     pub(super) last_error: String,
@@ -112,8 +112,37 @@ impl Connections {
         self.of(source).add(new);
     }
 
+    /// Takes one of a pool for a new connection of a source. If the source may take no more, the
+    /// connection of its cluster that was idle for longest makes room. If the pool is short and the
+    /// source would have a share of the reserve, idle connections of all make room.
+    ///
+    /// # Errors
+    /// As [`limits::Account::take`].
+    pub(super) fn charge(
+        &mut self,
+        pool: &Arc<limits::Pool>,
+        source: &Source,
+    ) -> Result<Held, LimitReached> {
+        let account = pool.account(source);
+        let mut charge = account.take(1);
+        let reserve = pool.reserve();
+        let terms = Terms { free: reserve + 1, reserve };
+        let (of, most) = match account.check_on(1, terms) {
+            Ok(()) => (None, reserve + 1),
+            Err(_) => (Some(source.root()), 1),
+        };
+        for _ in 0..most {
+            if charge.is_ok() || !self.release_idle(of) {
+                break;
+            }
+            charge = account.take(1);
+        }
+        charge
+    }
+
     /// Releases the connection that was idle for longest, of a part of the sources or of all.
-    pub(super) fn release_idle(&mut self, of: Option<&Source>) {
+    /// Returns false if there is none.
+    fn release_idle(&mut self, of: Option<&Source>) -> bool {
         let sources = self.by_source.iter_mut();
         let sources = sources
             .filter(|(source, own)| own.waiters == 0 && of.is_none_or(|of| source.root() == of));
@@ -126,7 +155,9 @@ impl Connections {
             && own.open.get(at).is_some_and(|one| one.state.retire_if_idle(Duration::ZERO))
         {
             own.open.remove(at);
+            return true;
         }
+        false
     }
 
     /// Notes the answer to a CONNECT on a connection that was opened at this time.
@@ -134,6 +165,7 @@ impl Connections {
         if let Some(own) = self.by_source.get_mut(source) {
             own.unanswered = 0;
         }
+        self.lost_by = None;
         if self.failed_at.is_some_and(|at| at <= opened) {
             self.failed_at = None;
             self.health = EndpointState::new();
@@ -144,7 +176,8 @@ impl Connections {
     /// Notes an attempt that failed.
     pub(super) fn note_failure(&mut self, source: &Source, failure: Failure, started: Instant) {
         self.last_error.clone_from(&failure.detail);
-        if failure.reason != Reason::RemoteBusy {
+        // This process may have no descriptor left.
+        if failure.is_of_gateway() {
             self.replacement.back_off();
             self.failed_at = self.failed_at.max(Some(started));
             self.failure = Some((Instant::now(), failure.clone()));

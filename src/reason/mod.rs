@@ -3,7 +3,10 @@
 //! A reason determines the metric label, the blame, the retry on another endpoint, the answer to
 //! the peer, and the log level. Stages return a reason and decide none of these.
 
+use std::io;
+
 use http::StatusCode;
+use rustix::io::Errno;
 use tracing::Level;
 
 use crate::labels::labelled;
@@ -143,6 +146,20 @@ pub enum Fault {
 }
 
 impl Reason {
+    /// Returns the reason of a failed connect.
+    pub fn of_dial(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Self::DialRefused,
+            io::ErrorKind::TimedOut => Self::DialTimeout,
+            // No local port, memory or descriptor is left: the endpoint is not at fault.
+            io::ErrorKind::AddrNotAvailable | io::ErrorKind::OutOfMemory => Self::Overloaded,
+            _ => match error.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS) => Self::Overloaded,
+                _ => Self::DialFailed,
+            },
+        }
+    }
+
     /// Returns the party to blame.
     pub const fn blame(self) -> Fault {
         match self {

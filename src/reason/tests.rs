@@ -3,6 +3,21 @@
 use super::*;
 
 #[test]
+fn a_dial_without_a_free_descriptor_port_or_buffer_is_no_failure_of_the_endpoint() {
+    for (errno, reason) in [
+        (Errno::MFILE, Reason::Overloaded),
+        (Errno::NFILE, Reason::Overloaded),
+        (Errno::NOBUFS, Reason::Overloaded),
+        (Errno::ADDRNOTAVAIL, Reason::Overloaded),
+        (Errno::CONNREFUSED, Reason::DialRefused),
+        (Errno::TIMEDOUT, Reason::DialTimeout),
+        (Errno::HOSTUNREACH, Reason::DialFailed),
+    ] {
+        assert_eq!(Reason::of_dial(&errno.into()), reason, "{errno}");
+    }
+}
+
+#[test]
 fn what_a_peer_may_not_learn_looks_alike() {
     let alike = [
         Reason::UnknownService,

@@ -145,21 +145,7 @@ async fn connect(
             SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
             Ok(stream)
         })
-        .map_err(|error| Failure::new(reason_of(&error), format!("{address}: {error}")))
-}
-
-fn reason_of(error: &io::Error) -> Reason {
-    use rustix::io::Errno;
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Reason::DialRefused,
-        io::ErrorKind::TimedOut => Reason::DialTimeout,
-        // No local port, memory or descriptor is left: the endpoint is not at fault.
-        io::ErrorKind::AddrNotAvailable | io::ErrorKind::OutOfMemory => Reason::Overloaded,
-        _ => match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS) => Reason::Overloaded,
-            _ => Reason::DialFailed,
-        },
-    }
+        .map_err(|error| Failure::new(Reason::of_dial(&error), format!("{address}: {error}")))
 }
 
 /// Addresses that are never dialled, even if discovery names them.

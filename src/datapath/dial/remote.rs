@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::limits::Source;
-use crate::outer::{Answer, Failure, Request, SOURCE_HEADER, Stream, Target};
+use crate::outer::{Answer, Failure, OpenError, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet};
 use crate::wire::trace::{BAGGAGE, TRACEPARENT, is_forwarded};
@@ -198,13 +198,12 @@ async fn send(
         }
         answer.stream
     });
-    opened.inspect_err(|failure| {
-        let is_gateway =
-            matches!(failure.reason, Reason::GatewayUnreachable | Reason::GatewayUntrusted);
-        let is_proved = data_path.outer.has_failed(target);
-        if is_gateway && is_proved && has_alternative(data_path, endpoints, target) {
+    opened.map_err(|error| {
+        let is_gateway = matches!(error, OpenError::Gateway(_));
+        if is_gateway && has_alternative(data_path, endpoints, target) {
             data_path.outer.eject(target);
         }
+        error.into()
     })
 }
 
@@ -217,7 +216,7 @@ async fn probe(
     (target, source): (&Target, &Source),
     request: &Request,
     deadline: Instant,
-) -> Result<Answer, Failure> {
+) -> Result<Answer, OpenError> {
     let (pool, state) = (data_path.outer.clone(), Arc::clone(&endpoint.state));
     let (target, source, request) = (target.clone(), source.clone(), request.clone());
     let (send, answer) = oneshot::channel();
@@ -232,7 +231,7 @@ async fn probe(
     });
     let late = || {
         let detail = "the gateway did not answer the first CONNECT after its ejection in time";
-        Err(Failure::new(Reason::RemoteUnavailable, detail))
+        Err(OpenError::Tunnel(Failure::new(Reason::RemoteUnavailable, detail)))
     };
     let answered = timeout(wait, answer).await;
     answered.map_or_else(|_| late(), |opened| opened.unwrap_or_else(|_| late()))

@@ -26,7 +26,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::*;
 use crate::lifecycle::Lifecycle;
-use crate::limits::Source;
+use crate::limits::{self, Resource, Source};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{Publisher, TrustSet};
@@ -36,6 +36,8 @@ use crate::wire::Via;
 
 /// Address that is never dialled.
 const DENIED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 77));
+/// Address whose check fails.
+const UNCHECKED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 78));
 
 const EAST: &str = "spiffe://east.local/ns/edge/sa/gateway";
 const WEST: &str = "spiffe://west.local/ns/edge/sa/gateway";
@@ -43,6 +45,8 @@ const WEST: &str = "spiffe://west.local/ns/edge/sa/gateway";
 const SOON: Duration = Duration::from_secs(10);
 /// Authority of a request that some gateways answer by an error.
 const POISON: &str = "poison.app:80";
+/// Number of descriptors of a pool.
+const DESCRIPTORS: usize = 4096;
 /// Window that is larger than the buffers of a socket.
 const WINDOW: u32 = 64 << 20;
 
@@ -63,6 +67,30 @@ pub(crate) async fn echo_tunnel() -> (impl Sized, Stream) {
     let gateway = world.west(Script::new(Answer::Echo)).await;
     let stream = world.open(&gateway).await.expect("a tunnel");
     ((world, gateway), stream)
+}
+
+/// Gateway that ends each CONNECT by a reset, for a data path of cluster east.
+pub(crate) struct ResettingGateway {
+    pub(crate) target: Target,
+    /// Authority of these CONNECTs.
+    pub(crate) authority: &'static str,
+    pub(crate) tls: InboundTls,
+    world: World,
+    _gateway: Scripted,
+}
+
+impl ResettingGateway {
+    pub(crate) async fn start() -> Self {
+        let world = World::new();
+        let gateway = world.west(Script::new(Answer::Reset(h2::Reason::PROTOCOL_ERROR))).await;
+        let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
+        let tls = InboundTls::new(server_tls(&world.own));
+        Self { target, authority: POISON, tls, world, _gateway: gateway }
+    }
+
+    pub(crate) fn reader(&self) -> crate::snapshot::Reader {
+        self.world.publisher.reader()
+    }
 }
 
 fn domain(name: &str) -> TrustedDomain {
@@ -87,7 +115,12 @@ impl World {
             Arc::clone(&tls),
             publisher.reader(),
             lifecycle.clone(),
-            AddressFilter::new(|address| address.ip() == DENIED),
+            AddressFilter::new(|address| match address.ip() {
+                DENIED => Err(Failure::new(Reason::DialDenied, "an address that is never dialled")),
+                UNCHECKED => Err(Failure::new(Reason::Overloaded, "no descriptor for the check")),
+                _ => Ok(()),
+            }),
+            limits::Pool::new(Resource::Descriptors, DESCRIPTORS),
         );
         Self { authority, west, own, tls, publisher, lifecycle, pool }
     }
@@ -139,9 +172,17 @@ impl World {
         target: &Target,
         authority: &str,
     ) -> Result<Stream, Failure> {
+        self.try_open(&source(account), target, authority).await.map_err(Failure::from)
+    }
+
+    async fn try_open(
+        &self,
+        source: &Source,
+        target: &Target,
+        authority: &str,
+    ) -> Result<Stream, OpenError> {
         let request = Request::new(authority.to_owned(), &Via::default());
-        let (source, deadline) = (source(account), Instant::now() + SOON);
-        let opened = self.pool.open((target, &source), &request, deadline);
+        let opened = self.pool.open((target, source), &request, Instant::now() + SOON);
         opened.await.map(|answer| answer.stream)
     }
 }
@@ -512,7 +553,10 @@ async fn a_rejection_says_whom_to_avoid() {
     let deadline = Instant::now() + SOON;
     let of = source("a");
     let refused = world.pool.open((&target, &of), &request, deadline).await;
-    assert_eq!(refused.expect_err("nobody").reason, Reason::GatewayUnreachable);
+    let OpenError::Gateway(refused) = refused.expect_err("nobody") else {
+        panic!("a failure of the gateway");
+    };
+    assert_eq!(refused.reason, Reason::GatewayUnreachable);
     assert!(!world.pool.is_ejected(&target));
     world.pool.eject(&target);
     assert!(world.pool.is_ejected(&target));

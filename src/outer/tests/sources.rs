@@ -17,7 +17,7 @@ async fn an_end_by_an_error_resets_the_tunnels_of_one_source_and_the_request_is_
         let gateway = world.west(Script::new(answer)).await;
         let at = target(&gateway);
         let mut victim = world.open_for("victim", &at, "echo.app:80").await.expect("a tunnel");
-        let own = world.open_for("attacker", &at, "echo.app:80").await.expect("a tunnel");
+        let mut own = world.open_for("attacker", &at, "echo.app:80").await.expect("a tunnel");
         assert_eq!(gateway.connections(), 2);
         let before = gateway.requests.load(Ordering::SeqCst);
         for _ in 0..5 {
@@ -25,14 +25,21 @@ async fn an_end_by_an_error_resets_the_tunnels_of_one_source_and_the_request_is_
             assert_eq!(refused.reason, Reason::GatewayReset, "{refused:?}");
         }
         assert_eq!(gateway.requests.load(Ordering::SeqCst) - before, 5);
-        let mut own = own;
         let ended = timeout(SOON, read_to_end(&mut own)).await.expect("an end");
         assert!(ended.is_err(), "its own tunnel");
-        assert!(!world.pool.has_failed(&at), "one source proves nothing");
         echoes(&mut victim, b"hello").await;
-        let refused = world.open_for("other", &at, POISON).await.expect_err("an error");
-        assert_eq!(refused.reason, Reason::GatewayReset, "{refused:?}");
-        assert!(world.pool.has_failed(&at), "failures of two sources");
+        let lost = async |account| {
+            let refused = world.try_open(&source(account), &at, POISON).await;
+            refused.expect_err("an error")
+        };
+        let own = lost("attacker").await;
+        assert!(matches!(own, OpenError::Tunnel(_)), "one source proves nothing: {own:?}");
+        let second = lost("other").await;
+        assert!(matches!(second, OpenError::Gateway(_)), "two sources: {second:?}");
+        let next = world.open_for("victim", &at, "echo.app:80").await.expect("a tunnel");
+        let third = lost("attacker").await;
+        assert!(matches!(third, OpenError::Tunnel(_)), "it has answered: {third:?}");
+        drop(next);
     }
 }
 
@@ -73,6 +80,49 @@ async fn at_the_limit_a_source_waits_for_a_connection_of_its_own_and_idle_ones_m
     assert_eq!((row.connections, row.sources, row.streams), (2, 2, 2));
     echoes(&mut second, b"hello").await;
     echoes(&mut third, b"hello").await;
+}
+
+#[tokio::test]
+async fn while_few_connections_are_left_idle_ones_of_other_clusters_make_room() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let at = target(&gateway);
+    world.pool.simulate_limits(&at, 100, 32);
+    let of =
+        |cluster: &str, account: &str| Source::cluster(&cluster.into()).identity(&account.into());
+    for cluster in 0..30 {
+        let idle = of(&cluster.to_string(), "a");
+        drop(world.try_open(&idle, &at, "echo.app:80").await.expect("a tunnel"));
+    }
+    let mut first = world.try_open(&of("busy", "a"), &at, "echo.app:80").await.expect("a tunnel");
+    assert_eq!(world.pool.status()[0].connections, 31);
+    let mut second = world.try_open(&of("busy", "b"), &at, "echo.app:80").await.expect("a tunnel");
+    assert_eq!(world.pool.status()[0].connections, 31, "one idle connection less");
+    echoes(&mut first, b"hello").await;
+    echoes(&mut second, b"hello").await;
+}
+
+#[tokio::test]
+async fn connections_have_descriptors_of_the_process_and_its_lack_is_no_failure_of_the_gateway() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let at = target(&gateway);
+    let descriptors = world.pool.descriptors();
+    let stream = world.open_for("a", &at, "echo.app:80").await.expect("a tunnel");
+    assert_eq!(descriptors.used(), 1);
+    let others = descriptors.account(&Source::prefix([192, 0, 2, 1].into())).charge(DESCRIPTORS);
+    let refused = world.try_open(&source("b"), &at, "echo.app:80").await.expect_err("none is left");
+    let OpenError::Tunnel(refused) = refused else { panic!("{refused:?}") };
+    assert_eq!(refused.reason, Reason::Overloaded, "{refused:?}");
+    drop((stream, others));
+    assert_eq!(descriptors.used(), 1, "the idle connection");
+    world.open_for("b", &at, "echo.app:80").await.expect("a tunnel");
+    let unchecked = Target { address: (UNCHECKED, 15008).into(), ..at };
+    let refused = world.try_open(&source("a"), &unchecked, "echo.app:80").await;
+    let OpenError::Tunnel(refused) = refused.expect_err("no check") else {
+        panic!("no failure of the gateway");
+    };
+    assert_eq!(refused.reason, Reason::Overloaded, "{refused:?}");
 }
 
 #[tokio::test]

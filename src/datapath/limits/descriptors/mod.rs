@@ -107,6 +107,11 @@ impl DescriptorPool {
         })
     }
 
+    /// Returns the pool of the ledger.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
     /// Limits the pool by the memory that is free now, in bytes.
     pub fn set_memory(&self, free: usize) {
         let max = self.pool.used().saturating_add(free / DESCRIPTOR_BYTES);

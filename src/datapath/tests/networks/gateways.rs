@@ -11,10 +11,14 @@ use crate::datapath::DataPath;
 use crate::datapath::balance::{Tried, choose, eject_after_failed_dial};
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
 use crate::datapath::forward::tries::Tries;
-use crate::outer::Failure;
+use crate::datapath::limits::admission::Admission;
+use crate::lifecycle::Lifecycle;
+use crate::limits::Source;
+use crate::outer::tests::ResettingGateway;
+use crate::outer::{Failure, Target};
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Template, Workload};
+use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Protocol, Template, Workload};
 use crate::snapshot::{
     Endpoint, EndpointSet, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher, Snapshot,
 };
@@ -223,6 +227,43 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
         Instant::now(),
     );
     assert_eq!(none, Instant::now());
+}
+
+#[tokio::test]
+async fn a_gateway_that_ends_each_connect_of_two_sources_by_an_error_is_ejected() {
+    let gateway = ResettingGateway::start().await;
+    let (target, authority, reader) = (gateway.target.clone(), gateway.authority, gateway.reader());
+    let loopback = vec!["127.0.0.0/8".parse().expect("a network")];
+    let own = DataPath::new(
+        reader,
+        gateway.tls,
+        Arc::new(Metrics::new()),
+        Lifecycle::default(),
+        Admission::new(1024),
+        1 << 20,
+        DenyList::new(loopback, Vec::new()),
+    );
+    let endpoint = |target: &Target| {
+        Arc::new(Endpoint {
+            definition: Arc::default(),
+            address: target.address,
+            protocol: Protocol::Hbone,
+            remote: Some(Arc::clone(&target.gateway)),
+            weight: 1,
+            state: Arc::default(),
+        })
+    };
+    let other = Target { address: ([192, 0, 2, 1], 15008).into(), ..target.clone() };
+    let set = EndpointSet::new([&target, &other].map(endpoint));
+    for (account, is_ejected) in [("a", false), ("a", false), ("b", true)] {
+        let source = Source::cluster(&"east".into()).identity(&account.into());
+        let at = (&set, &*set.endpoints[0]);
+        let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
+        let failure = remote::open_bound(&own, at, &source, authority, deadline).await;
+        let failure = failure.expect_err("a reset");
+        assert_eq!(failure.reason, Reason::GatewayReset, "{failure:?}");
+        assert_eq!(own.outer.is_ejected(&target), is_ejected, "{account}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
