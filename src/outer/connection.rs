@@ -115,7 +115,8 @@ pub(super) struct State {
 
 /// Task of a connection.
 pub(super) struct Driver {
-    http2: Http2,
+    /// Boxed, as each function that passes it on would have a place for its kibibytes.
+    http2: Pin<Box<Http2>>,
     pings: PingPong,
     state: Arc<State>,
     connection: Weak<Connection>,
@@ -301,7 +302,8 @@ async fn establish(
     });
     state.record_rtt(since);
     let connection = Arc::new(Connection { send, state: Arc::clone(&state), _charges: charges });
-    let driver = Driver { http2, pings, state, connection: Arc::downgrade(&connection) };
+    let driver =
+        Driver { http2: Box::pin(http2), pings, state, connection: Arc::downgrade(&connection) };
     Ok((connection, driver))
 }
 
@@ -318,7 +320,7 @@ impl Driver {
         let state = Arc::clone(&self.state);
         let (http2, connection) = (&mut self.http2, &self.connection);
         let run = poll_fn(|cx| {
-            let ended = Pin::new(&mut *http2).poll(cx);
+            let ended = http2.as_mut().poll(cx);
             if let Poll::Ready(Err(error)) = &ended {
                 state.note_error(error);
             }

@@ -3,8 +3,8 @@
 //! Each source has connections of its own, so that none can end or fill those of others. The health
 //! of the gateway, and the number of attempts to connect, are common to all.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -114,6 +114,32 @@ impl Drop for Waiter<'_> {
         connections.waiters -= 1;
         connections.of(self.1).waiters -= 1;
         connections.prune(self.1);
+    }
+}
+
+/// Runs a connection of a source until it ends.
+async fn drive(
+    gateway: Weak<GatewayConnections>,
+    source: Source,
+    context: Context,
+    driver: connection::Driver,
+) {
+    let drain = context.lifecycle.drain_scope();
+    let forget = || {
+        if let Some(gateway) = gateway.upgrade() {
+            gateway.forget(&source, None);
+        }
+    };
+    let replace = || {
+        if let Some(gateway) = gateway.upgrade().filter(|_| !drain.is_draining()) {
+            gateway.replace(&source, &context);
+        }
+    };
+    let error = driver.run(&drain, forget, replace).await;
+    if let Some(gateway) = gateway.upgrade() {
+        let address = gateway.target.address;
+        debug!(%address, error, "connection to a gateway of another network ended");
+        gateway.forget(&source, Some(error));
     }
 }
 
@@ -334,27 +360,9 @@ impl GatewayConnections {
         };
         connections.add(&source, connection);
         drop(connections);
-        let (gateway, context) = (Arc::downgrade(self), context.clone());
-        let (lifecycle, drain) = (context.lifecycle.clone(), context.lifecycle.drain_scope());
         // It may still send bytes of tunnels that have ended.
-        lifecycle.spawn_closing(async move {
-            let forget = || {
-                if let Some(gateway) = gateway.upgrade() {
-                    gateway.forget(&source, None);
-                }
-            };
-            let replace = || {
-                if let Some(gateway) = gateway.upgrade().filter(|_| !drain.is_draining()) {
-                    gateway.replace(&source, &context);
-                }
-            };
-            let error = driver.run(&drain, forget, replace).await;
-            if let Some(gateway) = gateway.upgrade() {
-                let address = gateway.target.address;
-                debug!(%address, error, "connection to a gateway of another network ended");
-                gateway.forget(&source, Some(error));
-            }
-        });
+        let running = drive(Arc::downgrade(self), source, context.clone(), driver);
+        context.lifecycle.spawn_closing(running);
     }
 
     /// Notes the answer to a CONNECT of a source on a connection that was opened at this time.
@@ -521,5 +529,21 @@ impl GatewayConnections {
             identity: newest.map(|state| Arc::clone(&state.peer.identity.uri)),
             not_after: newest.map(|state| state.peer.not_after()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size_of_future<A, B, C, D, F: Future>(_: impl Fn(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn the_task_of_an_idle_connection_stays_small() {
+        // Excludes HTTP/2 and TLS, which are boxed once.
+        let size = size_of_future(drive);
+        assert!(size <= 2048, "{size}");
     }
 }
