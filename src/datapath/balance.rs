@@ -127,8 +127,8 @@ pub fn drop_probability(drops: &[(Arc<str>, u32)]) -> f64 {
 /// Returns the endpoint of the next try. The last one in the own network is that of the dial that
 /// has most recently succeeded while others failed, unless it was tried or is ejected.
 pub fn choose_next(set: &EndpointSet, tried: &Tried, links: &LinkFactors) -> Option<Arc<Endpoint>> {
-    let is_last = tried.failed_dials + 1 == FAILED_DIALS_MAX;
-    let known = is_last.then(|| set.last_good()).flatten();
+    let is_last = tried.failed_dials + 1 == FAILED_DIALS_MAX && !tried.is_own_network_left_out;
+    let known = is_last.then(|| set.last_good()).flatten().cloned();
     let is_tried = |one: &Endpoint| {
         let mut tried = tried.endpoints.iter();
         tried.any(|tried| Arc::ptr_eq(&tried.state, &one.state))
@@ -476,5 +476,30 @@ mod tests {
             ..Tried::default()
         };
         assert!(choose(&set, &all, NO_LINK_FACTORS).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_whose_dial_was_cancelled_after_an_ejection_is_not_proven() {
+        let set = endpoints(&[1; 3]);
+        let [other, dead] = [0, 1].map(|place| Arc::clone(&set.endpoints[place]));
+        let retry = Tried { endpoints: vec![other], ..Tried::default() };
+        let picks = || {
+            let pick = || choose(&set, &retry, NO_LINK_FACTORS).expect("an endpoint");
+            (0..100).filter(|_| Arc::ptr_eq(pick(), &dead)).count()
+        };
+        for eject in [EndpointState::eject, EndpointState::eject_for_tunnel] {
+            eject(&dead.state, Instant::now());
+            for _ in 0..3 {
+                tokio::time::advance(Duration::from_secs(600)).await;
+                dead.state.begin_dial(Instant::now());
+                assert!(dead.state.is_ejected(Instant::now()), "one tunnel tries it");
+                tokio::time::advance(Duration::from_secs(600)).await;
+                assert_eq!(picks(), 0, "its tunnel was cancelled");
+            }
+            dead.state.begin_dial(Instant::now());
+            dead.state.record_dial(Duration::from_millis(1));
+            tokio::time::advance(Duration::from_secs(600)).await;
+            assert!(picks() > 0, "it has recovered");
+        }
     }
 }

@@ -97,10 +97,10 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     }
     update::rebalance(&mut next, old);
     if reexposed {
-        update::reclaim(&mut next);
+        update::reclaim(&mut next, old);
     }
     if renamed {
-        next.rebuild_derived();
+        next.rebuild_derived(old);
     }
     if reexposed || !Arc::ptr_eq(&next.scope, &old.scope) {
         next.update_all_exposed();

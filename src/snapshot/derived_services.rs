@@ -11,7 +11,7 @@ use super::{Alias, Service, Shards, Snapshot, Subset, mesh};
 impl Snapshot {
     /// Builds the derived service of an alias, or removes it if no target exists. If one target has
     /// a waypoint, tunnels to all targets go there, so that no waypoint is bypassed.
-    pub(super) fn build_derived(&mut self, alias: &Alias) {
+    pub(super) fn build_derived(&mut self, before: &Self, alias: &Alias) {
         let targets = alias.targets.iter().filter_map(|(host, port)| {
             let service = self.service_by_name(host)?;
             Some((Arc::clone(&service.definition), *port))
@@ -47,7 +47,8 @@ impl Snapshot {
             let ranking = Ranking::new(&definition, port, &alias.host, network, balancing);
             ranking.with_subset(alias.subset.as_ref())
         };
-        let service = self.index.service(&definition, &behind, Some(alias), ranking);
+        let earlier = before.derived_services.get(&alias.label);
+        let service = self.index.service(&definition, &behind, Some(alias), earlier, ranking);
         self.derived_services.insert(Arc::clone(&alias.label), Arc::new(service));
     }
 
@@ -70,11 +71,11 @@ impl Snapshot {
     }
 
     /// Rebuilds all derived services.
-    pub(super) fn rebuild_derived(&mut self) {
+    pub(super) fn rebuild_derived(&mut self, before: &Self) {
         self.derived_services = Shards::default();
         let names = Arc::clone(&self.names);
         for alias in names.derived_aliases() {
-            self.build_derived(alias);
+            self.build_derived(before, alias);
         }
     }
 }

@@ -54,7 +54,7 @@ pub struct EndpointState {
 }
 
 /// Bits of a cause in `ejected_until`.
-const CAUSE_BITS: u32 = 2;
+const CAUSE_BITS: u32 = 3;
 const CAUSE_MASK: u64 = (1 << CAUSE_BITS) - 1;
 /// The endpoint was not judged.
 const SUSPENDED: u64 = 0;
@@ -64,6 +64,8 @@ const PROBED: u64 = 1;
 const DIAL: u64 = 2;
 /// A tunnel failed after its dial.
 const TUNNEL: u64 = 3;
+/// A dial, and then its tunnel, decide whether it stays ejected after a failed tunnel.
+const PROBED_TUNNEL: u64 = 4;
 
 /// Time for which an endpoint leaves the draw while one tunnel tries it after its ejection. It
 /// covers the dial and the deadline for the first answer.
@@ -131,13 +133,13 @@ impl EndpointState {
     /// or while a tunnel tries it again.
     pub fn is_suspended(&self, now: Instant) -> bool {
         let until = self.ejected_until.load(Ordering::Relaxed);
-        matches!(until & CAUSE_MASK, SUSPENDED | PROBED) && self.is_ejected(now)
+        matches!(until & CAUSE_MASK, SUSPENDED | PROBED | PROBED_TUNNEL) && self.is_ejected(now)
     }
 
-    /// Returns whether an ejection has ended by `now` and no tunnel has tried the endpoint since.
+    /// Returns whether an ejection has ended by `now` and no dial has succeeded since.
     pub fn is_on_probation(&self, now: Instant) -> bool {
         let until = self.ejected_until.load(Ordering::Relaxed);
-        matches!(until & CAUSE_MASK, DIAL | TUNNEL) && !self.is_ejected(now)
+        until & CAUSE_MASK != SUSPENDED && !self.is_ejected(now)
     }
 
     /// Returns the remaining time of the ejection, if the endpoint is ejected at `now`.
@@ -188,9 +190,12 @@ impl EndpointState {
         }
         self.update_ejection(|before| {
             let (until, probe) = (before >> CAUSE_BITS, self.millis(now + PROBE_TIME));
+            let is_over = until <= self.millis(now);
             match before & CAUSE_MASK {
                 DIAL => Some(until.max(probe) << CAUSE_BITS | PROBED),
-                TUNNEL if until <= self.millis(now) => Some(probe << CAUSE_BITS | SUSPENDED),
+                TUNNEL if is_over => Some(probe << CAUSE_BITS | PROBED_TUNNEL),
+                // The tunnel that tried it was cancelled.
+                cause @ (PROBED | PROBED_TUNNEL) if is_over => Some(probe << CAUSE_BITS | cause),
                 _ => None,
             }
         });
@@ -241,8 +246,12 @@ impl EndpointState {
 
     /// Records the duration of a successful dial, which ends an ejection because of failed ones.
     pub fn record_dial(&self, time: Duration) {
-        if self.ejected_until.load(Ordering::Relaxed) & CAUSE_MASK == PROBED {
-            self.ejected_until.store(0, Ordering::Relaxed);
+        if self.was_ejected() {
+            self.update_ejection(|before| match before & CAUSE_MASK {
+                PROBED => Some(0),
+                PROBED_TUNNEL => Some(before & !CAUSE_MASK | SUSPENDED),
+                _ => None,
+            });
         }
         let units = time.as_micros() / u128::from(DIAL_UNIT_MICROS);
         let units = u16::try_from(units).unwrap_or(u16::MAX).max(1);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use derive_more::Display;
 use tokio::time::Instant;
@@ -40,6 +40,13 @@ pub struct Service {
     pub other_networks: Box<[Arc<str>]>,
 }
 
+impl Service {
+    /// Returns the endpoints per service port, those for TLS listeners if `is_passthrough`.
+    pub(super) fn sets(&self, is_passthrough: bool) -> &HashMap<u16, Arc<EndpointSet>> {
+        if is_passthrough { &self.passthrough_ports } else { &self.ports }
+    }
+}
+
 /// Endpoints of a service port in the own network and in others.
 #[derive(Clone, Debug)]
 pub struct TransitSets {
@@ -66,8 +73,8 @@ pub struct EndpointSet {
     remote: Box<[usize]>,
     /// Sum of all weights.
     weight: u32,
-    /// Results of recent dials in the own network, once one has failed.
-    health: OnceLock<Arc<SetHealth>>,
+    /// Results of recent dials in the own network.
+    health: Arc<SetHealth>,
 }
 
 /// State that a pick reads. Candidates are contiguous because the endpoints of a large set are not
@@ -289,7 +296,7 @@ impl EndpointSet {
             table: AliasTable::new(endpoints.iter().map(|endpoint| endpoint.weight)),
             endpoints,
             groups: None,
-            health: OnceLock::new(),
+            health: Arc::default(),
         }
     }
 
@@ -331,8 +338,13 @@ impl EndpointSet {
                 by_latency,
                 left_out: left_out.into(),
             })),
-            health: OnceLock::new(),
+            health: Arc::default(),
         }
+    }
+
+    /// Returns the set with the results of dials of another set of the same service port.
+    pub(super) fn with_health_of(self, other: Option<&Arc<Self>>) -> Self {
+        Self { health: other.map_or(self.health, |other| Arc::clone(&other.health)), ..self }
     }
 
     /// Returns the groups, or `None` for a set of one plain group.
@@ -347,15 +359,13 @@ impl EndpointSet {
 
     /// Notes a failed dial of an endpoint of the own network.
     pub fn dial_failed(&self, now: Instant) {
-        let health = self.health.get_or_init(|| Arc::new(SetHealth::new(now)));
-        health.note_failure();
+        self.health.note_failure(now);
     }
 
     /// Notes a dial of an endpoint of the own network that succeeded. If all recent dials failed,
     /// it ends the ejections that they caused, as the whole set may have recovered.
     pub fn dial_succeeded(&self, endpoint: &Arc<Endpoint>, now: Instant) {
-        let health = self.health.get();
-        if health.is_some_and(|health| health.note_success(endpoint, now)) {
+        if self.health.note_success(&endpoint.state, now) {
             for candidate in &self.candidates {
                 candidate.state.end_ejection(now);
             }
@@ -364,14 +374,20 @@ impl EndpointSet {
 
     /// Asks whether a tunnel may dial endpoints of the own network.
     pub fn admit_dial(&self, now: Instant) -> DialAdmission {
-        let health = self.health.get();
-        health.map_or(DialAdmission::Free, |health| health.admit(now))
+        self.health.admit(now, self.has_remote())
     }
 
     /// Returns the endpoint of the own network whose dial was the last to succeed after a failed
-    /// one.
-    pub fn last_good(&self) -> Option<Arc<Endpoint>> {
-        self.health.get()?.last_good()
+    /// one, unless it has left the set. The cost is that of all endpoints.
+    pub fn last_good(&self) -> Option<&Arc<Endpoint>> {
+        let state = self.health.last_good()?;
+        let place = self.candidates.iter().position(|one| Arc::ptr_eq(&one.state, &state))?;
+        self.endpoints.get(place)
+    }
+
+    /// Returns the endpoints that are reached through gateways of other networks.
+    pub fn remote(&self) -> impl Iterator<Item = &Candidate> {
+        self.remote.iter().filter_map(|place| self.candidates.get(*place))
     }
 
     /// Returns true if an endpoint is reached through a gateway of another network.

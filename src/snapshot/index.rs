@@ -235,16 +235,17 @@ impl Index {
     }
 
     /// Returns a service with the endpoints that may be dialled: its own, or those of the services
-    /// that an alias leads to.
+    /// that an alias leads to. It keeps the results of dials of the service that it replaces.
     pub(super) fn service<'r>(
         &self,
         definition: &Arc<mesh::Service>,
         behind: &[(Arc<mesh::Service>, Option<u16>)],
         alias: Option<&Alias>,
+        before: Option<&Arc<Service>>,
         ranking: impl Fn(u16) -> Ranking<'r>,
     ) -> Service {
-        let parts = behind.iter().map(|(service, port)| self.part(service, *port));
-        let parts: Vec<_> = parts.collect();
+        let before = before.filter(|before| before.namespace == definition.namespace);
+        let parts: Vec<_> = behind.iter().map(|(of, port)| self.part(of, *port)).collect();
         let subset = alias.and_then(|alias| alias.subset.as_ref());
         let local = |port: u16, is_passthrough: bool| {
             let endpoints = parts.iter().flat_map(|part| {
@@ -261,8 +262,13 @@ impl Index {
             endpoints.retain(|(one, _)| alias.is_none_or(|alias| alias.has(&one.definition)));
             Entries::local(endpoints.into_iter(), subset)
         };
-        let set =
-            |port, is_passthrough| Arc::new(ranking(port).build_set(local(port, is_passthrough)));
+        let set = |port, is_passthrough| {
+            let set = ranking(port).build_set(local(port, is_passthrough));
+            let earlier = before.and_then(|before| before.sets(is_passthrough).get(&port));
+            Arc::new(set.with_health_of(earlier))
+        };
+        let own: HashMap<_, _> =
+            definition.ports.keys().map(|port| (*port, set(*port, false))).collect();
         let remote = |port: u16| {
             let by_rules = ranking(port);
             let shares = self.shares(&parts, port, alias, &by_rules);
@@ -272,13 +278,12 @@ impl Index {
             let entries = local(port, false).with_networks(shares);
             let failover = (!by_rules.is_own_network_first()).then(|| {
                 let first = ranking(port).with_own_network_first();
-                Arc::new(first.build_set(entries.clone()))
+                Arc::new(first.build_set(entries.clone()).with_health_of(own.get(&port)))
             });
-            let always = Arc::new(by_rules.build_set(entries));
+            let always = Arc::new(by_rules.build_set(entries).with_health_of(own.get(&port)));
             let failover = failover.unwrap_or_else(|| Arc::clone(&always));
             Some(TransitSets { failover, always })
         };
-        let ports = || definition.ports.keys().copied();
         let networks =
             parts.iter().flat_map(|part| self.remote.networks(&part.name, &self.network));
         let networks: BTreeSet<_> = networks.collect();
@@ -287,17 +292,17 @@ impl Index {
             namespace: Arc::clone(&definition.namespace),
             hostname: Arc::clone(&definition.hostname),
             definition: Arc::clone(definition),
-            ports: ports().map(|port| (port, set(port, false))).collect(),
             passthrough_ports: if self.has_passthrough {
-                ports().map(|port| (port, set(port, true))).collect()
+                own.keys().map(|port| (*port, set(*port, true))).collect()
             } else {
                 HashMap::new()
             },
             transit_ports: if self.transit && !networks.is_empty() {
-                ports().filter_map(|port| Some((port, remote(port)?))).collect()
+                own.keys().filter_map(|port| Some((*port, remote(*port)?))).collect()
             } else {
                 HashMap::new()
             },
+            ports: own,
             other_networks: networks.into_iter().collect(),
         }
     }

@@ -58,7 +58,7 @@ pub(super) fn apply(
     let services = joined.remote.services.iter();
     let hosts = services.filter_map(|name| name.split_once('/'));
     touched.extend(hosts.map(|(_, host)| Cow::Borrowed(host)));
-    let renamed = snapshot.refresh(touched.iter().map(|host| &**host));
+    let renamed = snapshot.refresh(before, touched.iter().map(|host| &**host));
     if let Some((vips, services)) = &claims_before {
         snapshot.restore_claim_ages(vips, services);
     }
@@ -74,14 +74,14 @@ pub(super) fn apply(
 }
 
 /// Recomputes the owners of hostnames and VIPs after a change of the configuration.
-pub(super) fn reclaim(snapshot: &mut Snapshot) {
+pub(super) fn reclaim(snapshot: &mut Snapshot, before: &Snapshot) {
     let is_other = |host: &&Arc<str>| {
         let now = snapshot.services.get(&***host).map(|of| &of.definition);
         now.map(Arc::as_ptr) != snapshot.answering(host).map(Arc::as_ptr)
     };
     let hosts = snapshot.index.claims.keys().filter(is_other).cloned();
     let hosts: Vec<_> = hosts.collect();
-    snapshot.refresh(hosts.iter().map(|host| &**host));
+    snapshot.refresh(before, hosts.iter().map(|host| &**host));
     snapshot.rerank_contested_vips();
 }
 
@@ -98,12 +98,12 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
         .cloned()
         .collect();
     for host in hosts {
-        snapshot.rebuild(&host);
+        snapshot.rebuild(before, &host);
     }
     let names = Arc::clone(&snapshot.names);
     for alias in names.derived_aliases() {
         if new.differs(old, &alias.host) {
-            snapshot.build_derived(alias);
+            snapshot.build_derived(before, alias);
         }
     }
 }
@@ -116,11 +116,11 @@ impl Snapshot {
 
     /// Rebuilds these hostnames and the aliases of their services. Returns true if rules of a
     /// family may now hold for another of its services.
-    fn refresh<'a>(&mut self, hosts: impl Iterator<Item = &'a str>) -> bool {
+    fn refresh<'a>(&mut self, before: &Self, hosts: impl Iterator<Item = &'a str>) -> bool {
         let (mut aliases, mut renamed) = (BTreeMap::new(), false);
         for host in hosts {
             let was = self.services.contains_key(host);
-            self.rebuild(host);
+            self.rebuild(before, host);
             self.update_exposed(host);
             if self.services.contains_key(host) != was {
                 renamed |= self.moves_family_rules(host);
@@ -130,18 +130,19 @@ impl Snapshot {
             aliases.extend(derived.map(|alias| (Arc::clone(&alias.label), Arc::clone(alias))));
         }
         for alias in aliases.values() {
-            self.build_derived(alias);
+            self.build_derived(before, alias);
         }
         renamed
     }
 
     /// Rebuilds the service that owns a hostname.
-    fn rebuild(&mut self, host: &str) {
+    fn rebuild(&mut self, before: &Self, host: &str) {
         let service = self.answering(host).map(|from| {
             let (own, host) = ([(Arc::clone(from), None)], &from.hostname);
             let (network, balancing) = (&self.index.network, &self.balancing);
             let ranking = |port| Ranking::new(from, port, host, network, balancing);
-            Arc::new(self.index.service(from, &own, None, ranking))
+            let before = before.services.get(&**host);
+            Arc::new(self.index.service(from, &own, None, before, ranking))
         });
         let old = match &service {
             Some(new) => self.services.insert(Arc::clone(&new.hostname), Arc::clone(new)),

@@ -5,7 +5,7 @@
 
 pub mod authority;
 pub mod baggage;
-pub mod client_random;
+pub mod client_hello;
 pub mod label;
 mod load;
 mod region;

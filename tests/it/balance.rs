@@ -167,15 +167,21 @@ fn an_endpoint_that_never_answers_a_client_hello_is_named_and_ejected() {
             let _ = stream.read_to_end(&mut Vec::new()).await;
         });
         let client = gateway.client(identities()).await;
-        let ask = async || {
+        let hello = client_hello("any.example", &[]);
+        let record = |part: &[u8]| [&[22, 3, 1, 0, part.len() as u8], part].concat();
+        let records = hello[5..].chunks(30).flat_map(record).collect::<Vec<_>>();
+        // In one record, in several, and in several segments.
+        let hellos = [(&hello, hello.len()), (&records, records.len()), (&records, 7)];
+        let ask = async |(hello, segment): (&Vec<u8>, usize)| {
             let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-            let hello = client_hello("any.example", &[]);
-            tunnel.write_all(&hello).await.expect("a hello");
+            for part in hello.chunks(segment) {
+                tunnel.write_all(part).await.expect("a part of a hello");
+            }
             tunnel
         };
         let mut tunnels = Vec::new();
-        for _ in 0..10 {
-            tunnels.push(ask().await);
+        for index in 0..12 {
+            tunnels.push(ask(hellos[index % hellos.len()]).await);
         }
         let (mut answered, mut failed) = (0, 0);
         for tunnel in &mut tunnels {
@@ -190,7 +196,7 @@ fn an_endpoint_that_never_answers_a_client_hello_is_named_and_ejected() {
         assert_eq!(gateway.tunnels("endpoint_silent").await, failed as f64);
         gateway.logged("no byte within 5 s of the ClientHello").await;
         for _ in 0..20 {
-            let answer = timeout(Duration::from_secs(4), ask().await.read_u8()).await;
+            let answer = timeout(Duration::from_secs(4), ask(hellos[0]).await.read_u8()).await;
             assert_eq!(answer.expect("no wait").expect("an echo"), 22);
         }
         assert_eq!(gateway.metric("strait_endpoint_ejections_total").await, 1.0);

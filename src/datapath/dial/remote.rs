@@ -22,10 +22,10 @@ use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
 
-/// Shortest time for a try of a gateway while others are left, unless it is more than half of the
-/// time. A gateway whose first endpoint is dead answers after
+/// Shortest time for a try of a gateway while others are left, and time that the own network leaves
+/// for gateways, unless it is more than half of the time. A gateway whose first endpoint is dead answers after
 /// [`DIAL_TIMEOUT`](super::DIAL_TIMEOUT).
-const TRY_MIN: Duration = Duration::from_secs(3);
+pub const TRY_MIN: Duration = Duration::from_secs(3);
 /// Time for which a service avoids the endpoint of an ejected gateway before it looks again.
 const AVOIDANCE: Duration = Duration::from_secs(1);
 /// Wait for a gateway after which its hostname is looked up again. A silent gateway may have been

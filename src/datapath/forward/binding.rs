@@ -273,7 +273,7 @@ async fn pick_and_open(
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let endpoints = binding.endpoints.load(&data_path.reader.load());
     // No gateway is before this one, so a loop ends the way through the picked gateway alone.
-    let (mut tries, mut reason) = (Tries::new(true), Reason::NoEndpoint);
+    let (mut tries, mut reason) = (Tries::new(true, deadline), Reason::NoEndpoint);
     let links = data_path.link_factors(peer);
     let source = peer.charged_source();
     if endpoints.endpoints.is_empty() {
@@ -302,7 +302,7 @@ async fn pick_and_open(
         let started = Instant::now();
         let target = (binding, account, &source);
         let pick = (&*endpoints, &*endpoint);
-        let try_end = remote::deadline_of_try(data_path, pick.0, pick.1, &tries.tried, deadline);
+        let try_end = tries.deadline(data_path, pick.0, pick.1);
         let opened = open(data_path, pick, target, try_end);
         let failure = match Box::pin(opened).await {
             Ok(stream) => {

@@ -182,7 +182,7 @@ async fn pick_and_dial(
         record.set_detail(format!("dropped by drop_overloads of the control plane: {category:?}"));
         return Err(Reason::DropOverload);
     }
-    let mut tries = Tries::new(permit.route().is_from_client());
+    let mut tries = Tries::new(permit.route().is_from_client(), deadline);
     let links = data_path.link_factors(peer);
     let mut reason = permit.route().reason_without_endpoint();
     if permit.route().endpoints().endpoints.is_empty()
@@ -201,9 +201,7 @@ async fn pick_and_dial(
             continue;
         }
         tries.begin(endpoint);
-        let tried = &tries.tried;
-        let try_end =
-            dial::remote::deadline_of_try(data_path, endpoints, endpoint, tried, deadline);
+        let try_end = tries.deadline(data_path, endpoints, endpoint);
         // In place of nested matches, which would keep the first result while the second waits.
         let failed = 'failed: {
             let authorized = match authorize::run(data_path, peer, pick) {

@@ -25,6 +25,7 @@ use crate::datapath::policy::Grant;
 use crate::datapath::{DataPath, authorize};
 use crate::reason::Reason;
 use crate::telemetry::ConnectionGuard;
+use crate::wire::client_hello::ClientHelloScanner;
 
 use super::establish::NewTunnel;
 use super::open::{Open, revoke_delay};
@@ -109,7 +110,10 @@ async fn establish(
     target: Result<ListenerTarget, Reason>,
 ) -> Result<(Upstream, Option<InFlight>), Reason> {
     tunnel.check_room()?;
-    let loop_entry = loop_detection::register(client_hello, &mut tunnel.record)?;
+    let mut hello = ClientHelloScanner::default();
+    let random = hello.push(client_hello).and_then(|()| hello.random());
+    let register = |random| loop_detection::register(random, &mut tunnel.record);
+    let loop_entry = random.map(register).transpose()?;
     let ListenerTarget { authority, granted_by_listener } = target?;
     let target = Target { authority, origin: Origin::Workload, forwarded: None };
     let permit = tunnel.resolve_passthrough(target, granted_by_listener)?;

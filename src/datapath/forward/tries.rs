@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::datapath::DataPath;
 use crate::datapath::balance::{self, FAILED_DIALS_MAX, Tried};
+use crate::datapath::dial::remote;
 use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{DialAdmission, Endpoint, EndpointSet, Probe};
@@ -30,6 +31,10 @@ pub struct Tries {
     /// False if another gateway forwarded the tunnel. After a loop, only the first gateway tries
     /// other endpoints, which bounds the connections of the loop.
     is_from_client: bool,
+    deadline: Instant,
+    /// Deadline for the own network while an endpoint of another one is left, so that endpoints
+    /// that do not answer do not use up the time of the others.
+    own_network_deadline: Instant,
     /// Endpoints that are not picked again: those that failed, and those that are left out.
     pub tried: Tried,
     rejected_by: Vec<Arc<Endpoint>>,
@@ -38,20 +43,38 @@ pub struct Tries {
 }
 
 impl Tries {
-    /// Creates the tries of a tunnel. No gateway has forwarded one that is from a client.
-    pub fn new(is_from_client: bool) -> Self {
-        Self { is_from_client, tried: Tried::default(), rejected_by: Vec::new(), probe: None }
+    /// Creates the tries of a tunnel until `deadline`. No gateway has forwarded one that is from a
+    /// client.
+    pub fn new(is_from_client: bool, deadline: Instant) -> Self {
+        let time = deadline.saturating_duration_since(Instant::now());
+        Self {
+            is_from_client,
+            deadline,
+            own_network_deadline: deadline - remote::TRY_MIN.min(time / 2),
+            tried: Tried::default(),
+            rejected_by: Vec::new(),
+            probe: None,
+        }
     }
 
-    /// Leaves the own network out if all recent dials there failed and another tunnel tries one.
+    /// Leaves the own network out if its time is over, or if all recent dials there failed and
+    /// another tunnel tries one.
     ///
     /// # Errors
     /// The reason, if no endpoint of another network is left either.
     pub fn admit(&mut self, set: &EndpointSet, record: &mut Record) -> Result<(), Reason> {
-        if self.probe.is_some() || self.tried.is_own_network_left_out {
+        if self.tried.is_own_network_left_out {
             return Ok(());
         }
-        match set.admit_dial(Instant::now()) {
+        let now = Instant::now();
+        if self.own_network_deadline <= now && self.has_other_network(set) {
+            self.leave_out(None, set);
+            return Ok(());
+        }
+        if self.probe.is_some() {
+            return Ok(());
+        }
+        match set.admit_dial(now) {
             DialAdmission::Free => {}
             DialAdmission::Probe(probe) => self.probe = Some(probe),
             DialAdmission::Refused => {
@@ -64,6 +87,24 @@ impl Tries {
             }
         }
         Ok(())
+    }
+
+    /// Returns the deadline for a try of an endpoint.
+    pub fn deadline(
+        &self,
+        data_path: &DataPath,
+        set: &EndpointSet,
+        endpoint: &Endpoint,
+    ) -> Instant {
+        if endpoint.remote.is_none() && self.has_other_network(set) {
+            return self.own_network_deadline;
+        }
+        remote::deadline_of_try(data_path, set, endpoint, &self.tried, self.deadline)
+    }
+
+    /// Returns true if an endpoint of another network is left.
+    fn has_other_network(&self, set: &EndpointSet) -> bool {
+        set.remote().any(|one| !self.tried.has(one))
     }
 
     /// Notes the endpoint of the next dial. Other tunnels may try the own network meanwhile if it
@@ -105,6 +146,9 @@ impl Tries {
             self.note_failed_dial(reason, endpoints, &endpoint);
         }
         self.tried.endpoints.push(Arc::clone(&endpoint));
+        if self.probe.is_some() && self.has_other_network(endpoints) {
+            self.leave_out(None, endpoints);
+        }
         if matches!(
             reason,
             Reason::PolicyDenied

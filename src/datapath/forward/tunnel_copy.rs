@@ -17,7 +17,8 @@ use crate::datapath::http2::output::{Output, ReadBytes, ReadRoom};
 use crate::datapath::http2::streams::StreamKey;
 use crate::datapath::limits::loop_detection::{self, InFlight};
 use crate::reason::Reason;
-use crate::wire::client_random::client_hello_bytes;
+use crate::telemetry::Record;
+use crate::wire::client_hello::ClientHelloScanner;
 
 use super::downstream::Downstream;
 use super::open::{End, Open};
@@ -49,21 +50,47 @@ pub struct TunnelCopy {
 const _: () = assert!(size_of::<TunnelCopy>() <= 512);
 
 /// Answer of the endpoint to a ClientHello.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct AwaitedAnswer {
-    /// Entry in the loop detection.
-    _loop_entry: InFlight,
-    /// Number of bytes up to the end of the ClientHello; `None` if it is not known, or if the
-    /// gateway of another network judges the endpoint.
-    hello_bytes: Option<usize>,
+    hello: ClientHelloScanner,
+    /// Entry in the loop detection, once the random has arrived.
+    loop_entry: Option<InFlight>,
+    /// True if the gateway of another network judges the endpoint.
+    is_remote: bool,
     /// Time at which the endpoint had taken all of it.
     since: Option<Instant>,
 }
 
 impl AwaitedAnswer {
-    /// Returns the deadline, or the time of the next check before the ClientHello is complete.
+    /// Reads bytes of the peer. Returns false if they are no ClientHello.
+    ///
+    /// # Errors
+    /// The tunnel is routed in a loop.
+    fn read(&mut self, slices: &[IoSlice<'_>], record: &mut Record) -> Result<bool, Reason> {
+        if self.is_remote && self.loop_entry.is_some() {
+            return Ok(true);
+        }
+        if slices.iter().any(|slice| self.hello.push(slice).is_none()) {
+            return Ok(false);
+        }
+        if self.loop_entry.is_none()
+            && let Some(random) = self.hello.random()
+        {
+            self.loop_entry = Some(loop_detection::register(random, record)?);
+        }
+        Ok(true)
+    }
+
+    /// Returns the number of bytes up to the end of the ClientHello, if the endpoint owes an answer
+    /// to it.
+    fn hello_bytes(&self) -> Option<usize> {
+        self.hello.end().filter(|_| !self.is_remote)
+    }
+
+    /// Returns the deadline, or the time of the next check before the endpoint has taken the
+    /// ClientHello.
     fn due(&self) -> Option<Instant> {
-        self.hello_bytes?;
+        self.hello_bytes()?;
         Some(self.since.unwrap_or_else(Instant::now) + ANSWER_DEADLINE)
     }
 }
@@ -160,19 +187,7 @@ impl TunnelCopy {
         for slice in slices {
             self.progress.record_peer_bytes(slice);
         }
-        if !self.flags.has_first_bytes
-            && let Some(first) = slices.first()
-        {
-            self.flags.has_first_bytes = true;
-            let entered = loop_detection::register(first, &mut self.open.record)?;
-            let is_local = self.open.upstream.grant.endpoint().remote.is_none();
-            let awaited = entered.map(|entry| AwaitedAnswer {
-                _loop_entry: entry,
-                hello_bytes: client_hello_bytes(first).filter(|_| is_local),
-                since: None,
-            });
-            self.awaited = awaited.map(Box::new);
-        }
+        self.await_answer(slices)?;
         let count: usize = slices.iter().map(|slice| slice.len()).sum();
         let mut taken = 0;
         if self.backlog.bytes().is_empty() {
@@ -194,6 +209,24 @@ impl TunnelCopy {
         Ok(())
     }
 
+    /// Awaits an answer if the first bytes of the peer are those of a ClientHello.
+    fn await_answer(&mut self, slices: &[IoSlice<'_>]) -> Result<(), Reason> {
+        let record = &mut self.open.record;
+        if let Some(awaited) = &mut self.awaited {
+            if !awaited.read(slices, record)? {
+                self.awaited = None;
+            }
+        } else if !self.flags.has_first_bytes && slices.iter().any(|slice| !slice.is_empty()) {
+            self.flags.has_first_bytes = true;
+            let is_remote = self.open.upstream.grant.endpoint().remote.is_some();
+            let mut awaited = AwaitedAnswer { is_remote, ..AwaitedAnswer::default() };
+            if awaited.read(slices, record)? {
+                self.awaited = Some(Box::new(awaited));
+            }
+        }
+        Ok(())
+    }
+
     /// Counts bytes that the endpoint has taken, and gives their window back.
     fn took(&mut self, bytes: usize, downstream: &mut Downstream) {
         if bytes == 0 {
@@ -203,7 +236,7 @@ impl TunnelCopy {
         self.open.record.add_received(bytes as u64);
         if let Some(awaited) = &mut self.awaited
             && awaited.since.is_none()
-            && let Some(hello) = awaited.hello_bytes
+            && let Some(hello) = awaited.hello_bytes()
             && self.open.record.received_bytes() >= hello as u64
         {
             awaited.since = Some(Instant::now());

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::reason::Reason;
 use crate::telemetry::Record;
-use crate::wire::client_random::{ClientRandom, client_random};
+use crate::wire::client_hello::ClientRandom;
 
 /// Limit of tunnels in flight with the same random: a valid chain may pass one gateway three
 /// times.
@@ -27,15 +27,12 @@ static RANDOMS: LazyLock<Mutex<HashMap<ClientRandom, u32>>> = LazyLock::new(Mute
 #[derive(Debug)]
 pub struct InFlight(ClientRandom);
 
-/// Counts the ClientHello at the start of `bytes`, if there is one.
+/// Counts a ClientHello.
 ///
 /// # Errors
 /// [`Reason::Loop`] if [`SAME_RANDOM_MAX`] tunnels with its random are in flight. The record of the
 /// tunnel gets the explanation.
-pub fn register(bytes: &[u8], record: &mut Record) -> Result<Option<InFlight>, Reason> {
-    let Some(random) = client_random(bytes) else {
-        return Ok(None);
-    };
+pub fn register(random: ClientRandom, record: &mut Record) -> Result<InFlight, Reason> {
     let mut randoms = RANDOMS.lock();
     let count = randoms.entry(random).or_default();
     if *count >= SAME_RANDOM_MAX {
@@ -46,7 +43,7 @@ pub fn register(bytes: &[u8], record: &mut Record) -> Result<Option<InFlight>, R
         return Err(Reason::Loop);
     }
     *count += 1;
-    Ok(Some(InFlight(random)))
+    Ok(InFlight(random))
 }
 
 impl Drop for InFlight {
@@ -69,23 +66,16 @@ mod tests {
     use crate::datapath::identity::Peer;
     use crate::telemetry::Metrics;
 
-    fn hello(number: u8) -> Vec<u8> {
-        let mut hello = vec![22, 3, 1, 0, 38, 1, 0, 0, 34, 3, 3];
-        hello.extend([number; 32]);
-        hello
-    }
-
     #[test]
     fn three_tunnels_with_one_random_are_let_through_and_nothing_is_kept() {
         let peer = Peer::unauthenticated(([192, 0, 2, 1], 1).into(), Arc::default(), None);
         let mut record = Record::new(&Arc::new(Metrics::new()), &peer.source, "echo.app:80");
-        let mut register = |bytes: &[u8]| register(bytes, &mut record);
-        let mut held: Vec<_> = (0..3).map(|_| register(&hello(1)).unwrap()).collect();
-        assert_eq!(register(&hello(1)).unwrap_err(), Reason::Loop);
-        assert!(register(&hello(2)).unwrap().is_some(), "another random");
-        assert!(register(b"no hello").unwrap().is_none());
+        let mut register = |number| register([number; 32], &mut record);
+        let mut held: Vec<_> = (0..3).map(|_| register(1).unwrap()).collect();
+        assert_eq!(register(1).unwrap_err(), Reason::Loop);
+        assert!(register(2).is_ok(), "another random");
         held.pop();
-        assert!(register(&hello(1)).is_ok());
+        assert!(register(1).is_ok());
         drop(held);
         assert!(!RANDOMS.lock().contains_key(&[1; 32]));
     }

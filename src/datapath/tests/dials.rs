@@ -4,48 +4,78 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, advance};
+use tokio::time::{Instant, advance, sleep_until};
 
 use crate::datapath::DataPath;
 use crate::datapath::balance::{FAILED_DIALS_MAX, choose_next};
-use crate::datapath::dial::DenyList;
+use crate::datapath::dial::{DIAL_TIMEOUT, DenyList, TOTAL_DIAL_TIMEOUT};
 use crate::datapath::forward::tries::Tries;
 use crate::outer::Failure;
 use crate::reason::Reason;
-use crate::snapshot::mesh::{Protocol, Workload};
-use crate::snapshot::{Endpoint, EndpointSet, EndpointState, NO_LINK_FACTORS, Publisher};
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::{Locality, Mesh, Protocol, Template, Workload};
+use crate::snapshot::tests::echo;
+use crate::snapshot::{
+    Alias, Caller, DialAdmission, Endpoint, EndpointSet, EndpointState, NO_LINK_FACTORS, NameTable,
+    Publisher, RemoteGateway, Snapshot,
+};
 use crate::telemetry::{Metrics, Record};
+use crate::wire::Authority;
 
 use super::{data_path_of, peer};
 
-/// Service of equal endpoints, some of which refuse each dial.
+/// Service of equal endpoints, some of which refuse each dial or never answer.
 struct World {
     data_path: Arc<DataPath>,
-    set: EndpointSet,
+    set: Arc<EndpointSet>,
     dead: HashSet<Arc<str>>,
+    is_silent: bool,
     dials: usize,
+}
+
+fn endpoint(uid: String, weight: u32, network: Option<&str>) -> Arc<Endpoint> {
+    let definition = Workload { uid: uid.into(), capacity: 1, ..Workload::default() };
+    let remote = network.map(|network| {
+        Arc::new(RemoteGateway {
+            network: network.into(),
+            cluster: network.into(),
+            identities: [].into(),
+            other_addresses: [].into(),
+        })
+    });
+    Arc::new(Endpoint {
+        definition: Arc::new(definition),
+        address: ([192, 0, 2, 1], 15008).into(),
+        protocol: Protocol::Hbone,
+        remote,
+        weight,
+        state: Arc::new(EndpointState::default()),
+    })
+}
+
+fn tries() -> Tries {
+    Tries::new(true, Instant::now() + TOTAL_DIAL_TIMEOUT)
 }
 
 impl World {
     fn new(endpoints: usize, dead: usize) -> Self {
-        let endpoint = |index: usize| {
-            let definition = Workload { uid: index.to_string().into(), ..Workload::default() };
-            Arc::new(Endpoint {
-                definition: Arc::new(definition),
-                address: ([192, 0, 2, 1], 15008).into(),
-                protocol: Protocol::Hbone,
-                remote: None,
-                weight: 1,
-                state: Arc::new(EndpointState::default()),
-            })
-        };
         fastrand::seed(27);
+        let endpoint = |index: usize| endpoint(index.to_string(), 1, None);
         Self {
             data_path: data_path_of(Publisher::new().reader(), DenyList::default()),
-            set: EndpointSet::new((0..endpoints).map(endpoint)),
+            set: Arc::new(EndpointSet::new((0..endpoints).map(endpoint))),
             dead: (0..dead).map(|index| index.to_string().into()).collect(),
+            is_silent: false,
             dials: 0,
         }
+    }
+
+    /// Returns a service whose endpoints here never answer, and that of another network does. Those
+    /// here are drawn first.
+    fn silent(endpoints: usize) -> Self {
+        let silent = (0..endpoints).map(|index| endpoint(index.to_string(), 10_000, None));
+        let set = EndpointSet::new(silent.chain([endpoint("west".into(), 1, Some("west"))]));
+        Self { set: Arc::new(set), is_silent: true, ..Self::new(0, endpoints) }
     }
 
     fn record(&self) -> Record {
@@ -53,30 +83,48 @@ impl World {
         Record::new(&Arc::new(Metrics::new()), &source, "echo.app:80")
     }
 
-    /// Picks and dials as `forward::establish` does, with an immediate answer to each dial.
-    fn open(&mut self, tries: &mut Tries) -> Result<Arc<Endpoint>, Reason> {
+    /// Picks and dials as `forward::establish` does. Endpoints that answer a dial do so at once.
+    async fn open(&mut self, tries: &mut Tries) -> Result<Arc<Endpoint>, Reason> {
         let (mut record, mut reason) = (self.record(), Reason::NoEndpoint);
-        loop {
+        let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
+        while Instant::now() < deadline {
             tries.admit(&self.set, &mut record)?;
             let Some(endpoint) = choose_next(&self.set, &tries.tried, NO_LINK_FACTORS) else {
                 return Err(reason);
             };
             tries.begin(&endpoint);
+            let end = tries.deadline(&self.data_path, &self.set, &endpoint);
             endpoint.state.begin_dial(Instant::now());
             self.dials += 1;
             if !self.dead.contains(endpoint.uid()) {
                 endpoint.state.record_dial(Duration::from_millis(1));
-                self.set.dial_succeeded(&endpoint, Instant::now());
+                if endpoint.remote.is_none() {
+                    self.set.dial_succeeded(&endpoint, Instant::now());
+                }
                 return Ok(endpoint);
             }
             reason = Reason::DialRefused;
-            let failure = Failure::new(reason, "refused");
+            if self.is_silent {
+                reason = Reason::DialTimeout;
+                sleep_until(end.min(Instant::now() + DIAL_TIMEOUT)).await;
+            }
+            let failure = Failure::new(reason, "failed");
             tries.next(&self.data_path, failure, &self.set, endpoint, &mut record)?;
         }
+        Err(reason)
     }
 
-    fn tunnel(&mut self) -> Result<Arc<Endpoint>, Reason> {
-        self.open(&mut Tries::new(true))
+    /// Returns the number of endpoints that serve some tunnels, none of which may fail.
+    async fn served(&mut self, tunnels: usize) -> usize {
+        let mut served = HashSet::new();
+        for _ in 0..tunnels {
+            served.insert(Arc::clone(self.tunnel().await.expect("a tunnel").uid()));
+        }
+        served.len()
+    }
+
+    async fn tunnel(&mut self) -> Result<Arc<Endpoint>, Reason> {
+        self.open(&mut tries()).await
     }
 }
 
@@ -84,7 +132,7 @@ impl World {
 async fn a_tunnel_to_a_dead_service_dials_five_endpoints_and_no_endpoint_twice_soon() {
     let mut world = World::new(400, 400);
     for tunnel in 1..=80 {
-        assert_eq!(world.tunnel().unwrap_err(), Reason::DialRefused);
+        assert_eq!(world.tunnel().await.unwrap_err(), Reason::DialRefused);
         assert_eq!(world.dials, tunnel * usize::from(FAILED_DIALS_MAX));
     }
     let mut states = world.set.endpoints.iter().map(|one| &one.state);
@@ -96,23 +144,21 @@ async fn while_all_dials_fail_one_tunnel_dials_and_the_first_success_ends_it() {
     for endpoints in [1, 2, 4, 400] {
         let mut world = World::new(endpoints, endpoints);
         for _ in 0..5 {
-            assert!(world.tunnel().is_err());
+            assert!(world.tunnel().await.is_err());
         }
         advance(Duration::from_secs(1)).await;
-        let mut probe = Tries::new(true);
+        let mut probe = tries();
         let mut record = world.record();
         assert_eq!(probe.admit(&world.set, &mut record), Ok(()));
         let before = world.dials;
         for _ in 0..100 {
-            assert_eq!(world.tunnel().unwrap_err(), Reason::DialFailed);
+            assert_eq!(world.tunnel().await.unwrap_err(), Reason::DialFailed);
         }
         assert_eq!(world.dials, before, "while another tunnel dials");
         world.dead.clear();
-        assert!(world.open(&mut probe).is_ok());
-        let served: HashSet<_> = (0..8 * endpoints)
-            .map(|_| Arc::clone(world.tunnel().expect("a tunnel").uid()))
-            .collect();
-        assert!(served.len() > endpoints / 2, "{} of {endpoints}", served.len());
+        assert!(world.open(&mut probe).await.is_ok());
+        let served = world.served(8 * endpoints).await;
+        assert!(served > endpoints / 2, "{served} of {endpoints}");
     }
 }
 
@@ -120,15 +166,15 @@ async fn while_all_dials_fail_one_tunnel_dials_and_the_first_success_ends_it() {
 async fn a_tunnel_that_is_cancelled_while_it_dials_lets_another_one_dial() {
     let mut world = World::new(4, 4);
     for _ in 0..5 {
-        assert!(world.tunnel().is_err());
+        assert!(world.tunnel().await.is_err());
     }
     advance(Duration::from_secs(1)).await;
-    let (mut first, mut second, mut record) = (Tries::new(true), Tries::new(true), world.record());
+    let (mut first, mut second, mut record) = (tries(), tries(), world.record());
     assert_eq!(first.admit(&world.set, &mut record), Ok(()));
     let refused = second.admit(&world.set, &mut record);
     assert_eq!(refused, Err(Reason::DialFailed));
     drop(first);
-    assert_eq!(Tries::new(true).admit(&world.set, &mut record), Ok(()));
+    assert_eq!(tries().admit(&world.set, &mut record), Ok(()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,12 +184,12 @@ async fn with_nine_tenths_of_the_endpoints_dead_few_tunnels_fail_after_the_first
         let pause = Duration::from_secs(1) / per_second;
         // The first second lasts for ten tunnels if these are rare.
         for _ in 0..per_second.max(10) {
-            let _ = world.tunnel();
+            let _ = world.tunnel().await;
             advance(pause).await;
         }
         let (count, mut failed, mut dead) = (2_000, 0, world.dials);
         for _ in 0..count {
-            failed += u32::from(world.tunnel().is_err());
+            failed += u32::from(world.tunnel().await.is_err());
             advance(pause).await;
         }
         dead = world.dials - dead;
@@ -154,7 +200,7 @@ async fn with_nine_tenths_of_the_endpoints_dead_few_tunnels_fail_after_the_first
 #[tokio::test(start_paused = true)]
 async fn endpoints_behind_denied_addresses_leave_the_draw_too() {
     let world = World::new(400, 400);
-    let (mut tries, mut record) = (Tries::new(true), world.record());
+    let (mut tries, mut record) = (tries(), world.record());
     let mut dials = 0;
     while let Some(endpoint) = choose_next(&world.set, &tries.tried, NO_LINK_FACTORS) {
         dials += 1;
@@ -165,4 +211,121 @@ async fn endpoints_behind_denied_addresses_leave_the_draw_too() {
         assert!(state.is_suspended(Instant::now()), "no judgement of the endpoint");
     }
     assert_eq!(dials, usize::from(FAILED_DIALS_MAX));
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_that_never_answer_leave_time_for_another_network() {
+    for endpoints in [1, 5, 400] {
+        let mut world = World::silent(endpoints);
+        let start = Instant::now();
+        let served = world.tunnel().await.expect("a tunnel");
+        assert!(served.remote.is_some());
+        assert!(start.elapsed() <= TOTAL_DIAL_TIMEOUT - Duration::from_secs(3), "{endpoints}");
+    }
+    let tries = Tries::new(true, Instant::now() + Duration::from_secs(2));
+    let world = World::silent(1);
+    let end = tries.deadline(&world.data_path, &world.set, &world.set.endpoints[0]);
+    assert_eq!(end - Instant::now(), Duration::from_secs(1), "half of a short time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quiet_service_dials_silent_endpoints_seldom_and_one_at_a_time() {
+    let mut world = World::silent(400);
+    for _ in 0..3 {
+        world.tunnel().await.expect("a tunnel");
+    }
+    let mut delayed = 0;
+    for _ in 0..600 {
+        advance(Duration::from_secs(1)).await;
+        let (start, before) = (Instant::now(), world.dials);
+        let served = world.tunnel().await.expect("a tunnel");
+        assert!(served.remote.is_some() && world.dials - before <= 2);
+        assert!(start.elapsed() <= DIAL_TIMEOUT);
+        delayed += u32::from(!start.elapsed().is_zero());
+    }
+    assert!((1..=600 / 5).contains(&delayed), "{delayed}");
+    world.dead.clear();
+    let mut here = false;
+    for _ in 0..60 {
+        advance(Duration::from_secs(1)).await;
+        here |= world.tunnel().await.expect("a tunnel").remote.is_none();
+    }
+    assert!(here, "the own network has recovered");
+}
+
+/// Returns the next snapshot, in which `echo.app` has these pods, and its alias those of one
+/// region.
+fn with_pods(before: &Snapshot, pods: std::ops::Range<u8>) -> Snapshot {
+    let pod = |at: u8| Workload {
+        uid: at.to_string().into(),
+        addresses: [[10, 0, 0, at].into()].into(),
+        healthy: true,
+        capacity: 1,
+        services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+        template: Arc::new(Template {
+            locality: Arc::new(Locality { region: "near".into(), ..Locality::default() }),
+            ..Template::default()
+        }),
+        ..Workload::default()
+    };
+    let targets = vec![("echo.app".into(), None)];
+    let alias = Alias::new("echo.near", None, targets, None, Some("near".into()));
+    let change = Change {
+        mesh: Some((Mesh::new([echo(&[])], pods.map(pod)), "east".into())),
+        names: Some(NameTable::new([], [("echo.near", alias)])),
+        ..Change::default()
+    };
+    build(before, change)
+}
+
+fn set(snapshot: &Snapshot, requested: &str) -> Arc<EndpointSet> {
+    let requested = Authority::parse(requested).expect("an authority");
+    let found = snapshot.find(Caller::UNKNOWN, &requested).expect("a service");
+    snapshot.endpoints(&found, false)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_whose_endpoints_change_keeps_the_results_of_its_dials() {
+    for name in ["echo.app:80", "echo.near:80"] {
+        let mut snapshot = with_pods(&Snapshot::default(), 0..40);
+        let mut world = World { set: set(&snapshot, name), ..World::new(0, 60) };
+        for at in 1..=3 {
+            // The tunnel still has the set of before.
+            snapshot = with_pods(&snapshot, at..40 + at);
+            assert_eq!(world.tunnel().await.unwrap_err(), Reason::DialRefused);
+            world.set = set(&snapshot, name);
+            advance(Duration::from_secs(1)).await;
+        }
+        let (mut probe, mut record) = (tries(), world.record());
+        assert_eq!(probe.admit(&world.set, &mut record), Ok(()));
+        snapshot = with_pods(&snapshot, 4..44);
+        world.set = set(&snapshot, name);
+        let before = world.dials;
+        assert_eq!(world.tunnel().await.unwrap_err(), Reason::DialFailed);
+        assert_eq!(world.dials, before, "while another tunnel dials");
+        world.dead.clear();
+        let good = world.open(&mut probe).await.expect("a tunnel");
+        let served = world.served(400).await;
+        assert!(served > 30, "{served} of 40");
+        let last_good = world.set.last_good().map(|one| Arc::as_ptr(&one.state));
+        assert_eq!(last_good, Some(Arc::as_ptr(&good.state)));
+        world.set = set(&with_pods(&snapshot, 50..60), name);
+        assert!(world.set.last_good().is_none(), "it has left");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_of_another_namespace_starts_without_results_of_dials() {
+    let snapshot = with_pods(&Snapshot::default(), 0..10);
+    let mut world = World { set: set(&snapshot, "echo.app:80"), ..World::new(0, 10) };
+    for _ in 0..2 {
+        assert!(world.tunnel().await.is_err());
+        advance(Duration::from_secs(1)).await;
+    }
+    assert!(matches!(world.set.admit_dial(Instant::now()), DialAdmission::Probe(_)));
+    let other = crate::snapshot::mesh::Service { namespace: "other".into(), ..echo(&[]) };
+    let mesh = Mesh::new([other], []);
+    let change = Change { mesh: Some((mesh, "east".into())), ..Change::default() };
+    let moved = set(&build(&snapshot, change), "echo.app:80");
+    assert!(matches!(moved.admit_dial(Instant::now()), DialAdmission::Free));
 }

@@ -182,8 +182,7 @@ impl Snapshot {
             let endpoint = self.workload_endpoint(service, &workload.uid, *port, is_passthrough);
             return Arc::new(EndpointSet::new(endpoint));
         }
-        let sets = if is_passthrough { &service.passthrough_ports } else { &service.ports };
-        sets.get(port).cloned().unwrap_or_default()
+        service.sets(is_passthrough).get(port).cloned().unwrap_or_default()
     }
 
     fn cluster<'a>(&'a self, caller: Caller<'a>) -> Option<&'a str> {

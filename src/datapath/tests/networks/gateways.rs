@@ -329,7 +329,8 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
     let set = always(&snapshot);
     let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     let tried = |reason| {
-        let (mut tries, mut counts) = (Tries::new(true), BTreeMap::new());
+        let (mut tries, mut counts) =
+            (Tries::new(true, Instant::now() + TOTAL_DIAL_TIMEOUT), BTreeMap::new());
         while let Some(endpoint) = choose(set, &tries.tried, NO_LINK_FACTORS).cloned() {
             let cluster = Arc::clone(&endpoint.definition.cluster);
             *counts.entry(cluster.to_string()).or_insert(0) += 1;
@@ -355,7 +356,7 @@ async fn only_the_first_gateway_of_a_looped_tunnel_tries_another_endpoint() {
     let set = always(&snapshot);
     let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     for is_from_client in [false, true] {
-        let mut tries = Tries::new(is_from_client);
+        let mut tries = Tries::new(is_from_client, Instant::now() + TOTAL_DIAL_TIMEOUT);
         let endpoint = Arc::clone(&set.endpoints[0]);
         let retries = fail((&own, &mut tries), Reason::GatewayLoop, (set, endpoint)).is_ok();
         assert_eq!(retries, is_from_client);

@@ -1,0 +1,185 @@
+//! Incremental parser of the random and the end of a ClientHello, which may come in any number of
+//! records and segments. The random identifies the same ClientHello on another connection.
+
+/// Random of a ClientHello (RFC 8446 section 4.1.2).
+pub type ClientRandom = [u8; 32];
+
+/// Content type of a handshake record (RFC 8446 section 5.1).
+const HANDSHAKE: u8 = 22;
+/// Message type of a ClientHello (RFC 8446 section 4).
+const CLIENT_HELLO: u8 = 1;
+/// Bytes before the random: message type, length and legacy version.
+const HEAD_BYTES: usize = 4 + 2;
+/// Bytes of the header of a record: content type, version and length.
+const RECORD_HEADER_BYTES: usize = 1 + 2 + 2;
+/// Limit of the bytes of the message, which TLS libraries have too.
+const MESSAGE_BYTES_MAX: usize = 64 * 1024;
+
+/// Scanner of the bytes of a connection up to the end of its ClientHello.
+#[derive(Debug, Default)]
+pub struct ClientHelloScanner {
+    /// Number of bytes that were read.
+    read: usize,
+    /// Header of the current record, as far as it was read.
+    header: [u8; RECORD_HEADER_BYTES],
+    header_bytes: usize,
+    /// Number of bytes left in the current record.
+    record_left: usize,
+    /// Start of the message, through its random.
+    head: Head,
+    /// Number of bytes of the message that were read.
+    message_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Head([u8; HEAD_BYTES + 32]);
+
+impl Default for Head {
+    fn default() -> Self {
+        Self([0; HEAD_BYTES + 32])
+    }
+}
+
+impl ClientHelloScanner {
+    /// Reads the next bytes of the connection, those after the ClientHello excepted. Returns `None`
+    /// if it does not begin with a ClientHello.
+    #[must_use]
+    pub fn push(&mut self, mut bytes: &[u8]) -> Option<()> {
+        while !bytes.is_empty() && self.end().is_none() {
+            let count = if self.record_left == 0 {
+                self.push_header(bytes)?
+            } else {
+                self.push_message(bytes)?
+            };
+            self.read += count;
+            bytes = bytes.get(count..)?;
+        }
+        Some(())
+    }
+
+    /// Returns the random, once it was read.
+    pub fn random(&self) -> Option<ClientRandom> {
+        let is_read = self.message_bytes >= self.head.0.len();
+        self.head.0.last_chunk().filter(|_| is_read).copied()
+    }
+
+    /// Returns the number of bytes up to the end of the ClientHello, once all of it was read.
+    pub fn end(&self) -> Option<usize> {
+        let is_whole = self.random().is_some() && self.message_bytes == self.message_length();
+        is_whole.then_some(self.read)
+    }
+
+    /// Returns the length of the message, with its header. Valid once the header was read.
+    fn message_length(&self) -> usize {
+        let [_, first, second, third, ..] = self.head.0;
+        4 + u32::from_be_bytes([0, first, second, third]) as usize
+    }
+
+    fn push_header(&mut self, bytes: &[u8]) -> Option<usize> {
+        let room = self.header.get_mut(self.header_bytes..)?;
+        let count = room.len().min(bytes.len());
+        room.get_mut(..count)?.copy_from_slice(bytes.get(..count)?);
+        self.header_bytes += count;
+        let [kind, _, _, high, low] = self.header;
+        if kind != HANDSHAKE {
+            return None;
+        }
+        if self.header_bytes == RECORD_HEADER_BYTES {
+            self.record_left = usize::from(u16::from_be_bytes([high, low]));
+            self.header_bytes = 0;
+            (self.record_left > 0).then_some(())?;
+        }
+        Some(count)
+    }
+
+    fn push_message(&mut self, bytes: &[u8]) -> Option<usize> {
+        let wanted = match self.head.0.len().saturating_sub(self.message_bytes) {
+            0 => self.message_length().checked_sub(self.message_bytes)?,
+            missing => missing,
+        };
+        let count = bytes.len().min(self.record_left).min(wanted);
+        if let Some(room) = self.head.0.get_mut(self.message_bytes..) {
+            let (room, _) = room.split_at_mut(count.min(room.len()));
+            room.copy_from_slice(bytes.get(..room.len())?);
+        }
+        self.message_bytes += count;
+        self.record_left -= count;
+        let [kind, ..] = self.head.0;
+        let is_in_bounds = (self.head.0.len()..=MESSAGE_BYTES_MAX).contains(&self.message_length());
+        let is_head_read = self.message_bytes >= self.head.0.len();
+        (kind == CLIENT_HELLO && (is_in_bounds || !is_head_read)).then_some(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANDOM: ClientRandom = [7; 32];
+
+    fn message(kind: u8) -> Vec<u8> {
+        let mut message = vec![kind, 0, 0, 100, 3, 3];
+        message.extend(RANDOM);
+        message.extend([0; 66]);
+        message
+    }
+
+    fn records(message: &[u8], size: usize) -> Vec<u8> {
+        let record = |part: &[u8]| {
+            let length = u16::try_from(part.len()).expect("short").to_be_bytes();
+            [&[22, 3, 1], &length[..], part].concat()
+        };
+        message.chunks(size).flat_map(record).collect()
+    }
+
+    /// Reads bytes in segments of one size. Returns the random and the end.
+    fn read(bytes: &[u8], segment: usize) -> Option<(Option<ClientRandom>, Option<usize>)> {
+        let mut scanner = ClientHelloScanner::default();
+        bytes.chunks(segment).try_for_each(|part| scanner.push(part))?;
+        Some((scanner.random(), scanner.end()))
+    }
+
+    #[test]
+    fn random_and_end_are_found_however_the_hello_is_cut_into_records_and_segments() {
+        for size in [1, 5, 37, 38, 39, 103, 200] {
+            let hello = records(&message(1), size);
+            for segment in [1, 2, 7, 43, 500] {
+                let found = (Some(RANDOM), Some(hello.len()));
+                assert_eq!(read(&hello, segment), Some(found), "{size} {segment}");
+                let more = [&hello[..], b"early data"].concat();
+                assert_eq!(read(&more, segment), Some(found), "{size} {segment}");
+                let part = &hello[..hello.len() - 1];
+                assert_eq!(read(part, segment), Some((Some(RANDOM), None)), "{size} {segment}");
+            }
+        }
+        let two = records(&[message(1), message(1)].concat(), 300);
+        assert_eq!(read(&two, 300), Some((Some(RANDOM), Some(5 + 104))));
+    }
+
+    #[test]
+    fn what_ends_before_the_random_has_none() {
+        let hello = records(&message(1), 200);
+        for length in 0..43 {
+            assert_eq!(read(&hello[..length], 500), Some((None, None)), "{length}");
+        }
+        assert_eq!(read(&hello[..43], 500), Some((Some(RANDOM), None)));
+    }
+
+    #[test]
+    fn what_is_no_hello_is_rejected() {
+        let short = [&[1, 0, 0, 33, 3, 3][..], &[7; 40]].concat();
+        let long = [&[1, 1, 0, 0, 3, 3][..], &[7; 40]].concat();
+        for other in [
+            records(&message(2), 200),
+            b"GET / HTTP/1.1".to_vec(),
+            [22, 3, 1, 0, 0].repeat(20),
+            records(&short, 200),
+            records(&long, 200),
+            [&records(&message(1)[..50], 50)[..], b"GET / HTTP/1.1"].concat(),
+        ] {
+            for segment in [1, 500] {
+                assert_eq!(read(&other, segment), None, "{other:?}");
+            }
+        }
+    }
+}
