@@ -199,8 +199,10 @@ async fn send(
         answer.stream
     });
     opened.inspect_err(|failure| {
-        let is_gateway =
-            matches!(failure.reason, Reason::GatewayUnreachable | Reason::GatewayUntrusted);
+        let is_gateway = matches!(
+            failure.reason,
+            Reason::GatewayUnreachable | Reason::GatewayUntrusted | Reason::PeerRejectedUs
+        );
         let is_proved = data_path.outer.has_failed(target);
         if is_gateway && is_proved && has_alternative(data_path, endpoints, target) {
             data_path.outer.eject(target);
