@@ -22,8 +22,11 @@ use crate::tls::{self, Crls, IdentityMaterial, PeerTrust, ServerTls, TlsError, T
 /// Condition of readiness: there is a valid certificate.
 pub(super) const CERTIFICATES: &str = "certificates";
 
-/// Interval of clock checks. Timers do not advance while the host is suspended.
-const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval at which the certificate in use is verified again. Timers do not advance while the host
+/// is suspended, and its clock may be set.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Resolution of the times in certificates. One is valid until the end of its last second.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Starts the task that obtains certificates. With certificates in files the receiver never
 /// returns one. `back` is notified when the control plane is reachable again.
@@ -84,10 +87,10 @@ async fn run(
     replaced: Arc<Notify>,
 ) {
     loop {
-        let end = shared.lock().check_trust();
+        let wait = shared.lock().check();
         tokio::select! {
             Some(news) = news.recv() => shared.lock().handle_news(news),
-            () = wait_until(end) => shared.lock().check_expiry(),
+            () = sleep(wait) => {}
             () = replaced.notified() => {}
         }
     }
@@ -118,16 +121,6 @@ pub(super) async fn recheck(data_path: Arc<DataPath>, publisher: Arc<Publisher>)
     }
 }
 
-/// Waits until the clock has passed a time. Never returns without one.
-async fn wait_until(end: Option<SystemTime>) {
-    let Some(end) = end else {
-        return std::future::pending().await;
-    };
-    while let Ok(left) = end.duration_since(SystemTime::now()) {
-        sleep(left.min(CLOCK_CHECK_INTERVAL)).await;
-    }
-}
-
 /// Certificate in use and trust domains in use. Together they determine the configuration of new
 /// handshakes.
 pub(super) struct Certificates {
@@ -146,7 +139,8 @@ pub(super) struct Certificates {
     /// Error of the last attempt to get a certificate, if it failed, and the time of the first
     /// failure since the last success.
     failure: Option<(String, SystemTime)>,
-    has_expired: bool,
+    /// Refusal of the certificate in use that peers would answer with now.
+    refused: Option<String>,
     /// Domains without roots in the last warning.
     domains_without_roots: Vec<String>,
     /// Roots without a revocation list in the last warning.
@@ -177,7 +171,7 @@ impl Certificates {
             first_certificate: Some(first),
             identity,
             failure: None,
-            has_expired: false,
+            refused: None,
             domains_without_roots: Vec::new(),
             roots_without_crl: BTreeSet::new(),
         };
@@ -187,19 +181,45 @@ impl Certificates {
         new
     }
 
-    /// Logs the trusted roots without a revocation list, given the certificate and the trust in
-    /// use. A reload replaces both under one lock. Returns the next expiry of the certificate or of
-    /// a revocation list.
-    fn check_trust(&mut self) -> Option<SystemTime> {
+    /// Verifies the certificate and the revocation lists in use. Returns the time until one of them
+    /// expires, if that is before the next check. A reload replaces both under one lock.
+    fn check(&mut self) -> Duration {
         self.report_roots_without_crl();
-        let crls = self.trust.crls.as_ref();
-        let stale = crls.and_then(|crls| crls.next_stale(self.stale_checked_at));
-        self.own_expiry().into_iter().chain(stale).min()
+        if self.report_stale_crls() {
+            self.data_path.tls.request_recheck();
+        }
+        self.verify_own();
+        let now = SystemTime::now();
+        let own = self.material.as_ref().map(|material| material.valid_until + SECOND);
+        let stale = self.trust.crls.as_ref().and_then(|crls| crls.next_stale(now));
+        let ends = own.into_iter().chain(stale);
+        let left =
+            ends.filter_map(|end| end.duration_since(now).ok()).filter(|left| !left.is_zero());
+        left.min().map_or(CHECK_INTERVAL, |left| left.min(CHECK_INTERVAL))
     }
 
-    fn own_expiry(&self) -> Option<SystemTime> {
-        let material = self.material.as_ref().filter(|_| !self.has_expired);
-        material.map(|material| material.valid_until)
+    /// Verifies the certificate in use as a peer would now. Readiness ends while it is refused.
+    fn verify_own(&mut self) {
+        let crls = self.trust.crls.as_deref();
+        let material = self.material.as_ref();
+        let verified = material.map(|material| material.verify(crls, SystemTime::now()));
+        let refused = verified.and_then(|verified| verified.err()).map(|error| error.to_string());
+        match &refused {
+            Some(error) if self.refused.is_none() => {
+                error!(
+                    identity = self.identity,
+                    error, "peers would refuse the certificate in force"
+                );
+                self.status.pending(CERTIFICATES);
+            }
+            None if self.refused.is_some() => {
+                info!(identity = self.identity, "the certificate in force is valid again");
+                self.status.clear_pending(CERTIFICATES);
+            }
+            _ => {}
+        }
+        self.refused = refused;
+        self.update_status();
     }
 
     fn handle_news(&mut self, news: CertificateEvent) {
@@ -208,31 +228,18 @@ impl Certificates {
             CertificateEvent::Restored(material) => (material, true),
             CertificateEvent::Failed(error) => return self.fetch_failed(error),
         };
-        match tls::listener_server_config(&material, &self.trust) {
+        let verified = material.verify(self.trust.crls.as_deref(), SystemTime::now());
+        match verified.and_then(|_| self.server_config(Some(&material), None)) {
             Ok(served) => {
                 if is_restored {
                     info!("serving with the certificate on disk");
                 } else {
                     self.data_path.metrics.certificate_fetched(true);
                 }
-                self.replace(material, served);
+                self.replace(Some(material), None, served);
             }
             Err(error) if is_restored => warn!(%error, "the certificate on disk is not used"),
             Err(error) => self.fetch_failed(error.to_string()),
-        }
-    }
-
-    /// Handles the expiry of the certificate in use or of a revocation list.
-    fn check_expiry(&mut self) {
-        if self.report_stale_crls() {
-            self.data_path.tls.request_recheck();
-        }
-        let end = self.own_expiry();
-        if end.is_some_and(|end| end <= SystemTime::now()) {
-            self.has_expired = true;
-            error!(identity = self.identity, "own certificate has expired");
-            self.status.pending(CERTIFICATES);
-            self.update_status();
         }
     }
 
@@ -258,9 +265,86 @@ impl Certificates {
         self.update_status();
     }
 
-    /// Uses a certificate for all handshakes from now on.
-    pub(super) fn replace(&mut self, material: Arc<IdentityMaterial>, served: ServerTls) {
-        self.data_path.tls.replace(served);
+    /// Uses what was read from files, as far as it differs from what is in use. A mistake in one of
+    /// the two does not keep the other from being used: a revocation list applies whatever is wrong
+    /// with the own certificate.
+    ///
+    /// # Errors
+    /// The mistakes in what is not used, one line each.
+    pub(super) fn reload(
+        &mut self,
+        own: Option<Result<IdentityMaterial, TlsError>>,
+        trust: Result<PeerTrust, TlsError>,
+    ) -> Result<(), String> {
+        let mut errors = Vec::new();
+        let trust = trust.map_err(|error| errors.push(error.to_string())).ok();
+        let trust = trust.filter(|trust| *trust != self.trust);
+        let crls = trust.as_ref().unwrap_or(&self.trust).crls.as_deref();
+        let verified = own.map(|own| {
+            own.and_then(|own| own.verify(crls, SystemTime::now()).map(|_| Arc::new(own)))
+        });
+        let own_error =
+            verified.as_ref().and_then(|own| own.as_ref().err()).map(ToString::to_string);
+        let own = verified.and_then(Result::ok).filter(|own| !self.is_in_force(own));
+        if own.is_some() || trust.is_some() {
+            match self.server_config(own.as_ref(), trust.as_ref()) {
+                Ok(served) => self.replace(own, trust, served),
+                Err(error) => errors.push(error.to_string()),
+            }
+        }
+        if let Some(error) = own_error {
+            self.failed(error.clone());
+            errors.push(error);
+        }
+        if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+    }
+
+    fn is_in_force(&self, own: &IdentityMaterial) -> bool {
+        let known = self.material.as_ref().filter(|_| self.failure.is_none());
+        known.is_some_and(|known| known.is_same(own))
+    }
+
+    /// Returns the trust in use.
+    pub(super) fn trust(&self) -> &PeerTrust {
+        &self.trust
+    }
+
+    /// Returns the configuration of handshakes with a new certificate or new trust, or with those
+    /// in use; none without a certificate.
+    pub(super) fn server_config(
+        &self,
+        own: Option<&Arc<IdentityMaterial>>,
+        trust: Option<&PeerTrust>,
+    ) -> Result<Option<ServerTls>, TlsError> {
+        let (own, trust) = (own.or(self.material.as_ref()), trust.unwrap_or(&self.trust));
+        own.map(|own| tls::listener_server_config(own, trust)).transpose()
+    }
+
+    /// Uses a certificate, trust or both from now on, with the configuration that
+    /// [`Certificates::server_config`] created from them.
+    pub(super) fn replace(
+        &mut self,
+        own: Option<Arc<IdentityMaterial>>,
+        trust: Option<PeerTrust>,
+        served: Option<ServerTls>,
+    ) {
+        if let Some(trust) = trust {
+            self.replace_trust(trust);
+        }
+        if let Some(served) = served {
+            self.data_path.tls.replace(served);
+        }
+        if let Some(own) = own {
+            self.replace_own(own);
+        }
+        self.export_expiry();
+        self.report_domains_without_roots();
+        self.verify_own();
+        // The next expiry may have changed.
+        self.replaced.notify_one();
+    }
+
+    fn replace_own(&mut self, material: Arc<IdentityMaterial>) {
         let identity = material.identity.uri.to_string();
         if identity != self.identity {
             self.status.forget_certificate(&self.identity);
@@ -268,44 +352,22 @@ impl Certificates {
         let end = humantime::Timestamp::from(material.valid_until);
         info!(identity, expires = %end, "certificate in force");
         (self.identity, self.material) = (identity, Some(material));
-        (self.failure, self.has_expired) = (None, false);
+        (self.failure, self.refused) = (None, None);
         self.data_path.metrics.set_certificate_failing(false);
-        self.update_status();
-        self.export_expiry();
-        self.report_domains_without_roots();
         self.status.clear_pending(CERTIFICATES);
-        self.replaced.notify_one();
         if let Some(first) = self.first_certificate.take() {
             // The receiver may have stopped.
             let _ = first.send(());
         }
     }
 
-    /// Returns the configuration of handshakes with this trust; none without a certificate.
-    pub(super) fn server_config_with(
-        &self,
-        trust: &PeerTrust,
-    ) -> Result<Option<ServerTls>, TlsError> {
-        let material = self.material.as_ref();
-        material.map(|material| tls::listener_server_config(material, trust)).transpose()
-    }
-
-    /// Uses new trust, with the configuration that [`Certificates::server_config_with`] created
-    /// from it.
-    pub(super) fn replace_trust(&mut self, trust: PeerTrust, served: Option<ServerTls>) {
+    fn replace_trust(&mut self, trust: PeerTrust) {
         for before in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.forget_certificate(&before.identity);
         }
         (self.trust, self.stale_checked_at) = (trust, SystemTime::UNIX_EPOCH);
         self.update_domain_status();
-        self.export_expiry();
-        if let Some(served) = served {
-            self.data_path.tls.replace(served);
-        }
-        self.report_domains_without_roots();
         self.report_stale_crls();
-        // The next expiry may have changed.
-        self.replaced.notify_one();
     }
 
     /// Logs the revocation lists that became stale since the last call, and counts all lists.
@@ -384,15 +446,19 @@ impl Certificates {
         };
         shown.failing_since = self.failure.as_ref().map(|(_, since)| *since);
         let failure = self.failure.as_ref().map(|(why, _)| why);
-        shown.state = match (&self.material, failure) {
-            (None, None) => "Initializing".to_owned(),
-            (Some(_), None) if !self.has_expired => "Available".to_owned(),
-            (Some(_), Some(why)) if !self.has_expired => {
-                format!("Available: no new certificate: {why}")
+        shown.state = match (&self.material, &self.refused, failure) {
+            (None, _, None) => "Initializing".to_owned(),
+            (None, _, Some(why)) | (Some(_), Some(why), None) => format!("Unavailable: {why}"),
+            (Some(_), Some(refused), Some(why)) => {
+                format!("Unavailable: {refused}; no new certificate: {why}")
             }
-            (_, Some(why)) => format!("Unavailable: {why}"),
-            (Some(_), None) => "Unavailable: a certificate of the chain has expired".to_owned(),
+            (Some(_), None, None) => "Available".to_owned(),
+            (Some(_), None, Some(why)) => format!("Available: no new certificate: {why}"),
         };
+        let has_problem = shown.renewal_problem(SystemTime::now()).is_some();
+        let is_usable = self.material.is_some() && self.refused.is_none();
+        let has_failed = !is_usable && shown.state != "Initializing";
+        self.data_path.metrics.set_renewal_problem(has_problem || has_failed);
         self.status.set_certificate(shown);
     }
 }

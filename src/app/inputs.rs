@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::Context;
 
@@ -238,9 +239,9 @@ impl Report {
         // The gateway's own files can be checked without the domains.
         let nothing = PeerTrust::default();
         let effective_trust = trust.as_ref().unwrap_or(&nothing);
-        self.record_errors(
-            tls::listener_server_config(&material, effective_trust).map_err(located),
-        )?;
+        let verified = material.verify(effective_trust.crls.as_deref(), SystemTime::now());
+        let served = verified.and_then(|_| tls::listener_server_config(&material, effective_trust));
+        self.record_errors(served.map_err(located))?;
         Some((Some(material), trust?))
     }
 

@@ -212,15 +212,12 @@ impl App {
         trust: PeerTrust,
         first: oneshot::Sender<()>,
     ) -> anyhow::Result<SharedCertificates> {
-        let served = material.map(|material| {
-            let served = tls::listener_server_config(&material, &trust)?;
-            anyhow::Ok((Arc::new(material), served))
-        });
         let (data_path, status) = (Arc::clone(&self.data_path), Arc::clone(&self.status));
         let config = self.config.load();
         let mut certificates = Certificates::new(data_path, status, source, &config, trust, first);
-        if let Some((material, served)) = served.transpose()? {
-            certificates.replace(material, served);
+        if let Some(material) = material.map(Arc::new) {
+            let served = certificates.server_config(Some(&material), None)?;
+            certificates.replace(Some(material), None, served);
         }
         tokio::spawn(certificates::recheck(
             Arc::clone(&self.data_path),

@@ -19,7 +19,7 @@ use crate::snapshot::Policies;
 use crate::snapshot::builder::Change;
 use crate::status::ReloadSource;
 use crate::telemetry::LogHandle;
-use crate::tls::{self, IdentityMaterial, PeerTrust};
+use crate::tls::{IdentityMaterial, PeerTrust};
 use crate::watch::FileWatcher;
 use crate::xds::{self, objects::object_files};
 use crate::yaml::FILE_BYTES_MAX;
@@ -318,7 +318,7 @@ impl Reloader {
         let ((own, new, mesh_files, joined, restart_only), trust) =
             new.zip(trust).context("it could not be read")?;
         let mut certificates = self.certificates.lock();
-        let served = certificates.server_config_with(&trust)?;
+        let served = certificates.server_config(None, Some(&trust))?;
         if new.log.level != old.log.level {
             let set = self.log.configure(&new.log.level);
             set.map_err(anyhow::Error::msg)?;
@@ -327,7 +327,7 @@ impl Reloader {
         metrics.set_access_mode(new.log.access);
         metrics.set_link_budgets(new.links.as_deref(), &new.gateway.cluster);
         let set = trust::set(&new, &trust);
-        certificates.replace_trust(trust, served);
+        certificates.replace(None, Some(trust), served);
         drop(certificates);
         let holders = Arc::clone(&joined.holders);
         let change = Change {
@@ -448,39 +448,21 @@ impl Reloader {
     }
 
     fn reload_certificates(&self) -> anyhow::Result<Vec<String>> {
-        // An error in the files of trust says nothing about the own certificate.
-        let trust = PeerTrust::load(&self.app.config.load().trust)?;
-        let reloaded = self.load_certificates(trust);
-        if let Err(error) = &reloaded
-            && let Identity::Files(_) = self.app.config.load().identity
-        {
-            self.certificates.lock().failed(error.to_string());
-        }
-        reloaded
-    }
-
-    fn load_certificates(&self, trust: PeerTrust) -> anyhow::Result<Vec<String>> {
         let config = self.app.config.load();
-        let set = trust::set(&config, &trust);
-        match &config.identity {
-            Identity::Files(files) => {
-                let material = IdentityMaterial::load(files)?;
-                let served = tls::listener_server_config(&material, &trust)?;
-                let mut certificates = self.certificates.lock();
-                certificates.replace_trust(trust, None);
-                certificates.replace(Arc::new(material), served);
-            }
-            Identity::IstioCa(_) | Identity::Spiffe { .. } => {
-                let mut certificates = self.certificates.lock();
-                let served = certificates.server_config_with(&trust)?;
-                certificates.replace_trust(trust, served);
-            }
-        }
+        let own = match &config.identity {
+            Identity::Files(files) => Some(IdentityMaterial::load(files)),
+            Identity::IstioCa(_) | Identity::Spiffe { .. } => None,
+        };
+        let trust = PeerTrust::load(&config.trust);
+        let mut certificates = self.certificates.lock();
+        let reloaded = certificates.reload(own, trust);
+        let set = trust::set(&config, certificates.trust());
+        drop(certificates);
         // Files of issuers define clusters; few changes of certificates affect them.
         if *self.app.data_path.reader.load().trust != set {
             self.app.publisher.update(Change { trust: Some(set), ..Change::default() });
         }
-        Ok(Vec::new())
+        reloaded.map(|()| Vec::new()).map_err(anyhow::Error::msg)
     }
 }
 

@@ -28,7 +28,9 @@ use crate::lifecycle::DrainScope;
 use crate::limits::Held;
 use crate::reason::Reason;
 use crate::snapshot::Reader;
-use crate::tls::{ALPN_H2, InboundTls, OutboundTls, explain_error, refusal_for_error};
+use crate::tls::{
+    ALPN_H2, InboundTls, OutboundTls, explain_error, is_rejection_of_us, refusal_for_error,
+};
 
 use super::rtt::MinRtt;
 use super::verify::{ServerIdentity, Verified};
@@ -170,9 +172,11 @@ pub(super) async fn open(
         }
         HandshakeError::Failed(detail) => unreachable(detail),
     })?;
-    establish((stream, reads), own, (verified, rtt), charges)
-        .await
-        .map_err(|error| unreachable(error.to_string()))
+    establish((stream, reads), own, (verified, rtt), charges).await.map_err(|error| {
+        let failure = unreachable(error.to_string());
+        let is_rejection = is_rejection_of_us(&error);
+        if is_rejection { Failure { reason: Reason::PeerRejectedUs, ..failure } } else { failure }
+    })
 }
 
 /// Returns the addresses of a gateway that the filter admits.

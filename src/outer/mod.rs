@@ -96,9 +96,12 @@ impl Failure {
         Self { reason, detail }
     }
 
-    /// Returns true if the gateway could not be reached, or is another one.
+    /// Returns true if the gateway could not be reached, is another one, or rejected us.
     fn is_of_gateway(&self) -> bool {
-        matches!(self.reason, Reason::GatewayUnreachable | Reason::GatewayUntrusted)
+        matches!(
+            self.reason,
+            Reason::GatewayUnreachable | Reason::GatewayUntrusted | Reason::PeerRejectedUs
+        )
     }
 }
 

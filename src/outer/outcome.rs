@@ -33,7 +33,8 @@ pub const fn outcome_of(reason: Reason) -> Option<&'static str> {
         | Reason::ConnectTimeout
         | Reason::DialFailed
         | Reason::GatewayUnreachable
-        | Reason::GatewayUntrusted => DIAL_FAILED,
+        | Reason::GatewayUntrusted
+        | Reason::PeerRejectedUs => DIAL_FAILED,
         Reason::Overloaded
         | Reason::OverShare
         | Reason::TunnelLimit

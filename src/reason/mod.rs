@@ -79,6 +79,8 @@ labelled! {
         GatewayUnreachable = "gateway_unreachable",
         /// The certificate of a gateway of another network is not that of the expected gateway.
         GatewayUntrusted = "gateway_untrusted",
+        /// A gateway of another network rejected the certificate of this gateway, by a TLS alert.
+        PeerRejectedUs = "peer_rejected_us",
         /// A gateway of another network ended its connection or reset the stream by an error before
         /// it answered the CONNECT, which is not repeated.
         GatewayReset = "gateway_reset",
@@ -207,6 +209,7 @@ impl Reason {
             | Self::MemoryFull
             | Self::Loop
             | Self::GatewayLoop
+            | Self::PeerRejectedUs
             | Self::BuffersFull
             | Self::DrainDeadline
             | Self::IdleTimeout
@@ -227,6 +230,7 @@ impl Reason {
                 | Self::DialDenied
                 | Self::GatewayUnreachable
                 | Self::GatewayUntrusted
+                | Self::PeerRejectedUs
                 | Self::RemoteRejected
                 | Self::RemoteBusy
         ) || self.ejects_endpoint()
@@ -325,6 +329,7 @@ impl Reason {
             | Self::GatewayLoop
             | Self::GatewayUnreachable
             | Self::GatewayUntrusted
+            | Self::PeerRejectedUs
             | Self::GatewayReset
             | Self::RemoteUnavailable
             | Self::RemoteRejected

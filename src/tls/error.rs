@@ -61,11 +61,8 @@ pub enum TlsError {
         /// Refusal that a peer with this certificate would get.
         refusal: HandshakeRefusal,
     },
-    /// Peers with the gateway's own roots would refuse its certificate.
-    #[error(
-        "{file}: peers would refuse this certificate ({refusal}): {detail}; write the leaf, then \
-         each issuer below the roots of `identity`"
-    )]
+    /// Peers with the gateway's own roots and revocation lists would refuse its certificate.
+    #[error("{file}: peers would refuse this certificate ({refusal}): {detail}; {remedy}")]
     Refused {
         /// The file.
         file: PathBuf,
@@ -73,6 +70,8 @@ pub enum TlsError {
         refusal: HandshakeRefusal,
         /// Detail about this certificate.
         detail: String,
+        /// Remedy for the operator.
+        remedy: &'static str,
     },
     /// A root is not the certificate of an authority.
     #[error("{file}: the root {subject:?} is not a CA certificate; write the roots of the mesh")]

@@ -23,6 +23,8 @@ use super::issuers::Issuer;
 /// Certificate with its key, and the roots that came with it.
 #[derive(Debug)]
 pub struct IdentityMaterial {
+    /// Name of the source of the chain, such as its file.
+    pub(super) source: PathBuf,
     /// The leaf, then its intermediates.
     pub chain: Vec<CertificateDer<'static>>,
     /// The leaf's key.
@@ -46,7 +48,7 @@ pub struct IdentityMaterial {
 pub type Bundles = HashMap<Box<str>, Arc<RootCertStore>>;
 
 /// Trust in peers, in addition to the roots that come with the gateway's certificate.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct PeerTrust {
     /// The trust domains.
     pub domains: Vec<TrustedDomain>,
@@ -76,7 +78,7 @@ impl Default for PeerTrust {
 }
 
 /// Trust domain, with its own roots or the shared ones.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct TrustedDomain {
     /// The trust domain's name.
     pub name: String,
@@ -96,7 +98,20 @@ pub struct DomainRoots {
     certificates: Vec<CertificateDer<'static>>,
 }
 
+impl PartialEq for DomainRoots {
+    fn eq(&self, other: &Self) -> bool {
+        self.certificates == other.certificates
+    }
+}
+
 impl IdentityMaterial {
+    /// Returns whether both have the same certificates and the same key.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.chain == other.chain
+            && self.root_certificates == other.root_certificates
+            && self.key == other.key
+    }
+
     /// Loads and checks the files of an identity.
     ///
     /// # Errors
@@ -106,7 +121,7 @@ impl IdentityMaterial {
         let key = load_key(&files.key)?;
         let roots = certificates(&files.roots)?;
         let material = Self::new(&files.chain, chain, key, &files.roots, roots)?;
-        material.verified(&files.chain, SystemTime::now())
+        material.verified(SystemTime::now())
     }
 
     /// Parses material from PEM texts, for clients that keep certificates in memory.
@@ -139,6 +154,7 @@ impl IdentityMaterial {
     ) -> Result<Self, TlsError> {
         let identity = identity(file, &chain)?;
         Ok(Self {
+            source: file.to_owned(),
             valid_until: identity.not_after,
             identity,
             not_before: chain.first().map_or(SystemTime::UNIX_EPOCH, |leaf| not_before(leaf)),

@@ -39,7 +39,7 @@ pub use files::{Bundles, DomainRoots, IdentityMaterial, PeerTrust, TrustedDomain
 pub use identity::{Identity, leaf_identity};
 pub use inbound::{Chain, InboundTls, LostTrust, OutboundTls, ServerTls};
 pub use issuers::{Issuer, IssuerCounter};
-pub use verifier::{explain_error, refusal_for_error};
+pub use verifier::{explain_error, is_rejection_of_us, refusal_for_error};
 
 /// The only application protocol of HBONE listeners.
 pub const ALPN_H2: &[u8] = b"h2";

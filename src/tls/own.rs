@@ -1,6 +1,5 @@
-//! Verification of the gateway's own certificate, key and roots before they are used.
+//! Verification of the gateway's own certificate, key and roots, before and during their use.
 
-use std::path::Path;
 use std::time::SystemTime;
 
 use rustls::sign::CertifiedKey;
@@ -8,6 +7,9 @@ use webpki::KeyUsage;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
+use crate::reason::HandshakeRefusal;
+
+use super::crl::Crls;
 use super::error::TlsError;
 use super::files::IdentityMaterial;
 use super::path::RECEIVED_MAX;
@@ -18,32 +20,53 @@ use super::verifier::{explain_error, refusal_for_error, unix_time, verify_for};
 const RSA_BITS_MIN: usize = 2048;
 
 impl IdentityMaterial {
-    /// Verifies the certificate as peers with the same roots do, as client and as server, and that
-    /// the key is usable and belongs to it. `file` is the name of the chain.
+    /// Checks that the key is usable and belongs to the certificate, which [`Self::verify`]
+    /// verifies without revocation lists.
     ///
     /// # Errors
-    /// The refusal that a peer with this certificate would get, or the mistake in the key.
-    pub(super) fn verified(mut self, file: &Path, now: SystemTime) -> Result<Self, TlsError> {
-        let provider = provider();
+    /// The mistake in the key, or as [`Self::verify`].
+    pub(super) fn verified(mut self, now: SystemTime) -> Result<Self, TlsError> {
         self.check_key()?;
-        let refused = |error: rustls::Error| TlsError::Refused {
-            file: file.to_owned(),
-            refusal: refusal_for_error(&error),
-            detail: explain_error(&error),
+        self.valid_until = self.verify(None, now)?;
+        Ok(self)
+    }
+
+    /// Verifies the certificate as peers with the same roots and revocation lists do, as client and
+    /// as server. Returns the first expiry on its path. Lists that are stale or do not cover it are
+    /// no evidence against it.
+    ///
+    /// # Errors
+    /// The refusal that a peer with this certificate would get.
+    pub fn verify(&self, crls: Option<&Crls>, now: SystemTime) -> Result<SystemTime, TlsError> {
+        let provider = provider();
+        let refused = |refusal, detail| TlsError::Refused {
+            file: self.source.clone(),
+            refusal,
+            detail,
+            remedy: remedy(refusal),
         };
-        let (leaf, above) =
-            self.chain.split_first().ok_or_else(|| TlsError::NoCertificate(file.to_owned()))?;
+        let by_rustls = |error: rustls::Error| {
+            let detail = explain_error(&error);
+            let detail = detail.trim_start_matches("invalid peer certificate: ");
+            refused(refusal_for_error(&error), detail.to_owned())
+        };
+        let chain = self.chain.split_first();
+        let chain = chain.ok_or_else(|| TlsError::NoCertificate(self.source.clone()))?;
         let roots = self.roots_for_domain(&self.identity.trust_domain);
         let roots = roots.unwrap_or(&self.roots);
-        let mut end = self.valid_until;
+        let mut end = self.identity.not_after;
         for usage in [KeyUsage::client_auth(), KeyUsage::server_auth()] {
             let limits = (RECEIVED_MAX, usage);
-            let (path, _) = verify_for((leaf, above), roots, limits, &provider, unix_time(now))
-                .map_err(refused)?;
+            let (path, root) =
+                verify_for(chain, roots, limits, &provider, unix_time(now)).map_err(by_rustls)?;
+            let is_revoked =
+                |crls: &Crls| crls.revocation((path.certificates(), &root), &provider, now);
+            if let Some(detail) = crls.and_then(is_revoked) {
+                return Err(refused(HandshakeRefusal::Revoked, detail));
+            }
             end = path.not_after();
         }
-        self.valid_until = end;
-        Ok(self)
+        Ok(end)
     }
 
     fn check_key(&self) -> Result<(), TlsError> {
@@ -68,6 +91,16 @@ impl IdentityMaterial {
     }
 }
 
+/// Returns what the operator does about an own certificate that peers refuse.
+const fn remedy(refusal: HandshakeRefusal) -> &'static str {
+    match refusal {
+        HandshakeRefusal::Expired | HandshakeRefusal::Revoked => "have a new one issued",
+        HandshakeRefusal::NotYetValid => "compare it with this host's clock",
+        HandshakeRefusal::BadKeyUsage => "have one issued for client and server authentication",
+        _ => "write the leaf, then each issuer below the roots of `identity`",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -78,8 +111,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::config::IdentityFiles;
-    use crate::reason::HandshakeRefusal;
+    use crate::config::{Crl, CrlPolicy, IdentityFiles};
     use crate::tools::dev::{Authority, Leaf};
 
     const ID: &str = "spiffe://east.local/ns/a/sa/b";
@@ -168,6 +200,39 @@ mod tests {
         assert!(both.is_ok(), "one of two roots suffices");
         let roots = load(&good.chain_pem, &good.key_pem, &good.chain_pem);
         assert!(matches!(roots, Err(TlsError::NotARoot { .. })), "{roots:?}");
+    }
+
+    #[test]
+    fn only_a_list_that_names_a_certificate_of_the_chain_is_evidence_against_it() {
+        let authority = Authority::new().expect("a root");
+        let east = authority.intermediate("east").expect("an intermediate");
+        let [own, other] = [0, 1].map(|_| east.leaf(ID).expect("a leaf"));
+        let material = load(&own.chain_pem, &own.key_pem, &authority.root_pem());
+        let material = material.expect("an identity");
+        let now = SystemTime::now();
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("list");
+        for (list, want) in [
+            (authority.crl(&[], 1, now + HOUR), None),
+            (east.crl(&[&other.chain_pem], 1, now + HOUR), None),
+            (east.crl(&[], 1, now - HOUR), None),
+            (east.crl(&[&own.chain_pem], 1, now + HOUR), Some(HandshakeRefusal::Revoked)),
+            (east.crl(&[&own.chain_pem], 1, now - HOUR), Some(HandshakeRefusal::Revoked)),
+            (authority.crl(&[&east.pem()], 1, now + HOUR), Some(HandshakeRefusal::Revoked)),
+        ] {
+            std::fs::write(&file, list.expect("a list")).expect("a file");
+            let (on_stale, on_missing) = (CrlPolicy::Reject, CrlPolicy::Reject);
+            let crls = Crls::load(&Crl { files: vec![file.clone()], on_stale, on_missing });
+            let verified = material.verify(Some(&crls.expect("a list")), now);
+            let refused = verified.err().and_then(|error| match error {
+                TlsError::Refused { refusal, .. } => Some(refusal),
+                _ => None,
+            });
+            assert_eq!(refused, want);
+        }
+        let late = material.verify(None, material.valid_until + HOUR);
+        let late = late.expect_err("it has expired").to_string();
+        assert!(late.contains("(expired)") && late.contains("have a new one issued"), "{late}");
     }
 
     #[test]

@@ -7,11 +7,12 @@ Strait takes the proxy for istiod, so its certificate has istiod's name and a ro
 trusts. Each line of standard input becomes a mark in the recording; its end ends the recording.
 
 Headers are not recorded, except for the method, so that no token is. Of clusters, the name alone is
-kept. A message that looks as if it had a secret ends the recording.
+kept. A message that looks as if it had a secret, also one in hex or base64, ends the recording.
 """
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import re
 import ssl
@@ -25,6 +26,19 @@ import h2.events
 COLUMNS = 96
 CLUSTER = b"type.googleapis.com/envoy.config.cluster.v3.Cluster"
 SECRET = re.compile(rb"PRIVATE KEY|[Bb]earer |[Tt]oken|eyJ[\w-]{10,}\.|/(?:root|home|tmp|work)/")
+
+
+def find_secret(data):
+    """Returns a secret in bytes, as it is or written as hex or base64."""
+    views = [data]
+    for run in re.findall(rb"[0-9a-fA-F]{8,}", data):
+        views += [bytes.fromhex(run[at:][:(len(run) - at) // 2 * 2].decode()) for at in (0, 1)]
+    # Other letters can precede the start of an encoding.
+    for run in re.findall(rb"[\w+/-]{8,}", data.translate(bytes.maketrans(b"-_", b"+/"))):
+        for part in (run[at:] for at in range(4)):
+            part = part[:len(part) - (len(part) % 4 == 1)]
+            views.append(base64.b64decode(part + b"=" * (-len(part) % 4)))
+    return next(filter(None, map(SECRET.search, views)), None)
 
 
 # ---------------------------------------------------------------- messages as text
@@ -147,8 +161,8 @@ class Recording:
         for line in about:
             self.file.write(f"# {line}\n")
 
-    def line(self, text):
-        if found := SECRET.search(text.encode()):
+    def line(self, text, message=b""):
+        if found := find_secret(text.encode()) or find_secret(message):
             sys.exit(f"the recording would have a secret or a path: {found[0]}")
         elapsed = round((time.monotonic() - self.began) * 1000)
         self.file.write(f"{elapsed} {text}\n")
@@ -226,7 +240,7 @@ class Pair:
             for message in messages(here, stream, event.data):
                 if not is_strait:
                     message = without_bodies(message)
-                self.recording.line(f"{'>' if is_strait else '<'} {call} {shown(message)}")
+                self.recording.line(f"{'>' if is_strait else '<'} {call} {shown(message)}", message)
         elif isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
             end = event.stream_ended is not None
             there.queues[other].append(("headers", event.headers, end))

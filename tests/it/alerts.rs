@@ -12,15 +12,15 @@ use tokio::process::Command;
 use crate::peers;
 use crate::reload::reloads;
 use crate::support::{
-    ECHO, Endpoint, Gateway, Net, Settings, echoes, identities, replace, run, until,
+    ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, echoes, identities, replace, run, until,
 };
 
 /// promtool, as `make promtool` unpacks it.
 const PROMTOOL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/.promtool/usr/bin/promtool");
 const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/prometheus/alerts.yaml");
 const FIRING: &str = "group by (alertname) (ALERTS{alertstate=\"firing\"})";
-/// Series of a leaf certificate.
-const LEAF: &str = "strait_certificate_expiry_seconds{identity=\"a\",kind=\"leaf\"}";
+/// Series of a revocation list.
+const CRL: &str = "strait_certificate_expiry_seconds{identity=\"a\",kind=\"crl\"}";
 
 /// Values by series, one a minute. Values that are times count from the first minute.
 type History = BTreeMap<String, Vec<f64>>;
@@ -161,20 +161,82 @@ fn the_alert_about_a_control_plane_fires_only_where_one_is_configured() {
 }
 
 #[test]
-fn a_certificate_that_is_renewed_in_time_raises_no_alert_and_another_one_does() {
+fn failures_for_several_reasons_are_summed_and_those_of_peers_do_not_count() {
     run(async {
-        let test = "a_certificate_that_is_renewed_in_time_raises_no_alert_and_another_one_does";
+        let test = "failures_for_several_reasons_are_summed_and_those_of_peers_do_not_count";
         if !peers::exists(PROMTOOL, test, "type `make promtool`") {
             return;
         }
+        let alert = ("{alertname=\"StraitTunnelsFail\"}", 1.0);
+        for (failures, firing) in [
+            // Of 1,000 tunnels a minute.
+            (&[("dial_timeout", 30), ("remote_unavailable", 15), ("panic", 10)][..], true),
+            (&[("dial_timeout", 30), ("not_for_peer", 200), ("idle_timeout", 200)], false),
+        ] {
+            let failed: u32 = failures.iter().map(|(_, count)| count).sum();
+            let all = failures.iter().copied().chain([("completed", 1000 - failed)]);
+            let series = all.map(|(reason, count)| {
+                let series = format!(
+                    "strait_tunnels_total{{job=\"strait\",instance=\"a\",reason=\"{reason}\"}}"
+                );
+                (series, (0..=20).map(|minute| f64::from(minute * count)).collect())
+            });
+            let expected = if firing { &[alert][..] } else { &[] };
+            promtool(&series.collect(), &[(3, FIRING, &[]), (20, FIRING, expected)]).await;
+        }
+    });
+}
+
+#[test]
+fn a_certificate_in_its_last_quarter_raises_an_alert_until_it_is_renewed() {
+    run(async {
+        let test = "a_certificate_in_its_last_quarter_raises_an_alert_until_it_is_renewed";
+        if !peers::exists(PROMTOOL, test, "type `make promtool`") {
+            return;
+        }
+        let settings = Settings::new(Net::new(), identities());
+        let late = identities().east.leaf_with(|params| {
+            let (uri, now) = (GATEWAY.try_into().expect("a URI"), time::OffsetDateTime::now_utc());
+            params.subject_alt_names = vec![rcgen::SanType::URI(uri)];
+            params.not_before = now - time::Duration::days(300);
+            params.not_after = now + time::Duration::days(65);
+        });
+        let late = late.expect("a leaf");
+        let mut gateway = Gateway::spawn(&settings, |folder| {
+            std::fs::write(folder.join("gateway.key"), &late.key_pem).expect("a key");
+            std::fs::write(folder.join("gateway.crt"), &late.chain_pem).expect("a chain");
+        });
+        gateway.ready().await;
+        let mut history = History::new();
+        record(&mut history, &gateway, 10).await;
+        let leaf = identities().leaf(GATEWAY);
+        replace(&gateway.file("gateway.key"), &leaf.key_pem);
+        replace(&gateway.file("gateway.crt"), &leaf.chain_pem);
+        let problem = async || gateway.metric("strait_certificate_renewal_problem").await;
+        until("the renewal", problem, |&problem| problem < 0.5).await;
+        reloads(&gateway, "certificates", "ok", 1.0).await;
+        record(&mut history, &gateway, 10).await;
         let alert = ("{alertname=\"StraitCertificateExpires\"}", 1.0);
+        promtool(&history, &[(5, FIRING, &[alert]), (15, FIRING, &[])]).await;
+    });
+}
+
+#[test]
+fn a_revocation_list_that_is_replaced_in_time_raises_no_alert_and_another_one_does() {
+    run(async {
+        let test =
+            "a_revocation_list_that_is_replaced_in_time_raises_no_alert_and_another_one_does";
+        if !peers::exists(PROMTOOL, test, "type `make promtool`") {
+            return;
+        }
+        let alert = ("{alertname=\"StraitCrlExpires\"}", 1.0);
         for lifetime in [60, 24 * 60] {
             // Renewed four times at half of its lifetime in minutes, and then no more.
             let expiry =
                 |minute: usize| (minute / (lifetime / 2)).min(3) * (lifetime / 2) + lifetime;
             let last = expiry(usize::MAX);
             let values = (0..=last).map(|minute| 60.0 * expiry(minute) as f64);
-            let history = History::from([(LEAF.to_owned(), values.collect())]);
+            let history = History::from([(CRL.to_owned(), values.collect())]);
             let healthy = (0..last - lifetime / 2).step_by(lifetime / 6);
             let healthy = healthy.map(|minute| (minute, FIRING, &[][..]));
             let late = [(last - lifetime / 5, FIRING, &[alert][..])];

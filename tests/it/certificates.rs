@@ -255,7 +255,7 @@ fn a_certificate_that_ends_takes_readiness_with_it_until_there_is_a_new_one() {
         let mut gateway = of_istio(net);
         gateway.ready().await;
         serving.stop().await;
-        gateway.logged("own certificate has expired").await;
+        gateway.logged("peers would refuse the certificate in force").await;
         let (status, pending) = gateway.readiness().await;
         assert_eq!(status, 500);
         assert!(pending.contains("certificates"), "{pending}");
@@ -378,7 +378,7 @@ fn a_file_that_hangs_holds_up_neither_renewal_nor_the_end_of_a_certificate() {
         istiod.ca.lives(ENDING.0, ENDING.1);
         until("a new one", async || shown(&gateway).await, |shown| *shown != first).await;
         serving.stop().await;
-        gateway.logged("own certificate has expired").await;
+        gateway.logged("peers would refuse the certificate in force").await;
         let (status, pending) = gateway.readiness().await;
         assert!(status == 500 && pending.contains("certificates"), "{pending}");
         let failed = gateway.metric("strait_reload_total{what=\"mesh\",result=\"error\"}");

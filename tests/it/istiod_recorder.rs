@@ -10,13 +10,14 @@ use strait::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
+use tokio::time::timeout;
 
 use crate::istio;
 use crate::istiod_recordings::recording::{Kind, read};
 use crate::peers::{PYTHON, exists};
 use crate::support::istiod::{Istiod, NAME, TOKEN};
 use crate::support::wds::{SERVICE, bytes, changed, service};
-use crate::support::{Net, Settings, identities, run, until};
+use crate::support::{DEADLINE, Net, Settings, identities, run, until};
 
 const RECORD_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/istiod/record.py");
 
@@ -49,6 +50,35 @@ fn spawn_recorder(folder: &Path, listen: SocketAddr, istiod: SocketAddr) -> Chil
         .kill_on_drop(true)
         .spawn()
         .expect("Python")
+}
+
+#[test]
+fn a_secret_written_as_hex_or_base64_ends_the_recording() {
+    let test = "a_secret_written_as_hex_or_base64_ends_the_recording";
+    run(async {
+        if !exists(PYTHON, test, "type `make strict-client`") {
+            return;
+        }
+        let net = Net::new();
+        let folder = tempfile::tempdir().expect("a folder");
+        write_certificates(folder.path());
+        // `PRIVATE KEY` and `Bearer `, at different offsets.
+        for (host, mark) in [
+            (2, "harmless 0a580165fd9600000000000000000000000ee8d9"),
+            (3, "x50524956415445204b4559"),
+            (4, "UFJJVkFURSBLRVk="),
+            (5, "/eEJlYXJlciA"),
+            (6, "eHhCZWFyZXIg"),
+        ] {
+            let (listen, istiod) = (net.address(host, 15012), net.address(host, 15013));
+            let mut recorder = spawn_recorder(folder.path(), listen, istiod);
+            let mut marks = recorder.stdin.take().expect("a pipe");
+            marks.write_all(format!("{mark}\n").as_bytes()).await.expect("a mark");
+            drop(marks);
+            let ended = timeout(DEADLINE, recorder.wait()).await.expect("in time");
+            assert_eq!(ended.expect("an end").success(), host == 2, "{mark}");
+        }
+    });
 }
 
 #[test]

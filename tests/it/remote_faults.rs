@@ -56,6 +56,8 @@ enum Fault {
     Issuer,
     /// The certificate has expired.
     Expired,
+    /// The certificate of the peer is rejected.
+    RejectsUs,
     /// 503 with this outcome.
     Reject(Option<&'static str>),
     /// 503 with this outcome for [`ECHO`] alone.
@@ -81,9 +83,10 @@ struct Shared {
 impl Remote {
     /// Starts one gateway, or several alike at the first hosts of `net`.
     async fn start(net: Net, fault: Fault, count: u8) -> Self {
-        let east = TrustedDomain { name: "east.local".into(), issuers: None, roots: None };
+        let name = if fault == Fault::RejectsUs { "south.local" } else { "east.local" };
+        let trusted = TrustedDomain { name: name.into(), issuers: None, roots: None };
         let material = identities().material(&leaf(fault));
-        let config = tls::endpoint_server_config(&material, vec![east]);
+        let config = tls::endpoint_server_config(&material, vec![trusted]);
         let acceptor = TlsAcceptor::from(config.expect("a configuration"));
         let mut tasks = JoinSet::new();
         let shared = Arc::<Shared>::default();
@@ -124,8 +127,12 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, fault: Fault, shar
             if shared.is_silent.load(Ordering::SeqCst) {
                 std::future::pending::<()>().await;
             }
-            if let Ok(stream) = acceptor.accept(stream).await {
-                serve(stream, fault, &shared).await;
+            match acceptor.accept(stream).into_fallible().await {
+                Ok(stream) => serve(stream, fault, &shared).await,
+                // An end with unread bytes would be a reset, which can overtake the alert.
+                Err((_, mut stream)) => {
+                    let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+                }
             }
         });
     }
@@ -441,6 +448,12 @@ fn a_gateway_with_the_issuer_of_another_cluster_is_untrusted() {
 #[test]
 fn a_gateway_with_an_expired_certificate_is_untrusted() {
     run(check(Fault::Expired, "gateway_untrusted", "expired"));
+}
+
+#[test]
+fn a_gateway_that_rejects_our_certificate_is_a_reason_of_its_own() {
+    let text = "received fatal alert: CertificateUnknown";
+    run(check(Fault::RejectsUs, "peer_rejected_us", text));
 }
 
 #[test]

@@ -9,11 +9,11 @@ use strait::tls;
 use strait::tools::dev::{Authority, Issuer, Leaf};
 use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{Duration, Instant};
+use tokio::time::{Duration, Instant, timeout};
 
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, echoes, pod,
-    replace, run, until,
+    process::strait, replace, run, until,
 };
 
 /// Promised limit of two seconds after a change, and one more for a loaded machine.
@@ -346,6 +346,91 @@ fn review_16_a_stale_list_is_shown_and_refused_or_accepted_as_configured() {
         edit(&gateway, "[crl.pem]", "[crl.pem], on_stale: accept");
         let served = async || serves(&gateway, &tls).await;
         until("a tunnel", served, |&served| served).await;
+    });
+}
+
+#[test]
+fn the_own_certificate_in_a_new_list_ends_readiness_until_it_is_replaced() {
+    run(async {
+        let world = World::new();
+        let lists = world.lists(1, &[], &[]);
+        let crl = "files: [crl.pem], on_missing: accept";
+        let (gateway, _endpoint) = world.gateway_with(crl, &lists).await;
+        let read = |name: &str| std::fs::read_to_string(gateway.file(name)).expect("a file");
+        let own = Leaf { chain_pem: read("gateway.crt"), key_pem: read("gateway.key") };
+        let problem = async || gateway.metric("strait_certificate_renewal_problem").await;
+        assert!(problem().await < 0.5);
+        let tls = world.client(&world.identities.leaf(CLIENT));
+        let (_client, mut open) = connect(&gateway, &tls).await;
+
+        let of_east = world.identities.east.crl(&[&own.chain_pem], 1, hours(24));
+        replace(&gateway.file("crl.pem"), &(lists + &of_east.expect("a list")));
+        gateway.logged("peers would refuse the certificate in force").await;
+        let (status, pending) = gateway.readiness().await;
+        assert!(status == 500 && pending.contains("certificates"), "{pending}");
+        let (_, page, _) = gateway.run_command(&["status"]).await;
+        let why = "peers would refuse this certificate (revoked): the certificate with serial";
+        assert!(page.contains(why), "{page}");
+        assert!(problem().await > 0.5);
+        // The lists of peers decide, not those of this gateway.
+        echoes(&mut open).await;
+        assert!(serves(&gateway, &tls).await);
+
+        let config = gateway.file("strait.yaml");
+        let checked = strait().arg("check").arg("-c").arg(&config).kill_on_drop(true).output();
+        let checked = timeout(10 * DEADLINE, checked).await.expect("an end").expect("its output");
+        let text = String::from_utf8_lossy(&checked.stderr);
+        assert!(!checked.status.success() && text.contains(why), "{text}");
+
+        let write = |leaf: &Leaf| {
+            replace(&gateway.file("gateway.key"), &leaf.key_pem);
+            replace(&gateway.file("gateway.crt"), &leaf.chain_pem);
+        };
+        write(&world.identities.leaf(GATEWAY));
+        until("no problem", problem, |&problem| problem < 0.5).await;
+        write(&own);
+        let page = async || gateway.run_command(&["status"]).await.1;
+        until("the refusal", page, |page| page.contains(why)).await;
+        assert_eq!(gateway.readiness().await.0, 200, "the last good one is in force");
+    });
+}
+
+#[test]
+fn a_revocation_list_applies_whatever_is_wrong_with_the_own_certificate() {
+    run(async {
+        let world = World::new();
+        let bad = world.identities.leaf(CLIENT);
+        let (gateway, _endpoint) =
+            world.gateway_with("files: [crl.pem]", &world.lists(1, &[], &[])).await;
+        let (_client, mut lost) = connect(&gateway, &world.client(&bad)).await;
+        replace(&gateway.file("gateway.crt"), "no certificate");
+        gateway.logged("gateway.crt: contains no certificate").await;
+        replace(&gateway.file("crl.pem"), &world.lists(2, &[], &[&bad.chain_pem]));
+        assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
+        refused(&gateway, &world.client(&bad), "revoked").await;
+    });
+}
+
+#[test]
+fn a_new_certificate_is_used_while_a_file_of_trust_is_bad() {
+    run(async {
+        let world = World::new();
+        let lists = world.lists(1, &[], &[]);
+        let (gateway, _endpoint) = world.gateway_with("files: [crl.pem]", &lists).await;
+        let (_, before) = gateway.http(15000, "GET", "/status?format=json").await;
+        replace(&gateway.file("crl.pem"), "no list");
+        gateway.logged("cannot be used as a CRL").await;
+        let leaf = world.identities.leaf(GATEWAY);
+        replace(&gateway.file("gateway.key"), &leaf.key_pem);
+        replace(&gateway.file("gateway.crt"), &leaf.chain_pem);
+        let serial = |page: &str| {
+            let at = page.find("\"serial\"").expect("a serial number");
+            page[at..].lines().next().unwrap_or_default().to_owned()
+        };
+        let page = async || gateway.http(15000, "GET", "/status?format=json").await.1;
+        until("the new one", page, |page| serial(page) != serial(&before)).await;
+        let tls = world.client(&world.identities.leaf(CLIENT));
+        assert!(serves(&gateway, &tls).await, "the last lists are in force");
     });
 }
 

@@ -4,6 +4,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{
+    GeneralPurpose, GeneralPurposeConfig, STANDARD_NO_PAD, URL_SAFE,
+};
+
 const FILE_BYTES_MAX: usize = 1024 * 1024;
 
 /// Split into two halves, like every other literal of it in code that searches for keys.
@@ -18,6 +25,9 @@ const RECORDINGS: &str = "tests/corpus/istiod/";
 /// Texts of credentials and of the machine that recorded, in lower case.
 const SECRETS: &[&str] =
     &["bearer", "authorization:", "token", "/home/", "/root/", "/tmp/", "/work"];
+
+/// Lower bound of a run of hex or base64 that is decoded: `/root/` has 8 characters in base64.
+const CODED_CHARS_MIN: usize = 8;
 
 /// Start of a JWT: `{"` in base64url.
 const JWT: &str = "eyJ";
@@ -61,8 +71,43 @@ fn check_key(path: &str, content: &[u8]) -> Option<String> {
     has_key.then(|| format!("{path}: holds a private key; make it when the test runs (tools::dev)"))
 }
 
-/// Checks a recording for credentials.
+/// Returns the bytes that runs of hex and base64 in a text encode. Other letters can precede the
+/// start of an encoding.
+fn decoded(text: &str) -> Vec<Vec<u8>> {
+    let runs = |is_part: fn(char) -> bool| {
+        let runs = text.split(move |c| !is_part(c));
+        runs.filter(|run| run.len() >= CODED_CHARS_MIN)
+    };
+    let hex = runs(|c| c.is_ascii_hexdigit()).flat_map(|run| {
+        (0..2).map(|at| {
+            let pairs = run.as_bytes()[at..].chunks_exact(2);
+            let digit = |digit: u8| char::from(digit).to_digit(16).unwrap_or_default();
+            let byte = |pair: &[u8]| u8::try_from(16 * digit(pair[0]) + digit(pair[1]));
+            pairs.map(|pair| byte(pair).unwrap_or_default()).collect()
+        })
+    });
+    let config = GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true);
+    let engine = GeneralPurpose::new(
+        &STANDARD,
+        config.with_decode_padding_mode(DecodePaddingMode::Indifferent),
+    );
+    let base64 = runs(|c| c.is_ascii_alphanumeric() || "+/-_".contains(c)).flat_map(|run| {
+        let run = run.replace('-', "+").replace('_', "/");
+        let parts = (0..4).map(|at| &run[at..run.len() - usize::from((run.len() - at) % 4 == 1)]);
+        parts.filter_map(|part| engine.decode(part).ok()).collect::<Vec<_>>()
+    });
+    hex.chain(base64).collect()
+}
+
+/// Checks a recording for credentials, as they are or written as hex or base64.
 fn check_recording(path: &str, content: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(content);
+    let mut views = vec![content.to_vec()];
+    views.extend(decoded(&text));
+    views.iter().find_map(|view| check_view(path, view))
+}
+
+fn check_view(path: &str, content: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(content);
     let lower = text.to_lowercase();
     let secret = SECRETS.iter().find(|secret| lower.contains(**secret));
@@ -87,6 +132,10 @@ fn no_recording_of_a_control_plane_has_a_secret() {
     assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
 }
 
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[test]
 fn a_secret_in_a_recording_is_caught() {
     let jwt = "eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.eyJpc3MiOiJrdWJlIn0.c2ln";
@@ -96,6 +145,12 @@ fn a_secret_in_a_recording_is_caught() {
         "Bearer x".to_owned(),
         format!("-----BEGIN EC {KEY_HEADER}"),
         "8: \"/home/somebody/strait\"".to_owned(),
+        format!("2: x0a580165{}", hex(b"Bearer x")),
+        format!("2: xa{}", hex(jwt.as_bytes()).to_uppercase()),
+        format!("key: {}", STANDARD_NO_PAD.encode(format!("-----BEGIN {KEY_HEADER}"))),
+        format!("key: {}", STANDARD_NO_PAD.encode(format!("x-----BEGIN {KEY_HEADER}"))),
+        format!("key: /a{}", STANDARD_NO_PAD.encode("xxauthorization: Basic eA==")),
+        format!("key: {}", URL_SAFE.encode(format!("\u{fb}\u{ff}token {jwt}"))),
     ] {
         assert!(check_recording("a", text.as_bytes()).is_some(), "{text}");
     }

@@ -123,6 +123,8 @@ metrics! {
             "Expiry time of the first certificate of each kind (Unix time)";
         certificate_failing: Gauge = "strait_certificate_failing",
             "Whether the last attempt to get or load a new certificate failed";
+        renewal_problem: Gauge = "strait_certificate_renewal_problem",
+            "Whether the own certificate is unusable, or should have been renewed";
         untrusted: Counters<1> = "strait_connections_untrusted",
             "Open connections whose peer's certificate lost trust, by reason";
         crls: Family<Labels<1>, Gauge> = "strait_crls",
@@ -356,6 +358,11 @@ impl Metrics {
     /// Exports whether the last attempt to get or load a new certificate failed.
     pub fn set_certificate_failing(&self, is_failing: bool) {
         self.certificate_failing.set(is_failing.into());
+    }
+
+    /// Exports whether the own certificate is unusable, or should have been renewed.
+    pub fn set_renewal_problem(&self, has_problem: bool) {
+        self.renewal_problem.set(has_problem.into());
     }
 
     /// Sets the expiry time of the first certificate of each kind, for this identity only.

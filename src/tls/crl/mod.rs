@@ -69,11 +69,20 @@ struct Scope {
     der: Vec<u8>,
     only_leaves: bool,
     only_authorities: bool,
-    uris: Vec<String>,
+    /// URIs of its distribution point, if it has one.
+    uris: Option<Vec<String>>,
+}
+
+impl PartialEq for Crls {
+    fn eq(&self, other: &Self) -> bool {
+        let lists = self.lists.iter().map(|list| &list.signed);
+        lists.eq(other.lists.iter().map(|list| &list.signed))
+            && (self.on_stale, self.on_missing) == (other.on_stale, other.on_missing)
+    }
 }
 
 /// Parts of a list that its signature is verified with.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 struct Signed {
     message: Vec<u8>,
     algorithm: Vec<u8>,
@@ -137,16 +146,22 @@ impl Scope {
             der: extension.value.to_vec(),
             only_leaves: point.only_contains_user_certs,
             only_authorities: point.only_contains_ca_certs,
-            uris: uris(point.distribution_point.as_ref()).map(ToOwned::to_owned).collect(),
+            uris: point
+                .distribution_point
+                .as_ref()
+                .map(|point| uris(Some(point)).map(ToOwned::to_owned).collect()),
         })
     }
 
-    /// Returns whether the scope includes a certificate: by its role, and by one of its
-    /// distribution points if it has any (RFC 5280 section 6.3.3).
+    /// Returns whether the scope includes a certificate: by its role, and, if both have distribution
+    /// points, by a common one (RFC 5280 section 6.3.3).
     fn covers(&self, certificate: &X509Certificate<'_>, is_leaf: bool) -> bool {
         if is_leaf && self.only_authorities || !is_leaf && self.only_leaves {
             return false;
         }
+        let Some(own) = &self.uris else {
+            return true;
+        };
         let parsed = certificate.extensions().iter();
         let mut points = parsed.filter_map(|extension| match extension.parsed_extension() {
             ParsedExtension::CRLDistributionPoints(points) => Some(&points.points),
@@ -157,7 +172,7 @@ impl Scope {
             let direct = direct.filter(|one| one.crl_issuer.is_none() && one.reasons.is_none());
             direct
                 .flat_map(|one| uris(one.distribution_point.as_ref()))
-                .any(|uri| self.uris.iter().any(|own| own == uri))
+                .any(|uri| own.iter().any(|own| own == uri))
         })
     }
 }
@@ -266,33 +281,44 @@ impl Crls {
         provider: &CryptoProvider,
         now: SystemTime,
     ) -> Result<(), (HandshakeRefusal, String)> {
-        for (index, der) in path.iter().enumerate() {
-            let issuer = PathIssuer::of(path, index, root);
-            let parsed = X509Certificate::from_der(der).ok();
-            let Some(((_, certificate), issuer)) = parsed.zip(issuer) else {
-                let refusal = HandshakeRefusal::BadEncoding;
-                return Err((refusal, refusal.description().to_owned()));
-            };
-            self.check_certificate((&certificate, index == 0), &issuer, provider, now)?;
-        }
-        Ok(())
+        (0..path.len()).try_for_each(|index| self.check_at(index, (path, root), provider, now))
     }
 
-    /// Searches every list whose issuer and key match and whose scope covers the certificate.
-    fn check_certificate(
+    /// Returns the certificate of a verified path below `root` that is in a list, with the list.
+    pub(super) fn revocation(
         &self,
-        (certificate, is_leaf): (&X509Certificate<'_>, bool),
-        issuer: &PathIssuer,
+        verified: (&[CertificateDer<'_>], &TrustAnchor<'_>),
+        provider: &CryptoProvider,
+        now: SystemTime,
+    ) -> Option<String> {
+        (0..verified.0.len()).find_map(|index| {
+            let checked = self.check_at(index, verified, provider, now);
+            let (refusal, detail) = checked.err()?;
+            (refusal == HandshakeRefusal::Revoked).then_some(detail)
+        })
+    }
+
+    /// Searches every list whose issuer and key match and whose scope covers the certificate at
+    /// this index of the path.
+    fn check_at(
+        &self,
+        index: usize,
+        (path, root): (&[CertificateDer<'_>], &TrustAnchor<'_>),
         provider: &CryptoProvider,
         now: SystemTime,
     ) -> Result<(), (HandshakeRefusal, String)> {
+        let parsed = path.get(index).and_then(|der| X509Certificate::from_der(der).ok());
+        let Some(((_, certificate), issuer)) = parsed.zip(PathIssuer::of(path, index, root)) else {
+            let refusal = HandshakeRefusal::BadEncoding;
+            return Err((refusal, refusal.description().to_owned()));
+        };
         let named = authority_key(certificate.extensions());
         let (mut is_covered, mut stale, mut unusable) = (false, None, None);
         let lists = self.lists.iter();
         let lists = lists.filter(|list| list.issuer == certificate.issuer().as_raw());
         for list in lists {
             if let Some(scope) = &list.scope
-                && !scope.covers(certificate, is_leaf)
+                && !scope.covers(&certificate, index == 0)
             {
                 continue;
             }

@@ -70,6 +70,26 @@ fn what_is_no_list_is_refused_with_its_file_and_absence_only_where_that_is_stric
 }
 
 #[test]
+fn a_scope_by_role_alone_covers_certificates_of_any_distribution_point() {
+    // issuingDistributionPoint, critical, with onlyContainsUserCerts and no distributionPoint.
+    let extension = [
+        0x30, 0x0f, 0x06, 0x03, 0x55, 0x1d, 0x1c, 0x01, 0x01, 0xff, 0x04, 0x05, 0x30, 0x03, 0x81,
+        0x01, 0xff,
+    ];
+    let (_, extension) = X509Extension::from_der(&extension).expect("an extension");
+    let scope = Scope::new(&extension).expect("a scope");
+    let authority = Authority::new().expect("a root");
+    let leaf = authority.intermediate("west").expect("an intermediate").leaf_with(|params| {
+        let uris = vec!["http://crl.example/1".to_owned()];
+        params.crl_distribution_points = vec![rcgen::CrlDistributionPoint { uris }];
+    });
+    let leaf = CertificateDer::from_pem_slice(leaf.expect("a leaf").chain_pem.as_bytes());
+    let leaf = leaf.expect("a certificate");
+    let (_, leaf) = X509Certificate::from_der(&leaf).expect("a certificate");
+    assert!(scope.covers(&leaf, true) && !scope.covers(&leaf, false));
+}
+
+#[test]
 fn a_newer_list_replaces_an_older_one_of_the_same_key_and_scope() {
     let authority = Authority::new().expect("a root");
     let twins = [0, 1].map(|_| authority.intermediate("west").expect("an intermediate"));

@@ -139,32 +139,36 @@ pub fn refusal_for_error(error: &Error) -> HandshakeRefusal {
         Error::PeerMisbehaved(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme) => {
             HandshakeRefusal::BadSignature
         }
-        Error::AlertReceived(alert) if is_about_certificate(*alert) => {
+        Error::AlertReceived(alert) if CERTIFICATE_ALERTS.contains(alert) => {
             HandshakeRefusal::PeerRejectedUs
         }
         _ => HandshakeRefusal::Other,
     }
 }
 
-/// Returns whether a peer sends an alert because of our certificate (RFC 8446 section 6.2). TLS
-/// libraries send access_denied for an identity that they do not expect, and decrypt_error for a
-/// signature.
-const fn is_about_certificate(alert: AlertDescription) -> bool {
-    matches!(
-        alert,
-        AlertDescription::BadCertificate
-            | AlertDescription::UnsupportedCertificate
-            | AlertDescription::CertificateRevoked
-            | AlertDescription::CertificateExpired
-            | AlertDescription::CertificateUnknown
-            | AlertDescription::CertificateUnobtainable
-            | AlertDescription::BadCertificateStatusResponse
-            | AlertDescription::BadCertificateHashValue
-            | AlertDescription::CertificateRequired
-            | AlertDescription::UnknownCA
-            | AlertDescription::AccessDenied
-            | AlertDescription::DecryptError
-    )
+/// Alerts that a peer sends because of our certificate (RFC 8446 section 6.2). TLS libraries send
+/// access_denied for an identity that they do not expect, and decrypt_error for a signature.
+const CERTIFICATE_ALERTS: [AlertDescription; 12] = [
+    AlertDescription::BadCertificate,
+    AlertDescription::UnsupportedCertificate,
+    AlertDescription::CertificateRevoked,
+    AlertDescription::CertificateExpired,
+    AlertDescription::CertificateUnknown,
+    AlertDescription::CertificateUnobtainable,
+    AlertDescription::BadCertificateStatusResponse,
+    AlertDescription::BadCertificateHashValue,
+    AlertDescription::CertificateRequired,
+    AlertDescription::UnknownCA,
+    AlertDescription::AccessDenied,
+    AlertDescription::DecryptError,
+];
+
+/// Returns whether a server has rejected our certificate. With TLS 1.3 its alert follows the
+/// handshake, as an error of HTTP/2, which keeps only the text of rustls.
+pub fn is_rejection_of_us(error: &h2::Error) -> bool {
+    let text = error.get_io().map(ToString::to_string);
+    let alerts = CERTIFICATE_ALERTS.into_iter().map(Error::AlertReceived);
+    text.is_some_and(|text| alerts.into_iter().any(|alert| alert.to_string() == text))
 }
 
 fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {

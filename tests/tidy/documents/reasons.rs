@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use strait::reason::{HandshakeRefusal, Reason};
+use strait::reason::{Fault, HandshakeRefusal, Reason};
 
 use super::markdown::top;
 use super::page::{assert_generated, table};
@@ -74,6 +74,31 @@ fn the_page_of_reasons_lists_every_reason_of_a_tunnel() {
         ["reason", "meaning", "fault", "answer", "alert", "reset", "flags", "level", "retry"];
     let rows: Vec<_> = Reason::ALL.into_iter().map(row).collect();
     assert_generated(PAGE, "tunnels", &table(&head, &rows));
+}
+
+#[test]
+fn the_alert_about_tunnels_counts_what_is_the_fault_of_endpoints_or_of_the_gateway() {
+    let configured = [
+        Reason::DropOverload,
+        Reason::DrainDeadline,
+        Reason::IdleTimeout,
+        Reason::MaxDuration,
+        Reason::Revoked,
+    ];
+    let rules = fs::read_to_string(top().join("deploy/prometheus/alerts.yaml")).unwrap();
+    let patterns = rules.split("strait_tunnels_total{reason=~\"").skip(1);
+    let patterns: Vec<_> = patterns.flat_map(|part| part.split('"').next()).collect();
+    let counts = |reason: Reason| {
+        let mut alternatives = patterns.iter().flat_map(|pattern| pattern.split('|'));
+        alternatives.any(|one| match one.strip_suffix(".*") {
+            Some(prefix) => reason.label().starts_with(prefix),
+            None => reason.label() == one,
+        })
+    };
+    for reason in Reason::ALL {
+        let is_fault = matches!(reason.blame(), Fault::Upstream | Fault::Gateway);
+        assert_eq!(counts(reason), is_fault && !configured.contains(&reason), "{reason}");
+    }
 }
 
 #[test]
