@@ -31,14 +31,15 @@ use serde::Deserialize;
 
 use crate::config::Config;
 use crate::lifecycle::{Lifecycle, Phase};
+use crate::limits::OwnedPool;
 use crate::snapshot::{EndpointSet, Publisher, Reader};
-use crate::status::{DescriptorUsage, RemoteGatewayStatus, Status};
+use crate::status::{RemoteGatewayStatus, Status};
 use crate::telemetry::{LogHandle, Metrics};
 
 use scrape::Scrapes;
 
 pub use explain::ExplainHandler;
-pub use rows::{HOLDERS_SHOWN, IssuerRow, ListenerRow, ListenerState};
+pub use rows::{IssuerRow, ListenerRow, ListenerState};
 pub use server::{Limits, serve};
 
 /// Function that returns state of the running gateway.
@@ -66,8 +67,8 @@ pub struct AdminState {
     pub config: Arc<ArcSwap<Config>>,
     /// Deny list of addresses.
     pub deny_list: DenyLookup,
-    /// Usage of the data path's descriptors, with at most [`HOLDERS_SHOWN`] holders.
-    pub holders: Source<DescriptorUsage>,
+    /// Pools of the resources that sources share.
+    pub pools: Source<Vec<OwnedPool>>,
     /// Issuers of peers' certificates.
     pub issuers: Source<Vec<IssuerRow>>,
     /// Gateways of other networks.

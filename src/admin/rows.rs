@@ -6,9 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Listener;
 
-/// Maximum number of holders of descriptors on the page.
-pub const HOLDERS_SHOWN: usize = 10;
-
 /// Listener of the running gateway.
 #[derive(Clone, Debug, Serialize)]
 pub struct ListenerRow {

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use axum::Router;
 use tracing::error;
 
-use crate::admin::{self, AdminState, HOLDERS_SHOWN, IssuerRow, Limits, Source};
+use crate::admin::{self, AdminState, IssuerRow, Limits, Source};
 use crate::config::Config;
+use crate::datapath::limits::admission::Admission;
 use crate::datapath::{DataPath, accept};
 use crate::lifecycle::Lifecycle;
-use crate::responder;
+use crate::limits::OwnedPool;
+use crate::responder::{self, Responder};
 use crate::snapshot::EndpointSet;
 use crate::status::RemoteGatewayStatus;
 use crate::telemetry::LogHandle;
@@ -53,6 +55,13 @@ impl Sockets {
         let data_path = &app.data_path;
         let pool = data_path.outer.clone();
         data_path.metrics.set_remote_gateways(move || pool.status());
+        let responder = Arc::new(Responder::new(Arc::clone(&app.config)));
+        let pools: Source<Vec<OwnedPool>> = {
+            let responder = Arc::clone(&responder);
+            source(app, move |app| pools(app, &responder))
+        };
+        let shares = Arc::downgrade(&pools);
+        data_path.metrics.set_pools(move || shares.upgrade().map_or_else(Vec::new, |read| read()));
         let state = AdminState {
             reader: data_path.reader.clone(),
             publisher: Arc::clone(&app.publisher),
@@ -65,7 +74,7 @@ impl Sockets {
                 let data_path = Arc::clone(data_path);
                 Arc::new(move |address| data_path.deny.denies(address))
             },
-            holders: source(app, |app| app.data_path.admission.pool.usage(HOLDERS_SHOWN)),
+            pools: Arc::clone(&pools),
             issuers: source(app, |app| issuers(&app.data_path)),
             remote_gateways: source(app, |app| remote_gateways(&app.data_path)),
             bindings: source(app, bindings),
@@ -82,7 +91,7 @@ impl Sockets {
             spawn("strait-metrics", socket, router, Limits::PROBES, lifecycle)?;
         }
         if !self.dns.is_empty() {
-            let answers = responder::run(self.dns, Arc::clone(&app.config));
+            let answers = responder::run(self.dns, responder);
             spawn_thread("strait-responder", answers)?;
         }
         Ok(())
@@ -119,6 +128,29 @@ pub(super) fn spawn(
 fn source<T>(app: &App, read: impl Fn(&App) -> T + Send + Sync + 'static) -> Source<T> {
     let app = app.clone();
     Arc::new(move || read(&app))
+}
+
+/// Returns the pools of all resources that sources share.
+fn pools(app: &App, responder: &Responder) -> Vec<OwnedPool> {
+    let data_path = &app.data_path;
+    let Admission { pool, handshakes } = &data_path.admission;
+    let snapshot = data_path.reader.snapshot();
+    let services = snapshot.exposure.hosts().flat_map(|host| {
+        let limited = snapshot.exposure.entries(host).iter();
+        let limited = limited.filter(|entry| entry.limits.tunnels.is_some());
+        limited.map(move |entry| OwnedPool::new(entry.open.pool(), Some(host.to_owned())))
+    });
+    let bindings = app.listeners.bindings().into_iter().map(|listener| {
+        OwnedPool::new(listener.clients.pool(), Some(listener.rules().name().to_string()))
+    });
+    let common = pool.pools().into_iter().chain([handshakes.pool(), data_path.budget.pool()]);
+    common
+        .map(|pool| OwnedPool::new(pool, None))
+        .chain(data_path.outer.pools())
+        .chain(services)
+        .chain(bindings)
+        .chain(responder.pools())
+        .collect()
 }
 
 /// Returns the gateways of other networks: those that tunnels have used, and those that the mesh

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::labels::labelled;
 
 pub use self::places::{Place, Places};
-pub use self::pool::{Account, Held, Pool, Terms};
+pub use self::pool::{Account, Held, OwnedPool, Pool, Terms};
 pub use self::rate::{Rate, Rates};
 pub use self::source::{Source, prefix};
 

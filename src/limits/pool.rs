@@ -7,13 +7,13 @@
 //! the number of sources. What is free for the clusters behind a gateway is what the gateway itself
 //! may still take. So they and their identities divide the gateway's share in the same way.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::status::DescriptorUsage;
+use crate::status::{Holder, ResourceUsage};
 
 use super::{LimitReached, Resource, Source};
 
@@ -41,6 +41,28 @@ pub struct Pool {
     /// Sources with an account. An entry is removed with its last account, so their number is
     /// bounded by what is held and asked for.
     nodes: Mutex<HashMap<Source, Weak<Node>>>,
+}
+
+/// Pool with what it belongs to, where its resource has several: the address of a gateway, a
+/// hostname of a service, or the name of a binding.
+#[derive(Clone, Debug)]
+pub struct OwnedPool {
+    /// Pool.
+    pub pool: Arc<Pool>,
+    /// Owner.
+    pub of: Option<String>,
+}
+
+impl OwnedPool {
+    /// Creates it.
+    pub fn new(pool: &Arc<Pool>, of: Option<String>) -> Self {
+        Self { pool: Arc::clone(pool), of }
+    }
+
+    /// Returns the usage of the pool with its owner.
+    pub fn usage(self, most: usize) -> ResourceUsage {
+        ResourceUsage { of: self.of, ..self.pool.usage(most) }
+    }
 }
 
 /// Amount that one source holds, with everything that it consists of.
@@ -158,13 +180,37 @@ impl Pool {
         }
     }
 
+    /// Returns the amounts by [`Source::metric_cluster`]. Their sum is what all sources hold.
+    pub fn held_by_cluster(&self) -> BTreeMap<String, i64> {
+        let mut by_cluster = BTreeMap::new();
+        for (source, held) in self.holders() {
+            let Some(cluster) = source.metric_cluster() else {
+                continue;
+            };
+            let held = i64::try_from(held).unwrap_or(i64::MAX);
+            *by_cluster.entry(cluster.to_owned()).or_default() += held;
+            // The cluster of the gateway holds it too.
+            if let Some(root) = source.parent().and_then(|gateway| gateway.root().metric_cluster())
+            {
+                *by_cluster.entry(root.to_owned()).or_default() -= held;
+            }
+        }
+        by_cluster
+    }
+
     /// Returns the size and use of the pool, with the `most` largest holders.
-    pub fn usage(&self, most: usize) -> DescriptorUsage {
-        let named = |(source, held): (Source, usize)| (source.to_string(), held);
+    pub fn usage(&self, most: usize) -> ResourceUsage {
+        let named = |(source, held): (Source, usize)| Holder { source: source.to_string(), held };
         let mut holders: Vec<_> = self.holders().into_iter().map(named).collect();
-        holders.sort_by(|a, b| (b.1, &a.0).cmp(&(a.1, &b.0)));
+        holders.sort_by(|a, b| (b.held, &a.source).cmp(&(a.held, &b.source)));
         holders.truncate(most);
-        DescriptorUsage { used: self.used(), max: self.max(), holders }
+        ResourceUsage {
+            resource: self.resource.label().to_owned(),
+            of: None,
+            used: self.used(),
+            max: Some(self.max()).filter(|max| *max != usize::MAX),
+            holders,
+        }
     }
 
     /// Takes an amount that is on nobody's account, if less than `below` is in use. The caller

@@ -1,47 +1,61 @@
 //! Credit over time.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::prefix;
+use super::Source;
 
-/// Limit of prefixes with a rate of their own.
-const PREFIXES_MAX: usize = 4096;
-/// Minimum time between two passes over all prefixes.
+/// Minimum time between two passes over all sources.
 const SWEEP_PERIOD: Duration = Duration::from_secs(1);
 
-/// Rates by prefix. Prefixes beyond the limit of the table share one.
+/// Rates by source. Sources beyond the limit of the table share one.
 #[derive(Debug)]
 pub struct Rates {
     initial: Rate,
-    by_prefix: HashMap<IpAddr, Rate>,
+    sources_max: usize,
+    by_source: HashMap<Source, Rate>,
     others: Rate,
     swept: Option<Instant>,
 }
 
 impl Rates {
-    /// Creates the rates, each of which is a copy of `initial`.
-    pub fn new(initial: Rate) -> Self {
-        Self { by_prefix: HashMap::new(), others: initial.clone(), initial, swept: None }
+    /// Creates the rates, each of which is a copy of `initial`, for a number of sources.
+    pub fn new(initial: Rate, sources_max: usize) -> Self {
+        let others = initial.clone();
+        Self { initial, sources_max, by_source: HashMap::new(), others, swept: None }
     }
 
-    /// Takes `price` of the credit of an address, as [`Rate::spend`].
-    pub fn spend(&mut self, address: IpAddr, price: u32, now: Instant) -> bool {
-        let prefix = prefix(address);
-        if let Some(rate) = self.by_prefix.get_mut(&prefix) {
-            return rate.spend(price, now);
+    /// Returns the rate of a source.
+    pub fn of(&mut self, source: &Source, now: Instant) -> &mut Rate {
+        if !self.by_source.contains_key(source) && self.by_source.len() >= self.sources_max {
+            let is_due = |at| now.saturating_duration_since(at) >= SWEEP_PERIOD;
+            if self.swept.is_none_or(is_due) {
+                let refused: u64 = self.sweep(now).iter().map(|(_, refused)| refused).sum();
+                self.others.refused = self.others.refused.saturating_add(refused);
+            }
+            if self.by_source.len() >= self.sources_max {
+                return &mut self.others;
+            }
         }
-        let is_due = |at| now.saturating_duration_since(at) >= SWEEP_PERIOD;
-        if self.by_prefix.len() >= PREFIXES_MAX && self.swept.is_none_or(is_due) {
-            self.swept = Some(now);
-            self.by_prefix.retain(|_, rate| !rate.is_full(now));
+        self.by_source.entry(source.clone()).or_insert_with(|| self.initial.clone())
+    }
+
+    /// Forgets the sources with full credit. Returns those with requests that were refused and not
+    /// reported, and their number; none stands for all sources that share a rate.
+    pub fn sweep(&mut self, now: Instant) -> Vec<(Option<Source>, u64)> {
+        self.swept = Some(now);
+        let mut left = Vec::new();
+        self.by_source.retain(|source, rate| {
+            let is_full = rate.is_full(now);
+            if is_full && rate.refused > 0 {
+                left.push((Some(source.clone()), rate.refused));
+            }
+            !is_full
+        });
+        if self.others.is_full(now) && self.others.refused > 0 {
+            left.push((None, self.others.take_refused()));
         }
-        if self.by_prefix.len() >= PREFIXES_MAX {
-            return self.others.spend(price, now);
-        }
-        let rate = self.by_prefix.entry(prefix);
-        rate.or_insert_with(|| self.initial.clone()).spend(price, now)
+        left
     }
 }
 
@@ -53,6 +67,8 @@ pub struct Rate {
     /// Credit in billionths of a unit.
     credit: u64,
     at: Option<Instant>,
+    /// Number of requests that were refused and not reported.
+    refused: u64,
 }
 
 /// Billionths of a unit: a nanosecond of a rate of one per second.
@@ -61,7 +77,7 @@ const FRACTION: u64 = 1_000_000_000;
 impl Rate {
     /// Creates full credit of `max`, which grows by `per_second`.
     pub fn new(per_second: u32, max: u32) -> Self {
-        Self { per_second, max, credit: u64::from(max) * FRACTION, at: None }
+        Self { per_second, max, credit: u64::from(max) * FRACTION, at: None, refused: 0 }
     }
 
     /// Takes `price` of the credit at `now`. Takes nothing and returns false if it does not
@@ -71,7 +87,20 @@ impl Rate {
         let price = u64::from(price) * FRACTION;
         let rest = self.credit.checked_sub(price);
         self.credit = rest.unwrap_or(self.credit);
+        if rest.is_none() {
+            self.refused = self.refused.saturating_add(1);
+        }
         rest.is_some()
+    }
+
+    /// Takes credit for one event that reports the refused ones before it. Returns their number.
+    pub fn spend_on_report(&mut self, now: Instant) -> Option<u64> {
+        self.spend(1, now).then(|| self.take_refused())
+    }
+
+    /// Returns the number of refused requests since the last report, which this is.
+    pub fn take_refused(&mut self) -> u64 {
+        std::mem::take(&mut self.refused)
     }
 
     /// Returns whether the credit is full at `now`, so that nothing is known of its source.

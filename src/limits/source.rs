@@ -86,6 +86,18 @@ impl Source {
         }
     }
 
+    /// Returns the `cluster` label of what the source holds. Only clusters of peers have one each,
+    /// because the configuration bounds their number. None if it is counted with its parent.
+    pub(super) fn metric_cluster(&self) -> Option<&str> {
+        match (&self.0.name, self.parent()) {
+            (Name::Cluster(name), None) => Some(name),
+            (Name::Cluster(_), Some(_)) => Some("first_peers"),
+            (Name::Prefix(_), None) => Some("prefixes"),
+            (Name::Binding(_), None) => Some("bindings"),
+            (Name::Identity(_) | Name::Prefix(_) | Name::Binding(_), _) => None,
+        }
+    }
+
     /// Returns whether the source is all clients of a binding.
     pub fn is_binding(&self) -> bool {
         matches!(self.0.name, Name::Binding(_))

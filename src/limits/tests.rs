@@ -62,6 +62,30 @@ fn all_that_a_gateway_invents_stays_within_its_share() {
 }
 
 #[test]
+fn amounts_by_cluster_add_up_and_have_a_label_for_each_kind_without_cluster() {
+    let pool = Pool::new(Resource::Descriptors, MAX);
+    let gateway = peer("west", "gateway");
+    let binding = Source::binding(&"pay".into());
+    let _held = [
+        (peer("west", "a"), 5),
+        (gateway.clone(), 1),
+        (behind(&gateway, "north", "a"), 7),
+        (behind(&gateway, "south", "a"), 2),
+        (peer("east", "a"), 3),
+        (Source::prefix([192, 0, 2, 1].into()), 4),
+        (Source::prefix([192, 0, 2, 2].into()), 4),
+        (binding.client([192, 0, 2, 3].into()), 6),
+        (binding.identity(&"a".into()), 1),
+    ]
+    .map(|(source, amount)| pool.account(&source).charge(amount));
+    let by_cluster: Vec<_> = pool.held_by_cluster().into_iter().collect();
+    let want = [("bindings", 7), ("east", 3), ("first_peers", 9), ("prefixes", 8), ("west", 6)];
+    assert_eq!(by_cluster, want.map(|(cluster, held)| (cluster.to_owned(), held)));
+    let sum: i64 = by_cluster.iter().map(|(_, held)| held).sum();
+    assert_eq!(usize::try_from(sum), Ok(pool.used()));
+}
+
+#[test]
 fn identities_behind_a_gateway_share_the_floor_of_their_cluster() {
     let pool = Pool::new(Resource::Descriptors, MAX);
     let gateway = peer("west", "gateway");
@@ -146,12 +170,51 @@ fn credit_grows_with_time_up_to_its_maximum() {
 
 #[test]
 fn each_prefix_has_credit_of_its_own_and_a_flood_of_prefixes_shares_one() {
-    let (start, mut rates) = (Instant::now(), Rates::new(Rate::new(1, 2)));
-    let mut spend = |address: [u8; 4], at| rates.spend(address.into(), 1, at);
+    let (start, mut rates) = (Instant::now(), Rates::new(Rate::new(1, 2), 4096));
+    let mut spend = |address: [u8; 4], at| {
+        let source = Source::prefix(address.into());
+        rates.of(&source, at).spend(1, at)
+    };
     let one = [192, 0, 2, 1];
     assert!(spend(one, start) && spend(one, start) && !spend(one, start));
     let flood = (0..20_000_u32).filter(|at| spend((0x0a00_0000 | at).to_be_bytes(), start));
     assert_eq!(flood.count(), 4095 + 2);
     let later = start + Duration::from_secs(10);
     assert!(spend([192, 0, 2, 2], later), "what is full is forgotten");
+}
+
+#[test]
+fn a_flood_gets_its_rate_of_reports_and_the_next_report_has_the_number_of_the_refused() {
+    let (start, mut rate) = (Instant::now(), Rate::new(10, 10));
+    let reports = (0..100).filter(|_| rate.spend_on_report(start).is_some());
+    assert_eq!(reports.count(), 10);
+    let later = start + Duration::from_secs(1);
+    assert_eq!(rate.spend_on_report(later), Some(90));
+    assert_eq!(rate.spend_on_report(later), Some(0));
+    assert_eq!(rate.take_refused(), 0);
+}
+
+#[test]
+fn a_source_that_floods_takes_no_report_of_another_one_and_is_forgotten_once_it_is_quiet() {
+    let (start, mut rates) = (Instant::now(), Rates::new(Rate::new(10, 10), 256));
+    let [flood, other] = ["flood", "other"].map(|name| peer("west", name));
+    let reports = (0..100).filter(|_| rates.of(&flood, start).spend_on_report(start).is_some());
+    assert_eq!(reports.count(), 10);
+    assert_eq!(rates.of(&other, start).spend_on_report(start), Some(0));
+    assert_eq!(rates.sweep(start), []);
+    let later = start + Duration::from_secs(1);
+    assert_eq!(rates.sweep(later), [(Some(flood), 90)]);
+    assert_eq!(rates.sweep(later), []);
+}
+
+#[test]
+fn refused_requests_of_sources_beyond_the_table_are_reported_together() {
+    let (start, mut rates) = (Instant::now(), Rates::new(Rate::new(1, 1), 256));
+    let mut reports = |now| {
+        let all = (0..256 + 50).map(|at| peer("west", &format!("minted-{at}")));
+        all.filter(|minted| rates.of(minted, now).spend_on_report(now).is_some()).count()
+    };
+    assert_eq!(reports(start), 256 + 1);
+    let later = start + Duration::from_secs(1);
+    assert_eq!(rates.sweep(later), [(None, 49)]);
 }

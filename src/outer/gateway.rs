@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info};
 
 use crate::lifecycle::Lifecycle;
-use crate::limits::{self, LimitReached, Resource, Source};
+use crate::limits::{self, LimitReached, OwnedPool, Resource, Source};
 use crate::reason::Reason;
 #[cfg(test)]
 use crate::snapshot::EndpointState;
@@ -154,6 +154,12 @@ impl GatewayConnections {
             turns: Semaphore::new(ATTEMPTS_MAX),
             connections: Mutex::default(),
         }
+    }
+
+    /// Returns the pools of its tunnels and connections.
+    pub(super) fn pools(&self) -> [OwnedPool; 2] {
+        [&self.places, &self.room]
+            .map(|pool| OwnedPool::new(pool, Some(self.target.address.to_string())))
     }
 
     fn failure(&self, reason: Reason, why: &str) -> Failure {

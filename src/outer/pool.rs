@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::lifecycle::Lifecycle;
-use crate::limits::{self, Source};
+use crate::limits::{self, OwnedPool, Source};
 use crate::snapshot::{Reader, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::tls::InboundTls;
@@ -195,6 +195,11 @@ impl Pool {
         let mut rows: Vec<_> = self.all().iter().map(|one| one.status()).collect();
         rows.sort_by_key(|row| row.address);
         rows
+    }
+
+    /// Returns the pools of tunnels and connections of each gateway.
+    pub fn pools(&self) -> Vec<OwnedPool> {
+        self.all().iter().flat_map(|gateway| gateway.pools()).collect()
     }
 
     /// Returns the hash by which `x-strait-via` names this gateway; none without a certificate.

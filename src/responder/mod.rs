@@ -7,4 +7,4 @@ mod answer;
 mod names;
 mod serve;
 
-pub use serve::{Sockets, run};
+pub use serve::{Responder, Sockets, run};

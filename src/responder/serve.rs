@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, error};
 
 use crate::config::Config;
-use crate::limits::{Places, Rate, Rates, Resource, Source};
+use crate::limits::{OwnedPool, Places, Rate, Rates, Resource, Source};
 
 use super::answer::{Transport, answer, refuse};
 use super::names::Names;
@@ -30,6 +30,8 @@ const OTHERS_MAX: usize = 16;
 const ANSWERS_PER_SECOND: u32 = 2_000;
 /// Refusals per second to one prefix of other clients.
 const REFUSALS_PER_SECOND: u32 = 10;
+/// Limit of prefixes with a rate of their own.
+const PREFIXES_MAX: usize = 4096;
 /// Deadline for one query over TCP, and for its answer.
 const QUERY_DEADLINE: Duration = Duration::from_secs(5);
 /// Deadline for a TCP connection, after which waiting clients get its place.
@@ -67,8 +69,9 @@ impl Sockets {
     }
 }
 
-/// State that all sockets share.
-struct Shared {
+/// Responder: the state that all sockets share.
+#[derive(Debug)]
+pub struct Responder {
     config: Arc<ArcSwap<Config>>,
     last: ArcSwap<Table>,
     listed: Group,
@@ -76,6 +79,7 @@ struct Shared {
 }
 
 /// Names and clients of the configuration in use.
+#[derive(Debug)]
 struct Table {
     config: Arc<Config>,
     names: Names,
@@ -83,6 +87,7 @@ struct Table {
 }
 
 /// Limits of the listed clients, or of all others.
+#[derive(Debug)]
 struct Group {
     rates: Mutex<Rates>,
     places: Arc<Places>,
@@ -97,20 +102,27 @@ impl Table {
 impl Group {
     fn new(per_second: u32, places: usize) -> Self {
         Self {
-            rates: Mutex::new(Rates::new(Rate::new(per_second, 2 * per_second))),
+            rates: Mutex::new(Rates::new(Rate::new(per_second, 2 * per_second), PREFIXES_MAX)),
             places: Places::new(Resource::DnsClients, places),
         }
     }
 }
 
-impl Shared {
-    fn new(config: Arc<ArcSwap<Config>>) -> Self {
+impl Responder {
+    /// Creates the responder for the configuration in use.
+    pub fn new(config: Arc<ArcSwap<Config>>) -> Self {
         Self {
             last: ArcSwap::from_pointee(Table::new(config.load_full())),
             config,
             listed: Group::new(ANSWERS_PER_SECOND, CLIENTS_MAX),
             others: Group::new(REFUSALS_PER_SECOND, OTHERS_MAX),
         }
+    }
+
+    /// Returns the pools of TCP clients: of those that are listed, and of all others.
+    pub fn pools(&self) -> [OwnedPool; 2] {
+        [(&self.listed, "dns.clients"), (&self.others, "other clients")]
+            .map(|(group, of)| OwnedPool::new(group.places.pool(), Some(of.to_owned())))
     }
 
     fn table(&self) -> Arc<Table> {
@@ -133,7 +145,8 @@ impl Shared {
     fn answer(&self, query: &[u8], client: IpAddr, transport: Transport) -> Option<Vec<u8>> {
         let (table, client) = (self.table(), client.to_canonical());
         let group = self.group(&table, client);
-        let has_credit = group.rates.lock().spend(client, 1, Instant::now());
+        let (source, now) = (Source::prefix(client), Instant::now());
+        let has_credit = group.rates.lock().of(&source, now).spend(1, now);
         if !has_credit {
             return None;
         }
@@ -146,8 +159,7 @@ impl Shared {
 }
 
 /// Answers queries until the process ends.
-pub async fn run(sockets: Vec<Sockets>, config: Arc<ArcSwap<Config>>) {
-    let shared = Arc::new(Shared::new(config));
+pub async fn run(sockets: Vec<Sockets>, shared: Arc<Responder>) {
     let mut tasks = JoinSet::new();
     for Sockets { udp, tcp } in sockets {
         let sockets = net::UdpSocket::from_std(udp).and_then(|udp| {
@@ -165,7 +177,7 @@ pub async fn run(sockets: Vec<Sockets>, config: Arc<ArcSwap<Config>>) {
     while tasks.join_next().await.is_some() {}
 }
 
-async fn serve_udp(socket: net::UdpSocket, shared: Arc<Shared>) {
+async fn serve_udp(socket: net::UdpSocket, shared: Arc<Responder>) {
     let mut query = vec![0; QUERY_BYTES_MAX];
     loop {
         let (length, client) = match socket.recv_from(&mut query).await {
@@ -185,7 +197,7 @@ async fn serve_udp(socket: net::UdpSocket, shared: Arc<Shared>) {
     }
 }
 
-async fn serve_tcp(listener: net::TcpListener, shared: Arc<Shared>) {
+async fn serve_tcp(listener: net::TcpListener, shared: Arc<Responder>) {
     let mut connections = JoinSet::new();
     loop {
         match listener.accept().await {
@@ -218,7 +230,7 @@ async fn serve_tcp(listener: net::TcpListener, shared: Arc<Shared>) {
 async fn serve_client(
     mut stream: net::TcpStream,
     client: IpAddr,
-    shared: &Shared,
+    shared: &Responder,
 ) -> io::Result<()> {
     loop {
         let exchange = async {

@@ -75,6 +75,11 @@ impl PartialEq for TunnelCount {
 }
 
 impl TunnelCount {
+    /// Returns the pool of the tunnels.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.0
+    }
+
     /// Returns the number of tunnels.
     pub fn get(&self) -> u32 {
         u32::try_from(self.0.used()).unwrap_or(u32::MAX)

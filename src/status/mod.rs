@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::labels::labelled;
 
@@ -41,16 +41,28 @@ labelled! {
     }
 }
 
-/// Usage of the descriptor pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DescriptorUsage {
-    /// Number of descriptors in use.
+/// Usage of a resource that sources share.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct ResourceUsage {
+    /// Metric label of the resource.
+    pub resource: String,
+    /// Gateway, service or binding that it belongs to.
+    pub of: Option<String>,
+    /// Amount in use.
     pub used: usize,
-    /// Maximum number of descriptors.
-    pub max: usize,
-    /// Clusters, identities and source addresses with the most descriptors, and their numbers.
-    pub holders: Vec<(String, usize)>,
+    /// Maximum amount; none without a limit of its own.
+    pub max: Option<usize>,
+    /// Clusters, identities and addresses that hold the most.
+    pub holders: Vec<Holder>,
+}
+
+/// Source with the amount that it holds.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Holder {
+    /// Kind and name of the source.
+    pub source: String,
+    /// Amount.
+    pub held: usize,
 }
 
 /// Result of the last reload of a source.

@@ -4,18 +4,23 @@
 //! dial, and are the operator's audit trail. A rejection costs the peer nothing, so the lines of
 //! each identity are limited, and those of all peers without an identity together.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tracing::Level;
 
-use super::limiter::{IdentityLimiter, Limiter};
+use super::Source;
 use crate::config::Access;
+use crate::limits::{self, Rate, Rates};
 
 /// Limit of lines per second about the rejections of one identity, or of all peers without one.
 const REFUSALS_A_SECOND: u32 = 10;
+/// Number of identities with a limit of their own.
+const IDENTITIES_MAX: usize = 256;
+/// Time in which used credit is whole again.
+pub(super) const CREDIT_TIME: Duration = Duration::from_secs(1);
 /// Sampling divisor of [`Access::Sampled`] for tunnels without an error.
 const SAMPLE: u32 = 100;
 
@@ -23,18 +28,24 @@ const SAMPLE: u32 = 100;
 #[derive(Debug)]
 pub(super) struct AccessLog {
     mode: AtomicU8,
-    identities: IdentityLimiter,
-    without_identity: Limiter,
+    identities: Mutex<Rates>,
+    without_identity: Mutex<Rate>,
     suppressed: Counter,
+}
+
+/// Returns the rate of the lines about one subject.
+pub(super) fn lines_per_second(lines: u32) -> Rate {
+    Rate::new(lines, lines)
 }
 
 impl AccessLog {
     /// Creates a log in the mode [`Access::All`] that counts suppressed lines in `suppressed`.
     pub(super) fn new(suppressed: Counter) -> Self {
+        let rate = lines_per_second(REFUSALS_A_SECOND);
         Self {
             mode: AtomicU8::new(Access::All as u8),
-            identities: IdentityLimiter::new(REFUSALS_A_SECOND),
-            without_identity: Limiter::new(REFUSALS_A_SECOND),
+            identities: Mutex::new(Rates::new(rate.clone(), IDENTITIES_MAX)),
+            without_identity: Mutex::new(rate),
             suppressed,
         }
     }
@@ -55,8 +66,8 @@ impl AccessLog {
     /// Decides whether a tunnel that has ended is logged. Returns the number of lines suppressed
     /// before it, or none if it is not logged.
     ///
-    /// `identity` is the peer's, or empty. The sample is random, so that no peer can evade it.
-    pub(super) fn admit(&self, identity: &Arc<str>, was_open: bool, level: Level) -> Option<u64> {
+    /// The sample is random, so that no peer can evade it.
+    pub(super) fn admit(&self, peer: &Source, was_open: bool, level: Level) -> Option<u64> {
         let is_error = level != Level::INFO;
         let is_sampled = || self.is(Access::Sampled) && fastrand::u32(..SAMPLE) == 0;
         if self.is(Access::Off) || !(is_error || self.is_all() || is_sampled()) {
@@ -65,21 +76,24 @@ impl AccessLog {
         if was_open {
             return Some(0);
         }
-        self.count_suppressed(if identity.is_empty() {
-            self.without_identity.admit(Instant::now())
-        } else {
-            self.identities.admit(identity, Instant::now())
-        })
+        if peer.principal.is_empty() {
+            return self.admit_without_identity();
+        }
+        let identity = limits::Source::cluster(&peer.counted_cluster).identity(&peer.principal);
+        let now = Instant::now();
+        let admitted = self.identities.lock().of(&identity, now).spend_on_report(now);
+        self.count_suppressed(admitted)
     }
 
     /// Decides like [`AccessLog::admit`], for a refused handshake or a connection closed before
     /// it.
     pub(super) fn admit_handshake(&self) -> Option<u64> {
-        if self.is(Access::Off) {
-            None
-        } else {
-            self.count_suppressed(self.without_identity.admit(Instant::now()))
-        }
+        if self.is(Access::Off) { None } else { self.admit_without_identity() }
+    }
+
+    fn admit_without_identity(&self) -> Option<u64> {
+        let admitted = self.without_identity.lock().spend_on_report(Instant::now());
+        self.count_suppressed(admitted)
     }
 
     fn count_suppressed(&self, admitted: Option<u64>) -> Option<u64> {
@@ -91,10 +105,14 @@ impl AccessLog {
 
     /// Logs the counts of suppressed lines that no later line has reported.
     pub(super) fn sweep(&self, now: Instant) {
-        let mut left = self.identities.sweep(now);
-        left.push((Arc::default(), self.without_identity.take_suppressed(now)));
-        for (identity, suppressed) in left.into_iter().filter(|&(_, count)| count > 0) {
-            let identity = (!identity.is_empty()).then_some(&*identity);
+        let mut left = self.identities.lock().sweep(now);
+        let mut others = self.without_identity.lock();
+        if others.is_full(now) {
+            left.push((None, others.take_refused()));
+        }
+        drop(others);
+        for (source, suppressed) in left.into_iter().filter(|&(_, count)| count > 0) {
+            let identity = source.as_ref().and_then(limits::Source::principal).map(|name| &**name);
             tracing::event!(
                 target: "access",
                 parent: None,
@@ -110,14 +128,15 @@ impl AccessLog {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::source;
     use super::*;
 
     /// Returns the number of lines for 10,000 tunnels of one identity.
     fn lines(mode: Access, was_open: bool, level: Level) -> usize {
         let log = AccessLog::new(Counter::default());
         log.set(mode);
-        let identity = Arc::from("spiffe://west.local/ns/shop/sa/checkout");
-        let all = (0..10_000).filter(|_| log.admit(&identity, was_open, level).is_some());
+        let peer = source();
+        let all = (0..10_000).filter(|_| log.admit(&peer, was_open, level).is_some());
         all.count()
     }
 

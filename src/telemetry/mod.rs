@@ -2,13 +2,12 @@
 
 mod access;
 mod budgets;
+mod collected;
 mod exposition;
 mod labels;
-mod limiter;
 pub mod logging;
 mod metrics;
 mod record;
-mod remote;
 mod sets;
 mod tcp;
 mod xds;

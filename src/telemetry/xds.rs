@@ -3,13 +3,15 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::limiter::Limiter;
+use super::access::lines_per_second;
 use super::sets::{metric, metrics};
+use crate::limits::Rate;
 
 /// Limit of log lines about NACKs per second: a server can cause one with each message.
 const NACK_LINES_A_SECOND: u32 = 10;
@@ -35,7 +37,7 @@ metrics! {
         cached: Gauge = "strait_xds_cache_timestamp_seconds",
             "When the state on disk was saved (Unix time); 0 without one";
     } besides {
-        nack_lines: Limiter = Limiter::new(NACK_LINES_A_SECOND);
+        nack_lines: Mutex<Rate> = Mutex::new(lines_per_second(NACK_LINES_A_SECOND));
     }
 }
 
@@ -75,7 +77,7 @@ impl XdsMetrics {
     /// such messages since the last that was logged.
     pub fn nacked(&self, url: &'static str) -> Option<u64> {
         self.nacks.get_or_create(&label(url)).inc();
-        self.nack_lines.admit(Instant::now())
+        self.nack_lines.lock().spend_on_report(Instant::now())
     }
 
     /// Sets the numbers of held and rejected resources of a type.

@@ -24,12 +24,14 @@ use super::{AdminState, pending};
 use crate::config::{Config, Discovery};
 use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
-use crate::status::{Certificate, Crl, ReloadSource, RemoteGatewayStatus};
+use crate::status::{Certificate, Crl, ReloadSource, RemoteGatewayStatus, ResourceUsage};
 
 use exposure::{AnonymousAccess, exposed_to};
 
 /// Maximum number of services, or of endpoints of one service, without `?all`.
 const SERVICES_MAX: usize = 50;
+/// Maximum number of holders of one resource.
+const HOLDERS_SHOWN: usize = 10;
 
 /// Query parameters: `?service=NAME`, `?all`, `?format=json` and, for a terminal, `?color`.
 #[derive(Debug, Default, Deserialize)]
@@ -133,7 +135,7 @@ fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> Value {
         "reloads": reloads.collect::<Vec<_>>(),
         "hosts": status.hosts(),
         "listeners": listeners,
-        "descriptors": (state.holders)(),
+        "shares": shares(state),
         "services": services(state, &snapshot, &listeners, wanted, limit),
     });
     page["problems"] = problems::find(&page, &config, &snapshot, status).into();
@@ -208,6 +210,12 @@ fn gateway_to_json(row: RemoteGatewayStatus) -> Value {
         "identity": row.identity,
         "expires": row.not_after.map(rfc3339),
     })
+}
+
+/// Returns the usage of each resource that a source holds some of.
+fn shares(state: &AdminState) -> Vec<ResourceUsage> {
+    let usages = (state.pools)().into_iter().map(|pool| pool.usage(HOLDERS_SHOWN));
+    usages.filter(|usage| !usage.holders.is_empty()).collect()
 }
 
 fn crl_to_json(crl: Crl) -> Value {

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::*;
 use crate::admin::tests::{Fixture, ask, fixture};
-use crate::admin::{DescriptorUsage, ListenerState, admin_router};
+use crate::admin::{ListenerState, admin_router};
 use crate::config::{
     Audience, HostPort, Line, Listener, ListenerProtocol, ObjectBindings, SniRoute, TlsRouting,
 };
+use crate::limits::{OwnedPool, Pool, Resource, Source};
 use crate::status::{
     Discovery as Stream, HostnameStatus, HostnameStatuses, Rejection, ResourceType, Unused,
 };
@@ -147,7 +148,7 @@ fn page() -> Value {
         "issuers": [],
         "gateways": [],
         "listeners": listeners(),
-        "descriptors": DescriptorUsage::default(),
+        "shares": [],
         "source": { "kind": "istio", "place": "istiod:15012", "stream": stream() },
         "evacuated": ["us-east-2"],
         "certificates": [{
@@ -285,11 +286,11 @@ cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workl
     assert_eq!(text, want);
 }
 
-/// Returns the status page of a gateway with these issuers and descriptors.
-async fn page_with(issuers: Vec<IssuerRow>, descriptors: DescriptorUsage) -> String {
+/// Returns the status page of a gateway with these issuers and pools.
+async fn page_with(issuers: Vec<IssuerRow>, pools: Vec<OwnedPool>) -> String {
     let Fixture { mut state, .. } = fixture();
     state.issuers = Arc::new(move || issuers.clone());
-    state.holders = Arc::new(move || descriptors.clone());
+    state.pools = Arc::new(move || pools.clone());
     ask(admin_router(state), "GET", "/status").await.1
 }
 
@@ -311,29 +312,38 @@ async fn istiod_5_issuers_are_a_table_with_the_busiest_first() {
   b             CN=b     -        1         1
 
 ";
-    let text = page_with(rows, DescriptorUsage::default()).await;
+    let text = page_with(rows, Vec::new()).await;
     assert!(text.contains(want), "{text}");
-    assert!(!text.contains("Descriptors"), "{text}");
+    assert!(!text.contains("Shares"), "{text}");
     let many = (0..30).map(|_| row("x", None, 1, 0)).collect();
-    let text = page_with(many, DescriptorUsage::default()).await;
+    let text = page_with(many, Vec::new()).await;
     assert_eq!(text.matches("CN=x").count(), 20, "{text}");
     let more = "\n  and 10 more, see `strait status --json`\n";
     assert!(text.contains(more), "{text}");
 }
 
 #[tokio::test]
-async fn holders_are_a_table() {
-    let held = DescriptorUsage {
-        used: 12,
-        max: 100,
-        holders: vec![("cluster west".into(), 10), ("source 10.0.0.1".into(), 2)],
-    };
-    let want = "Descriptors  12 of 100 used
-  HOLDER           DESCRIPTORS
-  cluster west     10
-  source 10.0.0.1  2
+async fn holders_of_each_resource_are_a_table_with_the_largest_first() {
+    let descriptors = Pool::new(Resource::Descriptors, 100);
+    let tunnels = Pool::new(Resource::Tunnels, usize::MAX);
+    let bound = Pool::new(Resource::BindingClients, 8);
+    let west = Source::cluster(&"west".into());
+    let address = Source::prefix([10, 0, 0, 1].into());
+    let _held = [
+        descriptors.account(&west.identity(&"a".into())).charge(10),
+        descriptors.account(&address).charge(2),
+        tunnels.account(&west).charge(4),
+    ];
+    let all = [(&bound, Some("pay")), (&descriptors, None), (&tunnels, None)];
+    let all = all.map(|(pool, of)| OwnedPool::new(pool, of.map(ToOwned::to_owned)));
+    let want = "Shares
+  RESOURCE     OF  USED       HOLDER           HELD
+  descriptors  -   12 of 100  cluster west     10
+  descriptors  -   12 of 100  identity a       10
+  descriptors  -   12 of 100  source 10.0.0.1  2
+  tunnels      -   4          cluster west     4
 ";
-    let text = page_with(Vec::new(), held).await;
+    let text = page_with(Vec::new(), all.to_vec()).await;
     assert!(text.contains(want), "{text}");
     assert!(!text.contains("Issuers"), "{text}");
 }

@@ -332,7 +332,7 @@ pub(super) fn gateways(text: &mut Text, page: &Value, max: usize) {
     );
 }
 
-/// Writes the reloads, the hostnames with failing ones first, and the holders of descriptors.
+/// Writes the reloads, the hostnames with failing ones first, and the shares of resources.
 fn inputs(text: &mut Text, page: &Value, now: SystemTime) {
     let reloads = list(&page["reloads"]);
     if !reloads.is_empty() {
@@ -369,16 +369,34 @@ fn inputs(text: &mut Text, page: &Value, now: SystemTime) {
             ],
         );
     }
-    let usage = &page["descriptors"];
-    let holders = list(&usage["holders"]);
-    if !holders.is_empty() {
-        let used = format!("{} of {} used", usage["used"], usage["max"]);
-        text.heading("Descriptors", &used);
-        text.table(
-            holders,
-            &[("HOLDER", &|row| cell(&row[0])), ("DESCRIPTORS", &|row| cell(&row[1]))],
-        );
+    shares(text, page);
+}
+
+/// Writes the largest holders of each resource.
+fn shares(text: &mut Text, page: &Value) {
+    let holders: Vec<_> = list(&page["shares"])
+        .iter()
+        .flat_map(|usage| list(&usage["holders"]).iter().map(move |holder| (usage, holder)))
+        .collect();
+    if holders.is_empty() {
+        return;
     }
+    text.heading("Shares", "");
+    let used = |usage: &Value| match &usage["max"] {
+        Value::Null => cell(&usage["used"]),
+        max => format!("{} of {max}", usage["used"]),
+    };
+    text.table_up_to(
+        ROWS_SHOWN,
+        &holders,
+        &[
+            ("RESOURCE", &|(usage, _)| cell(&usage["resource"])),
+            ("OF", &|(usage, _)| cell(&usage["of"])),
+            ("USED", &|(usage, _)| used(usage)),
+            ("HOLDER", &|(_, holder)| cell(&holder["source"])),
+            ("HELD", &|(_, holder)| cell(&holder["held"])),
+        ],
+    );
 }
 
 fn services(text: &mut Text, services: &Value) {

@@ -70,7 +70,7 @@ pub(super) fn fixture() -> Fixture {
         log,
         config: Arc::new(ArcSwap::from_pointee(config())),
         deny_list: Arc::new(|address| address.ip().is_loopback().then_some("a loopback address")),
-        holders: Arc::new(DescriptorUsage::default),
+        pools: Arc::new(Vec::new),
         issuers: Arc::new(Vec::new),
         remote_gateways: Arc::new(Vec::new),
         bindings: Arc::new(Vec::new),

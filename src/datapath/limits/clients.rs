@@ -25,6 +25,11 @@ impl Default for ClientConnections {
 }
 
 impl ClientConnections {
+    /// Returns the pool of the connections.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.0
+    }
+
     /// Counts one more connection of a client, until the result is dropped.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::Guard;
+use parking_lot::Mutex;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -16,17 +17,17 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tracing_appender::non_blocking::ErrorCounter;
 
-use super::access::AccessLog;
+use super::access::{AccessLog, CREDIT_TIME, lines_per_second};
 use super::budgets::Budgets;
+use super::collected::Collected;
 use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
-use super::limiter::{Limiter, WINDOW};
-use super::remote::RemoteGateways;
 use super::sets::{metric, metrics, register};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition};
 use crate::config::{Access, Link};
 use crate::labels::labelled;
+use crate::limits::{OwnedPool, Rate};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::{LinkUsage, ReducedLink, ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
@@ -142,14 +143,15 @@ metrics! {
     } besides {
         tcp: Tcp = Tcp::register(r);
         xds: XdsMetrics = XdsMetrics::register(r);
-        remote_gateways: RemoteGateways = RemoteGateways::register(r);
+        remote_gateways: Collected<RemoteGatewayStatus> = Collected::register(r);
+        pools: Collected<OwnedPool> = Collected::register(r);
         dial_seconds: Histogram = register(r, "strait_dial_seconds",
             "Duration of successful dials", Histogram::new(DIAL_BUCKETS));
         pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
             "Access log lines about refusals that rate limits suppressed"));
         log_drops: OnceLock<ErrorCounter> = OnceLock::new();
         budgets: Budgets = Budgets::register(r);
-        policy_lines: Limiter = Limiter::new(POLICY_LINES_A_SECOND);
+        policy_lines: Mutex<Rate> = Mutex::new(lines_per_second(POLICY_LINES_A_SECOND));
         registry: Registry = Registry::default();
     }
 }
@@ -287,7 +289,12 @@ impl Metrics {
         &self,
         rows: impl Fn() -> Vec<RemoteGatewayStatus> + Send + Sync + 'static,
     ) {
-        self.remote_gateways.set(Box::new(rows));
+        self.remote_gateways.set(rows);
+    }
+
+    /// Sets the source of the pools of resources that sources share, once.
+    pub fn set_pools(&self, pools: impl Fn() -> Vec<OwnedPool> + Send + Sync + 'static) {
+        self.pools.set(pools);
     }
 
     /// Counts a pause of the acceptor because of missing descriptors.
@@ -331,7 +338,7 @@ impl Metrics {
 
     /// Returns true if another line about authorization policies may be logged now.
     pub fn admit_policy_line(&self) -> bool {
-        self.policy_lines.admit(Instant::now()).is_some()
+        self.policy_lines.lock().spend(1, Instant::now())
     }
 
     /// Counts a read of a source.
@@ -415,7 +422,7 @@ impl Metrics {
 
     /// Logs the remaining counts of suppressed lines at the end of the process.
     pub fn close(&self) {
-        self.access.sweep(Instant::now() + WINDOW);
+        self.access.sweep(Instant::now() + CREDIT_TIME);
     }
 
     fn sweep(&self, now: Instant) {

@@ -274,8 +274,8 @@ impl Record {
     }
 
     fn log(&self, reason: Reason) {
-        let (access, identity) = (&self.metrics.access, &self.source.principal);
-        let admitted = access.admit(identity, self.open.is_some(), reason.level());
+        let access = &self.metrics.access;
+        let admitted = access.admit(&self.source, self.open.is_some(), reason.level());
         let Some(suppressed) = admitted else {
             return;
         };

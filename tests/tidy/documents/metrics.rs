@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use strait::config::{Link, LinkBudget};
+use strait::limits::{OwnedPool, Pool, Resource, Source};
 use strait::reason::Reason;
 use strait::status::RemoteGatewayStatus;
 use strait::telemetry::{Destination, DestinationService, Metrics, Record, RemoteNetwork};
@@ -59,6 +60,9 @@ fn sampled(metrics: &Arc<Metrics>) {
             not_after: None,
         }]
     });
+    let descriptors = Pool::new(Resource::Descriptors, 100);
+    let held = descriptors.account(&Source::cluster(&"west".into())).charge(1);
+    metrics.set_pools(move || vec![OwnedPool::new(held.account().pool(), None)]);
     metrics.set_link_budgets(
         Some(&[Link {
             from: "west".to_owned(),

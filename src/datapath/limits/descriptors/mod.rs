@@ -12,7 +12,6 @@ use thiserror::Error;
 
 use crate::limits::{self, Account, Pool, Resource, Source, Terms};
 use crate::reason::Reason;
-use crate::status::DescriptorUsage;
 
 /// Memory estimate of one descriptor: an idle tunnel takes 1 KiB, a connection while it opens up
 /// to 11 KiB. Measured usage replaces the
@@ -148,9 +147,9 @@ impl DescriptorPool {
         Arc::new(ListenerReserve { pool, held })
     }
 
-    /// Returns the size and use of the pool, with the `most` largest holders.
-    pub fn usage(&self, most: usize) -> DescriptorUsage {
-        self.pool.usage(most)
+    /// Returns the pools of descriptors, tunnels and dials.
+    pub fn pools(&self) -> [&Arc<Pool>; 3] {
+        [&self.pool, &self.tunnels, &self.dials]
     }
 
     /// Returns the identities of peers with open tunnels, and the number of these.

@@ -306,9 +306,9 @@ fn one_first_peer_of_a_gateway_leaves_descriptors_to_the_others() {
     let other = fill(Some(CLIENT));
     assert!(other.len() >= 50, "{}", other.len());
     assert!(fill(None).len() >= 50, "tunnels of the gateway itself");
-    assert!(pool.usage(0).used <= 1920 / 2, "the share of the gateway");
+    assert!(pool.pools()[0].used() <= 1920 / 2, "the share of the gateway");
     let [(name, open)] = &pool.tunnels()[..] else {
         panic!("one peer");
     };
-    assert_eq!((&**name, *open), (GATEWAY, pool.usage(0).used));
+    assert_eq!((&**name, *open), (GATEWAY, pool.pools()[0].used()));
 }

@@ -1,4 +1,4 @@
-//! Metrics of the gateways of other networks, collected at each scrape.
+//! Metrics that are collected at each scrape: gateways of other networks, and shares of resources.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -11,39 +11,68 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::{MetricType, counter::Counter};
 use prometheus_client::registry::Registry;
 
+use crate::limits::OwnedPool;
 use crate::status::RemoteGatewayStatus;
 
 /// Limit of gateways with metrics. Those with the lowest addresses have them.
 const GATEWAYS_MAX: usize = 256;
 
 type Labels = [(&'static str, String); 2];
-type Rows = Box<dyn Fn() -> Vec<RemoteGatewayStatus> + Send + Sync>;
+type Rows<T> = Box<dyn Fn() -> Vec<T> + Send + Sync>;
 
-/// Collector, without gateways until [`RemoteGateways::set`].
-#[derive(Clone, Default)]
-pub(super) struct RemoteGateways(Arc<OnceLock<Rows>>);
+/// Metrics of rows that a function returns at each scrape; none until [`Collected::set`].
+pub(super) struct Collected<T>(Arc<OnceLock<Rows<T>>>);
 
-impl RemoteGateways {
+impl<T: 'static> Collected<T>
+where
+    Self: Collector,
+{
     /// Registers a collector.
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let gateways = Self::default();
-        registry.register_collector(Box::new(gateways.clone()));
-        gateways
-    }
-
-    /// Sets the source of the gateways, once.
-    pub(super) fn set(&self, rows: Rows) {
-        let _ = self.0.set(rows);
+        let rows = Arc::default();
+        registry.register_collector(Box::new(Self(Arc::clone(&rows))));
+        Self(rows)
     }
 }
 
-impl fmt::Debug for RemoteGateways {
+impl<T> Collected<T> {
+    /// Sets the source of the rows, once.
+    pub(super) fn set(&self, rows: impl Fn() -> Vec<T> + Send + Sync + 'static) {
+        let _ = self.0.set(Box::new(rows));
+    }
+
+    fn rows(&self) -> Vec<T> {
+        self.0.get().map(|rows| rows()).unwrap_or_default()
+    }
+}
+
+impl<T> fmt::Debug for Collected<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteGateways").finish_non_exhaustive()
+        f.debug_struct("Collected").finish_non_exhaustive()
     }
 }
 
-impl Collector for RemoteGateways {
+impl Collector for Collected<OwnedPool> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let used = Family::<Labels, Gauge>::default();
+        let pools = self.rows();
+        for OwnedPool { pool, .. } in &pools {
+            for (cluster, held) in pool.held_by_cluster() {
+                let resource = pool.resource().label().to_owned();
+                used.get_or_create(&[("resource", resource), ("cluster", cluster)]).inc_by(held);
+            }
+        }
+        if pools.is_empty() {
+            return Ok(());
+        }
+        let help = "Amount of a limited resource that the sources of a cluster hold.";
+        let kind = MetricType::Gauge;
+        let described = encoder.encode_descriptor("strait_share_used", help, None, kind)?;
+        used.encode(described)
+    }
+}
+
+impl Collector for Collected<RemoteGatewayStatus> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let connections = Family::<Labels, Gauge>::default();
         let tunnels = Family::<Labels, Gauge>::default();
@@ -51,7 +80,7 @@ impl Collector for RemoteGateways {
         let rtt = Family::<Labels, Gauge<f64, AtomicU64>>::default();
         let share = Family::<Labels, Gauge<f64, AtomicU64>>::default();
         let ejections = Family::<Labels, Counter>::default();
-        let rows = self.0.get().map(|rows| rows()).unwrap_or_default();
+        let rows = self.rows();
         if rows.is_empty() {
             return Ok(());
         }
