@@ -264,15 +264,3 @@ fn level(value: Value<'_>, wanted: &str) -> Option<String> {
     }
     Some(read.text)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::super::tests::with;
-
-    #[test]
-    fn a_wildcard_of_the_responder_is_a_warning() {
-        let found = with("dns: {listen: [\"192.0.2.1:53\", \"0.0.0.0:53\"]}");
-        assert!(found.contains("warning: `dns.listen` contains 0.0.0.0:53"), "{found}");
-        assert_eq!(with("dns: {listen: \"192.0.2.1:53\"}"), "");
-    }
-}
