@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::define::{Size, TunnelTime, form, section};
+use super::define::{Size, TunnelTime, form, matching, section};
 use crate::wire::sni::SniPattern;
 use crate::yaml::Value;
 
@@ -44,7 +44,8 @@ section! {
 
 form! {
     /// A part of a weight.
-    ExcessWeight => u8, "a whole percentage from 1% to 99%, such as `10%`", "string",
+    ExcessWeight => u8, "a whole percentage from 1% to 99%, such as `10%`",
+        matching("^0*[1-9][0-9]?%$"),
         |value, wanted| value.parsed(wanted, |text| {
             let digits = text.strip_suffix('%')?;
             let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());

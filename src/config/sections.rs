@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde_json::json;
 
 use super::define::{
-    DrainTime, Hostname, MaybeEmpty, NonEmpty, OneOrMore, Size, form, section, words,
+    DrainTime, Hostname, MaybeEmpty, NonEmpty, OneOrMore, Size, form, matching, section, words,
 };
 use super::level::{Access, Directives};
 use crate::yaml::Value;
@@ -162,7 +162,8 @@ fn check_dns(dns: Dns, value: Value<'_>) -> Option<Dns> {
 
 form! {
     /// A family of names.
-    Family => String, "`*.NAME`, such as `*.global`", "string",
+    Family => String, "`*.NAME`, such as `*.global`",
+        matching("^[*][.]"),
         |value, wanted| value.parsed(wanted, |text| Hostname::parse(text.strip_prefix("*.")?)),
         |family| json!(format!("*.{family}"));
 }

@@ -35,7 +35,8 @@ section! {
 
 form! {
     /// Name of a subset: server names are compared in lower case.
-    SubsetName => String, "lower-case letters, digits and `-`, such as `v1`", TEXT,
+    SubsetName => String, "lower-case letters, digits and `-`, such as `v1`",
+        json!({"type": TEXT, "pattern": "^[a-z0-9-]+$"}),
         |value, wanted| value.parsed(wanted, |text| {
             let is_plain = |byte: u8| {
                 byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use derive_more::Display;
 use serde_json::json;
 
-use super::define::{Credential, NonEmpty, TEXT, form, path, repeated, scalar, section, words};
+use super::define::{
+    Credential, NonEmpty, TEXT, form, matching, path, repeated, scalar, section, whole, words,
+};
 use super::identity::{DomainName, parse_identity};
 use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
 use crate::yaml::Value;
@@ -227,11 +229,11 @@ form! {
     CrlFile => PathBuf, "the path of a file, relative to the file that names it", "string",
         |value, _| value.watched_path(), |file| path(file);
     /// A limit of intermediates.
-    VerifyDepth => usize, "a whole number from 0 to 6", "integer",
+    VerifyDepth => usize, "a whole number from 0 to 6", whole(0_u32, VERIFY_DEPTH_MAX),
         |value, _| value.number(0, VERIFY_DEPTH_MAX).map(Into::into), |depth| json!(depth);
     /// The identity of a workload, as its certificate has it.
     WorkloadId => String, "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`",
-        "string",
+        matching("^spiffe://[^/]+/ns/[^/]+/sa/[^/]+$"),
         |value, wanted| value.parsed(wanted, |text| {
             parse_identity(text).map(|_| text.to_owned())
         }),
