@@ -10,7 +10,9 @@ use crate::yaml::Value;
 
 section! {
     /// Transit of some services, or of all others.
-    pub struct TransitRule at "exposure.transit[]", check(check), compare(compare) {
+    pub struct TransitRule at "exposure.transit[]", derive(Default), check(check),
+        compare(compare)
+    {
         /// Hostname of the service, or `*.NAME` for all below it at any depth. One name of a family
         /// stands for all.
         service: Option<SniPattern> = default(None, "every service") since "0.2.0";
