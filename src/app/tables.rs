@@ -1,11 +1,8 @@
 //! Tables that the configuration alone determines: names, exposure and addresses never dialled.
 
 use crate::config::{self, Config, DefaultExposure, Listener, ServiceSubset};
-use crate::datapath::binding::audience;
 use crate::datapath::dial::DenyList;
-use crate::snapshot::{
-    Alias, Exposure, ExposureTable, NameTable, ServiceLimits, Subset, SubsetPart, TransitRule,
-};
+use crate::snapshot::{Alias, Exposure, ExposureTable, NameTable, Subset, SubsetPart};
 
 /// Returns the name table of the configuration.
 pub(super) fn name_table(config: &Config) -> NameTable {
@@ -71,37 +68,20 @@ pub(super) fn alias(config: &Config, alias: &config::Alias) -> Alias {
     }
 }
 
-fn service_limits(limits: config::ServiceLimits) -> ServiceLimits {
-    ServiceLimits {
-        tunnels: limits.tunnels,
-        connect_timeout: limits.connect_timeout,
-        idle_timeout: limits.idle_timeout,
-        max_duration: limits.max_duration,
-    }
-}
-
 /// Returns the exposure table of the configuration.
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
-    let rules = config.exposure.transit.iter().enumerate();
-    let rules = rules.map(|(index, rule)| TransitRule {
-        index,
-        service: rule.service.clone(),
-        namespace: rule.namespace.as_deref().map(Into::into),
-        transit: rule.transit,
-    });
     let table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
-    let mut table = table.with_transit(rules);
+    let mut table = table.with_transit(config.exposure.transit.iter().cloned());
     for (index, entry) in config.exposure.services.iter().enumerate() {
-        let to = entry.to.iter().map(audience);
         let exposure = Exposure {
             index,
             port: entry.service.port,
             namespace: entry.namespace.as_deref().map(Into::into),
-            audiences: to.collect(),
+            audiences: entry.to.clone(),
             exposes_workloads: entry.workloads,
             route_by: entry.route_by,
             transit: entry.transit,
-            limits: service_limits(entry.limits),
+            limits: entry.limits,
             is_of_object: entry.is_of_object,
             ..Exposure::default()
         };

@@ -36,17 +36,17 @@ pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> 
         let what = what.into_iter();
         what.map(move |what| format!("{at}: {what}"))
     });
-    let rules = config.exposure.transit.iter().enumerate();
+    let rules = config.exposure.transit.iter();
     let rules = rules.filter_map(|rule| reachable(rule, snapshot));
     findings.chain(rules).collect()
 }
 
 /// Returns the finding that lists the services that a rule opens to other networks. Those of a
 /// control plane are known only at run time.
-fn reachable((index, rule): (usize, &TransitRule), snapshot: &Snapshot) -> Option<String> {
+fn reachable(rule: &TransitRule, snapshot: &Snapshot) -> Option<String> {
     let is_its = |service: &&Arc<Service>| {
         let deciding = snapshot.transit_rule(&service.hostname);
-        deciding.is_some_and(|of| of.index == index) && relies_on_default(snapshot, service)
+        deciding == Some(rule) && relies_on_default(snapshot, service)
     };
     let services = snapshot.services.sorted().into_iter();
     let services = services.filter(|of| !of.other_networks.is_empty());

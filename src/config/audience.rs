@@ -8,7 +8,7 @@ use crate::yaml::Value;
 section! {
     /// Peers that a service is exposed to. At least one key is given.
     pub struct Audience at "exposure.services[].to[]" | "bindings[].to[]" |
-        "exposure.bindings.to[]" or default, check(check_audience)
+        "exposure.bindings.to[]" or default, derive(Eq, Hash), check(check_audience)
     {
         /// Every peer of the trust set and, on TLS listeners, every client. No other key is given
         /// then.

@@ -181,7 +181,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::tests::with;
     use crate::yaml::Document;
     use crate::yaml::Report;
 
@@ -234,47 +233,6 @@ mod tests {
         ] {
             let rule = format!("services: {{matchExpressions: [{{key: a, {expression}}}]}}");
             assert_eq!(exports(&rule, "", service), want, "{expression} {service}");
-        }
-    }
-
-    #[test]
-    fn rules_need_files_and_files_have_to_exist() {
-        let rule = "{services: {matchLabels: {a: b}}}";
-        for (exposure, want) in [
-            (format!("{{files: [Cargo.toml, src], auto: [{rule}]}}"), ""),
-            (
-                format!("{{auto: [{rule}]}}"),
-                "11: error: `exposure.auto` selects Services of `exposure.files`, and there are",
-            ),
-            ("{files: [none.yaml]}".to_owned(), "11: error: `exposure.files[]` is `"),
-            ("{files: a}".to_owned(), "11: error: `exposure.files` is `a`; write a list"),
-        ] {
-            let findings = with(&format!("exposure: {exposure}"));
-            let good = findings.starts_with(want) && findings.is_empty() == want.is_empty();
-            assert!(good, "{exposure}: {findings}");
-        }
-    }
-
-    #[test]
-    fn a_rule_that_would_select_everything_or_nothing_is_refused() {
-        for (text, want) in [
-            ("{}", "selects no Service by itself"),
-            ("except: {matchLabels: {a: b}}", "selects no Service by itself"),
-            ("services: {}", "is empty, which would select everything"),
-            ("services: {matchLabels: {}}", "is empty, which would select everything"),
-            ("services: {matchLabel: {a: b}}", "unknown key `matchLabel`"),
-            ("services: {matchLabels: [a]}", "is not a map; write `{KEY: VALUE}`"),
-            ("services: {matchLabels: {a: [b]}}", "is a list; write text"),
-            ("services: {matchExpressions: [{key: a}]}", "has no `operator`"),
-            ("services: {matchExpressions: [{key: a, operator: in}]}", "cannot be `in`"),
-            ("services: {matchExpressions: [{key: a, operator: In}]}", "has no `values`"),
-            (
-                "services: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}",
-                "has `values`, which its operator does not use",
-            ),
-        ] {
-            let reported = read(text).unwrap_err();
-            assert!(reported.contains(want), "{text}: {reported}");
         }
     }
 }

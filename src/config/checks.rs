@@ -363,7 +363,7 @@ fn admin_is_local(root: Value<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::config::tests::instead;
 
     #[test]
     fn wildcards_overlap_what_they_cover_and_port_zero_nothing() {
@@ -376,15 +376,6 @@ mod tests {
         assert!(!overlap("127.0.0.1:1", "127.0.0.2:1"));
         assert!(!overlap("127.0.0.1:1", "127.0.0.1:2"));
         assert!(!overlap("127.0.0.1:0", "127.0.0.1:0"));
-    }
-
-    /// Returns the findings of a configuration with one replacement.
-    fn findings(old: &str, new: &str) -> String {
-        let good = super::super::tests::GOOD;
-        assert!(good.contains(old), "{old}");
-        let text = good.replacen(old, new, 1);
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
-        Config::parse(&path, &text).1.to_string()
     }
 
     #[test]
@@ -401,74 +392,8 @@ mod tests {
         ] {
             assert_eq!(variable(text), name, "{text}");
         }
-        let found = findings("gateway: {", "gateway: {network: 'net-${ZONE}', ");
-        let want = "s.yaml:1: warning: `${ZONE}` is not a variable here but text; write its value";
-        assert!(found.ends_with(want), "{found}");
-        assert_eq!(found.lines().count(), 1, "{found}");
-    }
-
-    #[test]
-    fn a_cluster_of_this_gateway_that_no_trust_domain_has_is_a_warning() {
-        let found = findings("cluster: east}", "cluster: esat}");
-        let want = "1: warning: `gateway.cluster` is `esat`, which is not a cluster of `trust`";
-        assert!(found.contains(want), "{found}");
-    }
-
-    #[test]
-    fn bits_after_the_prefix_of_a_network_are_a_warning_wherever_it_is() {
-        let end = "discovery: {kind: file, path: Cargo.toml}";
-        for keys in
-            ["dial: {allow: [127.0.0.1/8]}", "dns: {listen: '127.0.0.1:5353', vips: 240.0.0.1/4}"]
-        {
-            let found = findings(end, &format!("{end}\n{keys}"));
-            assert!(found.contains("whose address has bits after the prefix"), "{found}");
-        }
-        let found = findings(end, &format!("{end}\ndial: {{allow: [127.0.0.0/8, '::1/128']}}"));
-        assert_eq!(found, "");
-    }
-
-    #[test]
-    fn labels_that_istiod_does_not_send_are_a_warning() {
-        let findings = |discovery: &str| {
-            let good = super::super::tests::GOOD;
-            let file = "discovery: {kind: file, path: Cargo.toml}";
-            assert!(good.contains(file));
-            let text = good.replace(file, discovery);
-            let labels = "{version: v1, team: a, topology.istio.io/cluster: east}";
-            let subsets = format!("[{{name: v1, labels: {labels}}}]");
-            let entry = format!("{{service: a.b, to: [{{anyone: true}}], subsets: {subsets}}}");
-            let text = format!("{text}exposure: {{services: [{entry}]}}\n");
-            let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
-            Config::parse(&path, &text).1.to_string()
-        };
-        assert_eq!(findings("discovery: {kind: file, path: Cargo.toml}"), "");
-        let istio = findings("discovery: {kind: istio, address: \"a.b:1\", roots: Cargo.toml}");
-        let want = "is of the label `team`, which istiod does not send; write one of `version`, ";
-        assert!(istio.contains(want), "{istio}");
-        assert_eq!(istio.lines().count(), 1, "{istio}");
-    }
-
-    #[test]
-    fn istiod_8_metrics_may_have_several_addresses_and_each_is_checked() {
-        let metrics = |bind: &str| {
-            let text = format!("{}metrics: {{bind: {bind}}}\n", super::super::tests::GOOD);
-            let (config, findings) = Config::parse("strait.yaml".as_ref(), &text);
-            let addresses = config.map(|config| config.metrics.bind);
-            (addresses.unwrap_or_default().len(), findings.to_string())
-        };
-        for (bind, count, reported) in [
-            ("\"[::]:1\"", 1, ""),
-            ("[\"[::]:1\", \"127.0.0.1:2\"]", 2, ""),
-            ("[]", 0, "`metrics.bind` is empty; write at least one"),
-            ("[\"[::]:1\", many]", 0, "`metrics.bind[]` is `many`"),
-            ("[\"[::]:1\", \"127.0.0.1:1\"]", 0, "overlaps `metrics.bind` ([::]:1)"),
-        ] {
-            let (addresses, findings) = metrics(bind);
-            assert_eq!(addresses, count, "{bind}: {findings}");
-            assert!(
-                findings.contains(reported) && findings.is_empty() == reported.is_empty(),
-                "{findings}"
-            );
-        }
+        let found = instead("gateway: {", "gateway: {network: 'net-${ZONE}', ");
+        let want = "1: warning: `${ZONE}` is not a variable here but text; write its value";
+        assert_eq!(found, want);
     }
 }

@@ -8,7 +8,9 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spiffe::{SpiffeId, TrustDomain as SpiffeTrustDomain};
 
-use super::define::{Credential, NewFolder, Segment, Shape, TEXT, Ttl, Type, form, path, section};
+use super::define::{
+    Credential, NewFolder, Segment, Shape, TEXT, Ttl, Type, form, matching, path, section,
+};
 use super::discovery::{ControlPlane, ReadKeys, read_kind};
 use crate::yaml::Value;
 
@@ -130,7 +132,7 @@ form! {
     Socket => PathBuf,
         "the socket of a SPIFFE Workload API, such as \
          `unix:///var/run/secrets/workload-spiffe-uds/socket`",
-        "string",
+        matching("^unix:/"),
         |value, wanted| value.parsed(wanted, unix_socket), |socket| path(socket);
     /// The name of a trust domain.
     DomainName => String, "the name of a trust domain alone, such as `east.local`", TEXT,

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde_json::json;
 
 use super::define::{
-    DrainTime, Hostname, MaybeEmpty, NonEmpty, OneOrMore, Size, form, section, words,
+    DrainTime, Hostname, MaybeEmpty, NonEmpty, OneOrMore, Size, form, matching, section, words,
 };
 use super::level::{Access, Directives};
 use crate::yaml::Value;
@@ -162,7 +162,8 @@ fn check_dns(dns: Dns, value: Value<'_>) -> Option<Dns> {
 
 form! {
     /// A family of names.
-    Family => String, "`*.NAME`, such as `*.global`", "string",
+    Family => String, "`*.NAME`, such as `*.global`",
+        matching("^[*][.]"),
         |value, wanted| value.parsed(wanted, |text| Hostname::parse(text.strip_prefix("*.")?)),
         |family| json!(format!("*.{family}"));
 }
@@ -263,16 +264,4 @@ fn level(value: Value<'_>, wanted: &str) -> Option<String> {
         return None;
     }
     Some(read.text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::tests::with;
-
-    #[test]
-    fn a_wildcard_of_the_responder_is_a_warning() {
-        let found = with("dns: {listen: [\"192.0.2.1:53\", \"0.0.0.0:53\"]}");
-        assert!(found.contains("warning: `dns.listen` contains 0.0.0.0:53"), "{found}");
-        assert_eq!(with("dns: {listen: \"192.0.2.1:53\"}"), "");
-    }
 }

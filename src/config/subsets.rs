@@ -35,7 +35,8 @@ section! {
 
 form! {
     /// Name of a subset: server names are compared in lower case.
-    SubsetName => String, "lower-case letters, digits and `-`, such as `v1`", TEXT,
+    SubsetName => String, "lower-case letters, digits and `-`, such as `v1`",
+        json!({"type": TEXT, "pattern": "^[a-z0-9-]+$"}),
         |value, wanted| value.parsed(wanted, |text| {
             let is_plain = |byte: u8| {
                 byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'
@@ -112,44 +113,6 @@ pub(super) fn are_unambiguous<'a>(
                 let what = format!("has a share of `{}`, which has no `labels`", share.subset);
                 item.error(what, "the name of a subset of this service with `labels`");
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::config::tests::exposed;
-
-    #[test]
-    fn a_subset_has_labels_or_shares_of_those_that_have() {
-        let subsets = |subsets: &str| {
-            let entry = "{service: a.b, to: [{anyone: true}]";
-            let other = format!("{entry}, subsets: [{{name: v3, labels: {{app: c}}}}]}}");
-            exposed(&format!("{entry}, subsets: [{subsets}]}}, {other}"))
-        };
-        let both = "{name: v1, labels: {version: v1, example.com/team: a}}, \
-                    {name: v2, labels: {version: v2}}";
-        let split = |names: [&str; 2]| {
-            let [one, other] = names;
-            let shares = format!("{{subset: {one}, weight: 9}}, {{subset: {other}, weight: 1}}");
-            subsets(&format!("{both}, {{name: mix, split: [{shares}]}}"))
-        };
-        assert_eq!(split(["v1", "v2"]), "");
-        assert_eq!(split(["v1", "v3"]), "");
-        assert!(split(["v1", "v4"]).contains("share of `v4`, which has no `labels`"));
-        assert!(split(["v1", "mix"]).contains("share of `mix`, which has no `labels`"));
-        for (bad, want) in [
-            ("{name: v1}", "needs exactly one of `labels` and `split`"),
-            ("{name: V1, labels: {app: a}}", "write lower-case letters, digits and `-`"),
-            (
-                "{name: v1, labels: {a/: a}}",
-                "labels[]` is the label `a/: a`; write a key and a value of at most 63",
-            ),
-            ("{name: v3, labels: {app: a}}", "defines `v3` of `a.b` twice"),
-            ("{name: v1, split: [{subset: v3, weight: 0}]}", "a whole number from 1 to 4294967295"),
-        ] {
-            let findings = subsets(bad);
-            assert!(findings.contains(want), "{bad}: {findings}");
         }
     }
 }

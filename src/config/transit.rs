@@ -10,7 +10,9 @@ use crate::yaml::Value;
 
 section! {
     /// Transit of some services, or of all others.
-    pub struct TransitRule at "exposure.transit[]", check(check), compare(compare) {
+    pub struct TransitRule at "exposure.transit[]", derive(Default), check(check),
+        compare(compare)
+    {
         /// Hostname of the service, or `*.NAME` for all below it at any depth. One name of a family
         /// stands for all.
         service: Option<SniPattern> = default(None, "every service") since "0.2.0";
@@ -77,57 +79,6 @@ fn compare(_: Value<'_>, read: &[(TransitRule, Value<'_>)]) {
         if let Some((other, _)) = earlier.find(|(other, _)| scope(other) == scope(rule)) {
             let what = format!("is for the same services as line {}", other.line.number());
             value.error(what, "one rule for them");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::tests::{GOOD, check, with};
-    use super::*;
-
-    fn rules(text: &str) -> Vec<(Option<String>, Option<String>, Transit)> {
-        let (config, findings) = check(&format!("{GOOD}exposure: {{transit: {text}}}\n"));
-        assert_eq!(findings, "");
-        let rules = config.expect("a configuration").exposure.transit.into_iter();
-        let name = |of: SniPattern| of.to_string();
-        let shown = rules.map(|of| (of.service.map(name), of.namespace, of.transit));
-        shown.collect()
-    }
-
-    #[test]
-    fn transit_is_a_word_or_a_list_of_rules() {
-        assert_eq!(rules("failover"), [(None, None, Transit::Failover)]);
-        assert_eq!(rules("off"), []);
-        let list = "[{service: a.b, transit: off}, {service: \"*.b\", transit: always}, \
-                    {namespace: shop, transit: failover}, {service: \"*\", transit: always}]";
-        let text = |name: &str| Some(name.to_owned());
-        let want = [
-            (text("a.b"), None, Transit::Off),
-            (text("*.b"), None, Transit::Always),
-            (None, text("shop"), Transit::Failover),
-            (None, None, Transit::Always),
-        ];
-        assert_eq!(rules(list), want);
-    }
-
-    #[test]
-    fn a_rule_that_says_nothing_or_two_things_is_an_error() {
-        for (text, want) in [
-            ("some", "`exposure.transit` cannot be `some`; write one of `off`"),
-            ("[]", "`exposure.transit` is empty; write at least one entry"),
-            ("[{service: a.b}]", "`exposure.transit[]` has no `transit`"),
-            (
-                "[{service: a.b, namespace: a, transit: off}]",
-                "`exposure.transit[]` has both `service` and `namespace`; write one of them",
-            ),
-            (
-                "[{transit: off}, {service: \"*\", transit: always}]",
-                "`exposure.transit[]` is for the same services as line 11; write one rule",
-            ),
-        ] {
-            let findings = with(&format!("exposure: {{transit: {text}}}"));
-            assert!(findings.contains(want), "{text}: {findings}");
         }
     }
 }

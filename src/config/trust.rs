@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use derive_more::Display;
 use serde_json::json;
 
-use super::define::{Credential, NonEmpty, TEXT, form, path, repeated, scalar, section, words};
+use super::define::{
+    Credential, NonEmpty, TEXT, form, matching, path, repeated, scalar, section, whole, words,
+};
 use super::identity::{DomainName, parse_identity};
 use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
 use crate::yaml::Value;
@@ -227,11 +229,11 @@ form! {
     CrlFile => PathBuf, "the path of a file, relative to the file that names it", "string",
         |value, _| value.watched_path(), |file| path(file);
     /// A limit of intermediates.
-    VerifyDepth => usize, "a whole number from 0 to 6", "integer",
+    VerifyDepth => usize, "a whole number from 0 to 6", whole(0_u32, VERIFY_DEPTH_MAX),
         |value, _| value.number(0, VERIFY_DEPTH_MAX).map(Into::into), |depth| json!(depth);
     /// The identity of a workload, as its certificate has it.
     WorkloadId => String, "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`",
-        "string",
+        matching("^spiffe://[^/]+/ns/[^/]+/sa/[^/]+$"),
         |value, wanted| value.parsed(wanted, |text| {
             parse_identity(text).map(|_| text.to_owned())
         }),
@@ -255,86 +257,11 @@ fn issuer(value: Value<'_>) -> Option<Issuer> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::tests::{GOOD, check, instead};
+    use crate::config::tests::{GOOD, check};
 
     use super::*;
 
     const HASH: &str = "0123456789abcdef0123456789abcdef0123456789ABCDEF0123456789ABCDEF";
-
-    /// The findings about the good file with more keys in its `trust`, on line 4.
-    fn with(keys: &str) -> String {
-        instead("  domains:", &format!("{keys}\n  domains:"))
-    }
-
-    #[test]
-    fn the_depth_of_a_chain_is_three_intermediates_or_a_number_up_to_six() {
-        let depth = |keys: &str| {
-            let (config, _) = check(&GOOD.replacen("  domains:", &format!("{keys}  domains:"), 1));
-            config.map(|config| config.trust.max_verify_depth)
-        };
-        assert_eq!(depth(""), Some(3));
-        assert_eq!(depth("  max_verify_depth: 0\n"), Some(0));
-        assert_eq!(depth("  max_verify_depth: 6\n"), Some(6));
-        let want = "4: error: `trust.max_verify_depth` is ";
-        for wrong in ["7", "-1", "none"] {
-            let reported = with(&format!("  max_verify_depth: {wrong}"));
-            assert!(reported.starts_with(want), "{reported}");
-            assert!(reported.contains("from 0 to 6"), "{reported}");
-        }
-    }
-
-    #[test]
-    fn istiod_5_a_cluster_is_a_name_with_hashes_or_files_of_issuers() {
-        let cluster = |entry: &str| with(&format!("  clusters: [{entry}]"));
-        for (entry, want) in [
-            (&*format!("{{name: west, issuers: [{HASH}, Cargo.toml]}}"), ""),
-            ("", "4: error: `trust.clusters` is empty; write at least one entry"),
-            ("{name: west}", "4: error: `trust.clusters[]` has no `issuers`"),
-            (
-                "{name: west, issuers: []}",
-                "4: error: `trust.clusters[].issuers` is empty; write at least one entry",
-            ),
-            (
-                "{name: west, issuers: [0123456789abcdef0123456789abcdef]}",
-                "4: error: `trust.clusters[].issuers[]` has 32 hexadecimal digits; write the 64 of",
-            ),
-            (
-                "{name: west, issuers: [/absent.pem]}",
-                "4: error: `trust.clusters[].issuers[]` is `/absent.pem`: No such",
-            ),
-            (
-                "{name: unknown, issuers: [Cargo.toml]}",
-                "4: error: `trust.clusters[].name` is `unknown`, which is the cluster of all",
-            ),
-            (
-                "{name: west, issuers: [Cargo.toml]}, {name: west, issuers: [Cargo.toml]}",
-                "4: error: `trust.clusters[]` has `west` twice, first on line 4",
-            ),
-        ] {
-            let reported = cluster(entry);
-            let is_wanted = reported.starts_with(want) && reported.is_empty() == want.is_empty();
-            assert!(is_wanted, "{entry}: {reported}");
-        }
-        let alone = with("  unknown_issuers: reject");
-        let want = "4: error: `trust.unknown_issuers` applies to issuers outside";
-        assert!(alone.starts_with(want), "{alone}");
-    }
-
-    #[test]
-    fn istiod_5_with_issuers_no_other_entry_names_the_cluster_of_all_others() {
-        let keys = format!("  clusters: [{{name: west, issuers: [{HASH}]}}]\n  domains:");
-        let issuers = GOOD.replacen("  domains:", &keys, 1);
-        let (own, domain) = ("gateway: {cluster: east}", "Local, cluster: east}");
-        for (old, new, want) in [
-            (own, "gateway: {cluster: unknown}", "1: error: `gateway.cluster` is `unknown`,"),
-            (domain, "Local, cluster: unknown}", "`trust.domains[].cluster` is `unknown`,"),
-        ] {
-            let (_, reported) = check(&issuers.replacen(old, new, 1));
-            assert!(reported.contains(want), "{reported}");
-            // Without issuers it is a name as any other.
-            assert!(!instead(old, new).contains("error"));
-        }
-    }
 
     #[test]
     fn istiod_5_with_issuers_their_clusters_and_unknown_are_all_that_there_is() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::config::{self, Inner};
 use crate::outer::ExpectedWorkloads;
-use crate::snapshot::{Audience, BoundEndpoints, Caller, Snapshot};
+use crate::snapshot::{BoundEndpoints, Caller, Snapshot};
 use crate::telemetry::DestinationService;
 
 use super::limits::clients::ClientLimits;
@@ -20,8 +20,6 @@ pub struct Binding {
     pub service: DestinationService,
     /// Gateways of the service.
     pub endpoints: BoundEndpoints,
-    /// Clients that may connect by mutual TLS. None at all is plain TCP.
-    audiences: Box<[Audience]>,
     /// Workloads that may serve.
     pub workloads: ExpectedWorkloads,
     /// Limits of open connections.
@@ -49,7 +47,6 @@ impl Binding {
                 hostname: Arc::clone(&host),
             },
             endpoints: BoundEndpoints::new(clusters, Arc::clone(&host), port),
-            audiences: config.to.iter().map(audience).collect(),
             workloads: ExpectedWorkloads {
                 identities: shared(&config.workloads.identities),
                 namespaces: shared(&config.workloads.namespaces),
@@ -64,7 +61,7 @@ impl Binding {
 
     /// Returns whether clients speak mutual TLS.
     pub fn requires_identity(&self) -> bool {
-        !self.audiences.is_empty()
+        !self.config.to.is_empty()
     }
 
     /// Returns whether a client may use the binding. Without `to`, only clients without an identity
@@ -73,7 +70,7 @@ impl Binding {
         if !self.requires_identity() {
             return client.is_unknown();
         }
-        let mut audiences = self.audiences.iter();
+        let mut audiences = self.config.to.iter();
         !client.is_unknown()
             && snapshot.is_linked(client)
             && audiences.any(|audience| audience.admits(client, &snapshot.trust))
@@ -96,19 +93,6 @@ impl Binding {
     /// Describes the clusters for the log.
     pub fn clusters(&self) -> String {
         self.config.cluster.join(", ")
-    }
-}
-
-/// Converts an audience of the configuration.
-pub fn audience(of: &config::Audience) -> Audience {
-    let accounts = of.service_accounts.iter();
-    Audience {
-        anyone: of.anyone,
-        cluster: of.cluster.as_deref().map(Into::into),
-        namespaces: of.namespaces.iter().map(|name| name.as_str().into()).collect(),
-        service_accounts: accounts
-            .map(|(namespace, name)| (namespace.as_str().into(), name.as_str().into()))
-            .collect(),
     }
 }
 

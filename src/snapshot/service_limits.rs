@@ -2,22 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
+pub use crate::config::ServiceLimits;
 use crate::limits::{Account, Held, Pool, Resource, Source};
-
-/// Limits of tunnels. `None` means no limit besides those of the gateway.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServiceLimits {
-    /// Number of concurrent tunnels.
-    pub tunnels: Option<u32>,
-    /// Time to find an endpoint and to connect to it.
-    pub connect_timeout: Option<Duration>,
-    /// Time without a byte in either direction.
-    pub idle_timeout: Option<Duration>,
-    /// Time for which a tunnel is open.
-    pub max_duration: Option<Duration>,
-}
 
 impl ServiceLimits {
     /// Returns whether there is any limit.
@@ -119,6 +106,8 @@ impl TunnelCount {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn source(name: &str) -> Source {

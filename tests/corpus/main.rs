@@ -7,6 +7,8 @@
 #![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
+mod findings;
+#[cfg(test)]
 #[path = "../fuzz/targets/mod.rs"]
 mod targets;
 

@@ -18,7 +18,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("wire", &["labels"]),
     ("yaml", &[]),
     ("config", &["wire", "reason", "yaml"]),
-    ("snapshot", &["wire", "limits", "reason", "status"]),
+    ("snapshot", &["wire", "config", "limits", "reason", "status"]),
     ("status", &["labels", "wire", "reason"]),
     ("limits", &["labels", "reason", "status"]),
     ("telemetry", &["labels", "wire", "config", "limits", "reason", "status"]),

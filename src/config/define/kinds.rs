@@ -48,10 +48,12 @@ scalar! {
     bool => bool, "`true` or `false`", "boolean",
         |value, _| value.flag(), |flag| json!(flag);
     SocketAddr => SocketAddr,
-        "an address and a port, such as `\"127.0.0.1:15000\"` or `\"[::]:15008\"`", "string",
+        "an address and a port, such as `\"127.0.0.1:15000\"` or `\"[::]:15008\"`",
+        matching(":[0-9]{1,5}$"),
         |value, wanted| value.parsed(wanted, |text| text.parse().ok()),
         |address| json!(address.to_string());
-    IpNet => IpNet, "a network in CIDR form, such as `127.0.0.0/8`", "string",
+    IpNet => IpNet, "a network in CIDR form, such as `127.0.0.0/8`",
+        matching("^[0-9A-Fa-f:.]+/[0-9]{1,3}$"),
         network, |network| json!(network.to_string());
 }
 
@@ -70,11 +72,13 @@ form! {
     MaybeEmpty => String, "text", TEXT,
         |value, _| value.text_or_empty().map(str::to_owned), |text| json!(text);
     /// A namespace or service account: a segment of a SPIFFE path.
-    Segment => String, "one name of letters, digits, `-`, `_` and `.`", TEXT,
+    Segment => String, "one name of letters, digits, `-`, `_` and `.`",
+        json!({"type": TEXT, "pattern": "^[A-Za-z0-9._-]+$"}),
         |value, wanted| value.parsed(wanted, |text| is_segment(text).then(|| text.to_owned())),
         |text| json!(text);
     /// A service account with its namespace.
-    Account => (String, String), "`NAMESPACE/NAME`, such as `shop/checkout`", "string",
+    Account => (String, String), "`NAMESPACE/NAME`, such as `shop/checkout`",
+        matching("^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$"),
         |value, wanted| value.parsed(wanted, |text| {
             let (namespace, name) = text.split_once('/')?;
             let is_account = is_segment(namespace) && is_segment(name);
@@ -95,14 +99,15 @@ form! {
         "string", |value, _| value.new_folder(), |out| path(out);
     /// A host with a port.
     Address => HostPort,
-        "a host and a port, such as `istiod.istio-system.svc:15012`", "string",
+        "a host and a port, such as `istiod.istio-system.svc:15012`", matching(":[0-9]{1,5}$"),
         |value, wanted| value.parsed(wanted, |text| {
             HostPort::parse(text).ok().filter(|address| address.port.is_some())
         }),
         |address| json!(address);
     /// A hostname with a port.
     ServicePort => HostPort,
-        "the hostname and port of a service, such as `echo.app.mesh.internal:80`", "string",
+        "the hostname and port of a service, such as `echo.app.mesh.internal:80`",
+        matching(":[0-9]{1,5}$"),
         |value, wanted| value.parsed(wanted, |text| {
             let named = HostPort::parse(text).ok().filter(|named| !named.is_address());
             named.filter(|named| named.port.is_some())
@@ -117,16 +122,17 @@ form! {
         "`HOST:PORT` or `HOST`, such as `echo.app.svc.cluster.local:80`", "string",
         service, |named| json!(named);
     /// The number of threads.
-    Workers => usize, "a whole number from 0 to 1024", "integer",
+    Workers => usize, "a whole number from 0 to 1024", whole(0_u32, WORKERS_MAX),
         |value, _| value.number(0, WORKERS_MAX).map(Into::into), |number| json!(number);
     /// A limit of connections.
-    Connections => u32, "a whole number from 1 to 1048576", "integer",
+    Connections => u32, "a whole number from 1 to 1048576", whole(1_u32, CONNECTIONS_MAX),
         |value, _| value.number(1, CONNECTIONS_MAX), |number| json!(number);
     /// A weight.
-    Weight => u32, "a whole number from 0 to 4294967295", "integer",
+    Weight => u32, "a whole number from 0 to 4294967295", whole(0_u32, u32::MAX),
         |value, _| value.number(0, u32::MAX), |number| json!(number);
     /// A percentage.
-    Percent => u8, "a whole percentage from 0% to 100%, such as `70%`", "string",
+    Percent => u8, "a whole percentage from 0% to 100%, such as `70%`",
+        matching("^0*([0-9]{1,2}|100)%$"),
         |value, wanted| value.parsed(wanted, |text| {
             let digits = text.strip_suffix('%')?;
             let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -136,7 +142,7 @@ form! {
         |percent| json!(percent);
     /// A number of bytes.
     Size => usize, "a size of at least 1MiB, such as `256MiB` or `1.5GiB`",
-        ["string", "integer"],
+        json!({"type": ["string", "integer"], "minimum": BUFFERS_MIN}),
         |value, wanted| value.parsed(wanted, |text| {
             let bytes: ByteSize = text.parse().ok()?;
             usize::try_from(bytes.as_u64()).ok().filter(|bytes| *bytes >= BUFFERS_MIN)
@@ -144,23 +150,38 @@ form! {
         |bytes| json!(bytes);
     /// A duration of a drain.
     DrainTime => Duration, "a duration of at most 1h, such as `5s` or `1m 30s`",
-        "string",
+        time(),
         |value, wanted| time_within(value, wanted, (Duration::ZERO, DRAIN_MAX)), duration;
     /// A time without a byte.
-    IdleTime => Duration, "a duration from 1s to 7d, such as `1h`", "string",
+    IdleTime => Duration, "a duration from 1s to 7d, such as `1h`", time(),
         |value, wanted| time_within(value, wanted, IDLE), duration;
     /// The lifetime of a certificate.
-    Ttl => Duration, "a duration from 1m to 365d, such as `24h`", "string",
+    Ttl => Duration, "a duration from 1m to 365d, such as `24h`", time(),
         |value, wanted| time_within(value, wanted, TTL), duration;
     /// A number of tunnels, or a weight of which none is 0.
-    Positive => u32, "a whole number from 1 to 4294967295", "integer",
+    Positive => u32, "a whole number from 1 to 4294967295", whole(1_u32, u32::MAX),
         |value, _| value.number(1, u32::MAX), |number| json!(number);
     /// A limit of time of open tunnels.
-    TunnelTime => Duration, "a duration from 1s to 365d, such as `5m`", "string",
+    TunnelTime => Duration, "a duration from 1s to 365d, such as `5m`", time(),
         |value, wanted| time_within(value, wanted, TUNNEL_TIME), duration;
     /// A limit of time of dials.
-    ConnectTime => Duration, "a duration from 1ms to 10s, such as `2s`", "string",
+    ConnectTime => Duration, "a duration from 1ms to 10s, such as `2s`", time(),
         |value, wanted| time_within(value, wanted, CONNECT_TIME), duration;
+}
+
+/// Returns the JSON Schema of whole numbers between two bounds, which are included.
+pub(in crate::config) fn whole(min: impl Into<u64>, max: impl Into<u64>) -> Json {
+    json!({"type": "integer", "minimum": min.into(), "maximum": max.into()})
+}
+
+/// Returns the JSON Schema of text that has a pattern.
+pub(in crate::config) fn matching(pattern: &str) -> Json {
+    json!({"type": "string", "pattern": pattern})
+}
+
+/// Returns the JSON Schema of durations.
+fn time() -> Json {
+    matching("^(0|([0-9]+ *[A-Za-z]+ *)+)$")
 }
 
 fn time_within(

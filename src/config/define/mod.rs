@@ -8,7 +8,7 @@ mod kinds;
 
 use std::collections::HashMap;
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use crate::yaml::{Fields, Value};
 
@@ -60,6 +60,12 @@ pub(super) enum Shape {
 }
 
 impl Shape {
+    /// Makes the shape of a scalar of these JSON types, or of this JSON Schema.
+    pub(super) fn scalar(format: &str, types: Json) -> Self {
+        let schema = if types.is_object() { types } else { json!({"type": types}) };
+        Self::Scalar(format.to_owned(), schema)
+    }
+
     pub(super) fn list(of: Self, needs_entry: bool, or_one: bool) -> Self {
         Self::List { of: Box::new(of), needs_entry, or_one }
     }
@@ -457,7 +463,8 @@ macro_rules! choice {
     )* };
 }
 
-/// Implements [`Type`] for scalars: format in words, JSON types, reader and JSON form.
+/// Implements [`Type`] for scalars: format in words, JSON types or JSON Schema, reader and JSON
+/// form.
 macro_rules! scalar {
     ($(
         $kind:ty => $out:ty, $format:expr, $types:expr, $read:expr, $show:expr;
@@ -476,8 +483,7 @@ macro_rules! scalar {
             }
 
             fn shape() -> $crate::config::define::Shape {
-                $crate::config::define::Shape::Scalar(
-                    $format.to_owned(), serde_json::json!({"type": $types}))
+                $crate::config::define::Shape::scalar($format, serde_json::json!($types))
             }
         }
     )* };

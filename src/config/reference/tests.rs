@@ -161,6 +161,30 @@ fn the_schema_requires_the_keys_that_other_keys_require() {
 }
 
 #[test]
+fn the_schema_has_the_bounds_and_patterns_of_the_reader() {
+    let mut parts = schema();
+    parts["required"] = json!([]);
+    let (schemas, index) = compile(parts);
+    for (bad, good) in [
+        ("workers: 1025", "workers: 1024"),
+        ("dial: {allow: [10.0.0.1]}", "dial: {allow: [10.0.0.1/32]}"),
+        ("dns: {servers: [10.0.0.1]}", "dns: {servers: [\"10.0.0.1:53\"]}"),
+        ("traffic: [{service: a, spill_below: 101%}]", "traffic: [{service: a, spill_below: 70%}]"),
+        ("drain: {lag: five}", "drain: {lag: 1m 30s}"),
+        ("limits: {buffers: 512}", "limits: {buffers: 1.5GiB}"),
+        ("trust: {skip_validation: true, waypoints: [a]}", "trust: {skip_validation: true}"),
+        (
+            "links: [{from: a, to: b, budget: {bytes: 1GiB, excess_weight: 0%}}]",
+            "links: [{from: a, to: b, budget: {bytes: 1GiB, excess_weight: 10%}}]",
+        ),
+    ] {
+        let is_valid = |text: &str| schemas.validate(&parsed(text), index).is_ok();
+        assert!(reported(bad).contains("; write a"), "{bad}: {}", reported(bad));
+        assert!(!is_valid(bad) && is_valid(good), "{bad} {good}");
+    }
+}
+
+#[test]
 fn the_files_in_docs_are_current() {
     for (file, text, flag) in [
         ("configuration.md", markdown(), " --markdown"),

@@ -14,6 +14,7 @@ use super::{Caller, ServiceLimits, TrustSet, TunnelCount};
 mod tests;
 mod transit;
 
+pub use crate::config::Audience;
 pub use transit::TransitRule;
 
 /// Exposure rules by service and by alias. The table is independent of the mesh, so a service that
@@ -113,19 +114,6 @@ pub struct Exposure {
     pub is_of_object: bool,
     /// Number of these tunnels, counted if it is limited.
     pub open: Arc<TunnelCount>,
-}
-
-/// Description of peers. All keys must match; the values of one key are alternatives.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Audience {
-    /// True if every peer of the trust set, and every client without an identity, is admitted.
-    pub anyone: bool,
-    /// Cluster of the peer, by its issuer or its trust domain.
-    pub cluster: Option<Box<str>>,
-    /// Namespaces of the peer; empty means any.
-    pub namespaces: Vec<Box<str>>,
-    /// Namespaces and service accounts of the peer; empty means any.
-    pub service_accounts: Vec<(Box<str>, Box<str>)>,
 }
 
 /// Result of evaluating the exposure rules.

@@ -3,22 +3,10 @@
 use std::cmp::Reverse;
 
 use super::{Exposure, ExposureTable};
+pub use crate::config::TransitRule;
 use crate::snapshot::{Caller, TrustSet};
 use crate::wire::sni::SniPattern;
 use crate::wire::{Authority, Transit};
-
-/// Rule of `exposure.transit`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TransitRule {
-    /// Index in the configuration's list, for display.
-    pub index: usize,
-    /// Hostnames of the services; `None` means any.
-    pub service: Option<SniPattern>,
-    /// Namespace of the services; `None` means any.
-    pub namespace: Option<Box<str>>,
-    /// Use of other networks.
-    pub transit: Transit,
-}
 
 impl TransitRule {
     /// Returns the key by which rules are ordered: hostname, wildcard, the longest first, namespace

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::entries::{assert_findings, distributing, gateway, gateway_with, merged};
+use super::entries::{distributing, gateway, gateway_with, merged};
 use super::*;
 use crate::config::{Discovery, Traffic};
 use crate::snapshot::mesh::{Locality, Ports, Service, Template, Workload};
@@ -101,60 +101,12 @@ fn a_global_traffic_policy_distributes_services_of_its_namespace_only() {
 }
 
 #[test]
-fn a_global_traffic_policy_that_cannot_be_expressed_is_reported() {
-    let config = gateway("services: []", "");
-    let table = [
-        ("{lbType: 0}", "error: `spec.policy[]` has no `dns`"),
-        ("{dns: echo}", "error: `spec.policy[].dns` is `echo`"),
-        ("{dns: echo.global, lbType: 2}", "error: `spec.policy[].lbType` is `2`; write `0` or"),
-        (
-            "{dns: echo.global, lbType: 1}",
-            "warning: `spec.policy[]` has no `target` for `lbType: FAILOVER`",
-        ),
-        (
-            "{dns: echo.global, target: [{region: us, weight: 1}]}",
-            "warning: `spec.policy[].target` is ignored with `lbType: TOPOLOGY`",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{weight: 1}]}",
-            "error: `spec.policy[].target[]` has no `region`",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{region: us-*, weight: 1}]}",
-            "error: `spec.policy[].target[].region` is `us-*`",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{region: us, weight: -1}]}",
-            "error: `spec.policy[].target[].weight` is `-1`",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{region: us, weight: 0}]}",
-            "error: `spec.policy[].target` has weights that sum to 0",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{region: us, weight: 1}, {region: us/*}]}",
-            "error: `spec.policy[].target[]` has `us` twice",
-        ),
-        (
-            "{dns: echo.global, outlier_detection: {interval: 5}}",
-            "warning: `spec.policy[].outlier_detection` is ignored",
-        ),
-        (
-            "{dns: echo.global, lbtype: FAILOVER}",
-            "warning: `spec.policy[].lbtype` is ignored; write the object without it",
-        ),
-    ];
-    assert_findings(&config, &table, distributing);
-    let unlocated = gateway("services: []", "");
-    let unlocated = Config {
-        gateway: crate::config::Gateway {
-            locality: crate::config::Locality::default(),
-            ..unlocated.gateway
-        },
-        ..unlocated
-    };
-    let close = [("{dns: echo.global}", "warning: TOPOLOGY needs the gateway's locality")];
-    assert_findings(&unlocated, &close, distributing);
+fn topology_without_a_locality_of_the_gateway_is_a_warning() {
+    let mut config = gateway("services: []", "");
+    config.gateway.locality = crate::config::Locality::default();
+    let (_, reported) = merged(&config, &distributing(&["{dns: echo.global}"]));
+    let want = "o.yaml:5: warning: TOPOLOGY needs the gateway's locality";
+    assert!(reported.starts_with(want), "{reported}");
 }
 
 /// Returns a policy as Admiral's samples have it, in a namespace.

@@ -75,19 +75,6 @@ pub(super) fn distributing(entries: &[&str]) -> String {
     )
 }
 
-/// Asserts that each entry has this finding on line 5.
-pub(super) fn assert_findings(
-    config: &Config,
-    table: &[(&str, &str)],
-    object: fn(&[&str]) -> String,
-) {
-    for (entry, want) in table {
-        let (_, reported) = merged(config, &object(&[entry]));
-        let want = format!("o.yaml:5: {want}");
-        assert!(reported.starts_with(&want), "{entry}: {reported}\n{want}");
-    }
-}
-
 #[test]
 fn a_policy_of_exposition_is_the_entries_that_a_configuration_would_have() {
     let objects = exposing(&[
@@ -113,56 +100,6 @@ fn a_policy_of_exposition_is_the_entries_that_a_configuration_would_have() {
     assert_eq!(config.exposure.services, written);
     let lines: Vec<_> = config.exposure.services.iter().map(|one| one.line.number()).collect();
     assert_eq!(lines, [5, 6, 6, 7]);
-}
-
-#[test]
-fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
-    let with = |rest: &str| format!("{{name: echo, clusters: [west], {rest}}}");
-    let many: Vec<_> = (0..101).map(|at| format!("c{at}")).collect();
-    let table = [
-        ("{clusters: [west]}".to_owned(), "error: `spec.exposed[]` has no `name`"),
-        (with("alias: a_b"), "error: `spec.exposed[].alias` is `a_b`; write the name of a service"),
-        (with("alias: 10.0.0.1"), "error: `spec.exposed[].alias` is `10.0.0.1`"),
-        (with("port: 0"), "error: `spec.exposed[].port` is `0`"),
-        (with("port: []"), "error: `spec.exposed[].port` is empty"),
-        (
-            with("port: [80, 81, 80]"),
-            "error: `spec.exposed[].port` has an item twice; write each one once",
-        ),
-        (
-            format!("{{name: echo, clusters: {many:?}}}"),
-            "error: `spec.exposed[].clusters` has more than 100 items; write the others into",
-        ),
-        (with("subset: v1"), "error: `spec.exposed[].subset` exposes a part of a service"),
-        (with("services: [a]"), "error: unknown key `services` in `spec.exposed[]`"),
-        ("{name: echo.other, clusters: [west]}".to_owned(), "error: `spec.exposed[].name` is"),
-        ("{name: echo}".to_owned(), "error: `spec.exposed[]` has no `clusters`"),
-        ("{name: echo, clusters: []}".to_owned(), "error: `spec.exposed[].clusters` is empty"),
-        (
-            "{name: echo, clusters: [moon]}".to_owned(),
-            "error: moon is not a cluster of `trust`; write one that it names",
-        ),
-        (
-            with("alias: echo.other.svc.cluster.local"),
-            "error: the alias echo.other.svc.cluster.local may be another service",
-        ),
-        (with("alias: echo.other.global"), "error: the alias echo.other.global may be another"),
-        (with("alias: db.example.com"), "error: the alias db.example.com may be another service"),
-        (with("alias: pay.global"), "error: the alias pay.global is that of "),
-    ];
-    let own = "services: [{service: \"pay.shop:1\", to: [{cluster: west}], names: [pay.global]}]";
-    for (entry, want) in &table {
-        assert_findings(&gateway(own, ""), &[(entry.as_str(), *want)], exposing);
-    }
-}
-
-#[test]
-fn an_unknown_key_beside_the_exposed_services_is_an_error() {
-    let policy = exposing(&["{name: echo, clusters: [west]}"]);
-    let policy = policy.replace("spec: {", "spec: {to: 1, ");
-    let (_, reported) = merged(&gateway("services: []", ""), &policy);
-    let want = "o.yaml:4: error: unknown key `to` in `spec`";
-    assert!(reported.starts_with(want), "{reported}");
 }
 
 #[test]
@@ -275,67 +212,6 @@ fn an_object_gives_local_names_in_its_own_namespace_only() {
     assert_eq!(config.bindings[0].cluster, ["west"]);
     let want = "the local name echo.global is that of an object in shop";
     assert!(reported.contains(want), "{reported}");
-}
-
-#[test]
-fn a_remote_service_binding_that_cannot_be_expressed_is_an_error() {
-    let own = "bindings: [{cluster: west, service: \"a.b:1\", listen: \"127.0.0.1:1\", names: \
-               [taken.global]}]\n";
-    let config = gateway("bindings: {addresses: 127.0.0.1/32}", own);
-    let table = [
-        ("{services: []}", "error: `spec.remote[]` has no `cluster`"),
-        ("{cluster: west}", "error: `spec.remote[]` has no `services`"),
-        ("{cluster: west, services: [], mode: a}", "error: unknown key `mode` in `spec.remote[]`"),
-        (
-            "{cluster: west, services: [{port: 80}]}",
-            "error: `spec.remote[].services[]` has no `name`",
-        ),
-        (
-            "{cluster: west, services: [{name: a}]}",
-            "error: `spec.remote[].services[]` has no `port`",
-        ),
-        (
-            "{cluster: west, services: [{name: a, port: 80, subset: v1}]}",
-            "error: unknown key `subset` in `spec.remote[].services[]`",
-        ),
-        (
-            "{cluster: west, services: [{name: a, port: 80, namespace: a.b}]}",
-            "error: `spec.remote[].services[].namespace` is `a.b`",
-        ),
-        (
-            "{cluster: west, services: [{name: a, port: 80, alias: \"a:1\"}]}",
-            "error: `spec.remote[].services[].alias` is `a:1`",
-        ),
-        (
-            "{cluster: moon, services: [{name: a, port: 80}]}",
-            "error: moon is not a cluster of `trust`",
-        ),
-        (
-            "{cluster: east, services: [{name: a, port: 80}]}",
-            "error: east is the cluster of this gateway",
-        ),
-        (
-            "{cluster: west, services: [{name: a, port: 80}, {name: a, port: 80}]}",
-            "error: a.shop.svc.cluster.local:80 of west is given twice",
-        ),
-        (
-            "{cluster: west, services: [{name: a, port: 80}, {name: b, port: 80}]}",
-            "error: b.shop.svc.cluster.local has no free address for port 80;",
-        ),
-        (
-            "{cluster: west, services: [{name: a, port: 15008}]}",
-            "error: a.shop.svc.cluster.local has no free address",
-        ),
-        (
-            "{cluster: west, services: [{name: a, port: 80, alias: taken.global}]}",
-            "error: the local name taken.global is that of ",
-        ),
-        (
-            "{cluster: west, services: [{name: a, port: 80}, {name: b, alias: a, port: 81}]}",
-            "error: the local name a.shop.svc.cluster.local is that of ",
-        ),
-    ];
-    assert_findings(&config, &table, binding);
 }
 
 #[test]
