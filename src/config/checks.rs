@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_metrics_may_have_several_addresses_and_each_is_checked() {
+    fn metrics_may_have_several_addresses_and_each_is_checked() {
         let metrics = |bind: &str| {
             let text = format!("{}metrics: {{bind: {bind}}}\n", super::super::tests::GOOD);
             let (config, findings) = Config::parse("strait.yaml".as_ref(), &text);

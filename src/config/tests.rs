@@ -117,7 +117,7 @@ log: {level: "info, h2=warn", format: json}
 }
 
 #[test]
-fn istiod_2_a_subscription_on_demand_is_refused_as_an_unknown_key() {
+fn a_subscription_on_demand_is_refused_as_an_unknown_key() {
     let discovery =
         "discovery: {kind: istio, address: \"a.b:1\", roots: Cargo.toml, on_demand: true}";
     let (config, findings) =

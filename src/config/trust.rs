@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_5_a_cluster_is_a_name_with_hashes_or_files_of_issuers() {
+    fn a_cluster_is_a_name_with_hashes_or_files_of_issuers() {
         let cluster = |entry: &str| with(&format!("  clusters: [{entry}]"));
         for (entry, want) in [
             (&*format!("{{name: west, issuers: [{HASH}, Cargo.toml]}}"), ""),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_5_with_issuers_no_other_entry_names_the_cluster_of_all_others() {
+    fn with_issuers_no_other_entry_names_the_cluster_of_all_others() {
         let keys = format!("  clusters: [{{name: west, issuers: [{HASH}]}}]\n  domains:");
         let issuers = GOOD.replacen("  domains:", &keys, 1);
         let (own, domain) = ("gateway: {cluster: east}", "Local, cluster: east}");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_5_with_issuers_their_clusters_and_unknown_are_all_that_there_is() {
+    fn with_issuers_their_clusters_and_unknown_are_all_that_there_is() {
         let file = |more: &str, cluster: &str| {
             let keys =
                 format!("  clusters: [{{name: north, issuers: [{HASH}]}}]{more}\n  domains:");
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_5_a_domain_may_name_its_issuers() {
+    fn a_domain_may_name_its_issuers() {
         let of = |issuers: &str| {
             let new = format!("{{name: west.local, cluster: west, issuers: {issuers}}}");
             check(&GOOD.replacen("{name: west.local, cluster: west}", &new, 1))

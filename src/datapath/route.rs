@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
+    fn with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
         let services = vec![service("echo", &[(named("waypoint"), 1)]), service("waypoint", &[])];
         let built = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
         let is_trusted = |trust: TrustSet| {
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_5_a_peer_that_moves_to_another_cluster_goes_past_no_waypoint_any_more() {
+    fn a_peer_that_moves_to_another_cluster_goes_past_no_waypoint_any_more() {
         let services = vec![service("echo", &[(named("waypoint"), 1)]), service("waypoint", &[])];
         let before = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
         let opened = peer(&before, WAYPOINT);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_1_a_port_beside_that_of_hbone_stays_plain() {
+    fn a_port_beside_that_of_hbone_stays_plain() {
         let mut pod = workload("app/echo.app", "echo", 1);
         pod.protocol = Protocol::Tcp;
         let mut echo = service("echo", &[]);

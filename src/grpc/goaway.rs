@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_the_code_of_goaway_is_read_wherever_reads_are_cut() {
+    fn the_code_of_goaway_is_read_wherever_reads_are_cut() {
         // A GOAWAY that is too short for its fields does not count: h2 ends the connection for
         // it.
         let others =

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_6_the_record_of_a_dual_stack_pod_tells_its_locality() {
+    fn the_record_of_a_dual_stack_pod_tells_its_locality() {
         let own = |zone: &str| {
             let mut own = workload("own", "10.0.0.9");
             own.addresses =

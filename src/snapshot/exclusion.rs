@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_1_who_is_sent_without_hbone_is_dialled_over_it_at_the_port_of_hbone_alone() {
+    fn who_is_sent_without_hbone_is_dialled_over_it_at_the_port_of_hbone_alone() {
         let mut service = service();
         service.ports.insert(15008, 15008);
         let mut gateway = workload();

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_a_service_that_comes_behind_a_waypoint_has_its_hostnames_looked_at() {
+    fn a_service_that_comes_behind_a_waypoint_has_its_hostnames_looked_at() {
         let at = |address: [u8; 4]| Place::Address("east".to_owned(), address.into());
         for place in [Place::Name("app/waypoint.app".into()), at([240, 0, 0, 1])] {
             let mut echo = service("echo", Some("waypoint"));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_a_route_leads_to_the_family_of_a_name_and_of_its_aliases() {
+    fn a_route_leads_to_the_family_of_a_name_and_of_its_aliases() {
         let named = |name: &str| {
             let mut routed = exposure(Vec::new());
             routed.add_passthrough_hosts([name]);

@@ -430,7 +430,7 @@ fn our_trust_domain_stands_for_the_cluster_that_the_file_names() {
 }
 
 #[test]
-fn istiod_6_the_locality_is_that_of_the_first_source_and_a_file_replaces_all_of_it() {
+fn the_locality_is_that_of_the_first_source_and_a_file_replaces_all_of_it() {
     let labels = "topology.kubernetes.io/region=\"us\"\ntopology.kubernetes.io/zone=\"us-a\"\n\
                   topology.istio.io/subzone=\"rack\"\n";
     let whole = "istio-locality=\"eu.eu-b.shelf\"\n";
@@ -475,7 +475,7 @@ fn a_pod_with_a_directory_in_memory_keeps_its_key_there() {
 }
 
 #[test]
-fn istiod_5_a_file_over_a_pod_says_the_clusters_of_issuers() {
+fn a_file_over_a_pod_says_the_clusters_of_issuers() {
     let hash = "5".repeat(64);
     let file = format!(
         "trust: {{clusters: [{{name: west, issuers: [{hash}]}}]}}\n\

@@ -102,7 +102,7 @@ fn assert_share(got: f64, want: f64, bound: f64) {
 }
 
 #[test]
-fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
+fn two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
     fastrand::seed(1);
     let clusters = ["west", "west", "east", "east"];
     let workloads = clusters.iter().enumerate();
@@ -114,7 +114,7 @@ fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
 }
 
 #[test]
-fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
+fn the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
     fastrand::seed(1);
     // Endpoints are in the order of their workloads, which `workload` numbers by place.
     for order in ["abbccc", "acccbb", "bbaccc", "bbccca", "cccabb", "cccbba", "cbcabc"] {
@@ -142,7 +142,7 @@ fn weights(weights: &[(&str, u32)]) -> TrafficRule {
 }
 
 #[test]
-fn acceptance_7_regional_weights_of_10_and_90_hold_within_1_percent() {
+fn regional_weights_of_10_and_90_hold_within_1_percent() {
     fastrand::seed(7);
     // The shares of regions do not depend on their numbers of endpoints and zones.
     let west = (0..8).map(|at| workload(at, "west", ["us-west-2/a", "us-west-2/b"][at % 2]));
@@ -158,7 +158,7 @@ fn acceptance_7_regional_weights_of_10_and_90_hold_within_1_percent() {
 }
 
 #[test]
-fn acceptance_7_a_weight_of_0_evacuates_a_region() {
+fn a_weight_of_0_evacuates_a_region() {
     fastrand::seed(7);
     let places = ["us-west-2/a", "us-east-2/a", "us-east-2/b"];
     let workloads = || {
@@ -180,7 +180,7 @@ fn acceptance_7_a_weight_of_0_evacuates_a_region() {
 /// Each row has the number of ready endpoints, of ten, in the own zone, in another zone of the
 /// own region, and in another region; then the shares of the three by each distribution.
 #[test]
-fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
+fn each_distribution_keeps_to_its_tiers_whatever_is_ready() {
     const PLACES: [&str; 3] = ["us-west/us-west-a", "us-west/us-west-b", "us-east/us-east-a"];
     let (network, region, any) = (&CLOSE[..1], &CLOSE[..2], &CLOSE[..0]);
     let even = |ready: [u32; 3]| {
@@ -227,7 +227,7 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
 }
 
 #[test]
-fn acceptance_14_a_service_has_the_same_probabilities_by_server_name_as_by_authority() {
+fn a_service_has_the_same_probabilities_by_server_name_as_by_authority() {
     let places = ["us-west/us-west-a", "us-west/us-west-b", "us-east/us-east-a"];
     let workloads = (0..30).map(|at| Workload {
         healthy: at % 7 < 5,
