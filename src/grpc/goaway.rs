@@ -89,14 +89,12 @@ impl<T> GoAwayObserver<T> {
         }
     }
 
-    /// Handles a GOAWAY with complete fixed fields.
     fn on_goaway(&mut self) {
         let [.., a, b, c, d] = self.header;
         (self.payload_left, self.filled) = (self.length().saturating_sub(FIELDS_BYTES), 0);
         self.goaway.record(u32::from_be_bytes([a, b, c, d]));
     }
 
-    /// Returns the length of the frame's payload.
     fn length(&self) -> usize {
         let [high, middle, low, ..] = self.header;
         let length = u32::from_be_bytes([0, high, middle, low]);
