@@ -186,6 +186,7 @@ mod tests {
         self, Assignment, GatewayAddress, Locality, LocalityWeight, Place, Waypoint,
     };
     use crate::snapshot::tests::region_weights;
+    use crate::snapshot::tests::samples;
     use crate::snapshot::traffic::{Override, Traffic, TrafficRule};
     use crate::snapshot::{Snapshot, exclusion_reason};
     use crate::wire::RegionPattern;
@@ -200,20 +201,10 @@ mod tests {
     }
 
     fn workload() -> Workload {
-        Workload {
-            uid: "a".into(),
-            addresses: ["10.0.0.1".parse().expect("an address")].into(),
-            healthy: true,
-            capacity: 1,
-            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
-            template: Template {
-                network: "east".into(),
-                protocol: Protocol::Hbone,
-                ..Template::default()
-            }
-            .into(),
-            ..Workload::default()
-        }
+        let template =
+            Template { network: "east".into(), protocol: Protocol::Hbone, ..Template::default() };
+        let addresses = ["10.0.0.1".parse().expect("an address")].into();
+        Workload { addresses, ..samples::workload("a", "echo", template) }
     }
 
     fn gateway() -> GatewayAddress {

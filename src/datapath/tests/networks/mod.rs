@@ -16,6 +16,7 @@ use crate::snapshot::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Workload,
 };
 use crate::snapshot::tests::echo as service;
+use crate::snapshot::tests::samples;
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
     Audience, EndpointSet, Exposure, ExposureTable, LinkFactors, NO_LINK_FACTORS, NetworkRule,
@@ -37,22 +38,15 @@ fn locality(region: &str) -> Locality {
 
 /// Returns a pod of network `network`, which is also its region.
 fn pod(network: &str, at: u8) -> Workload {
-    Workload {
-        uid: format!("{network}-{at:03}").into(),
-        addresses: [[10, 0, 0, at].into()].into(),
-        healthy: true,
-        capacity: 1,
-        services: [(ECHO.into(), [(80, 8080)].into())].into(),
-        template: Template {
-            cluster: network.into(),
-            network: network.into(),
-            protocol: Protocol::Hbone,
-            locality: locality(network).into(),
-            ..Template::default()
-        }
-        .into(),
-        ..Workload::default()
-    }
+    let template = Template {
+        cluster: network.into(),
+        network: network.into(),
+        protocol: Protocol::Hbone,
+        locality: locality(network).into(),
+        ..Template::default()
+    };
+    let addresses = [[10, 0, 0, at].into()].into();
+    Workload { addresses, ..samples::workload(&format!("{network}-{at:03}"), "echo", template) }
 }
 
 fn pods(network: &str, count: u8) -> Vec<Workload> {
