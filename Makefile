@@ -77,7 +77,7 @@ floods: envoy ## flood Strait and Envoy beside a victim, 10 minutes (SECONDS=3 e
 	cargo bench --locked --bench floods -- --seconds $(SECONDS) $(if $(FULL),--full)
 
 sources: SECONDS = 20
-sources: ## let one source take what it can beside a victim, 5 minutes (SECONDS=20 each, BEFORE=PROGRAM)
+sources: envoy ## let one source take what it can beside a victim, 20 minutes (SECONDS=20 each, BEFORE=PROGRAM)
 	cargo bench --locked --bench sources -- --seconds $(SECONDS) \
 	  $(if $(BEFORE),--before '$(abspath $(BEFORE))')
 

@@ -19,8 +19,8 @@ pub fn commit() -> String {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     };
     let commit = git(&["rev-parse", "--short", "HEAD"]);
-    // Results of an earlier run are no difference, and neither is their table in the README.
-    let results = [":!benches/results", ":!README.md"];
+    // Results of an earlier run are no difference, and neither are their tables.
+    let results = [":!benches/results", ":!README.md", ":!docs/performance.md"];
     let status = [&["status", "--porcelain", "--", "."], &results[..]].concat();
     let changed = git(&status);
     if changed.is_empty() { commit } else { format!("{commit}-dirty") }

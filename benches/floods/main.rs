@@ -35,6 +35,7 @@ mod session;
 #[path = "../../tests/it/support/mod.rs"]
 mod support;
 #[cfg(test)]
+#[expect(dead_code, reason = "shared with benches/sources, which uses more of it")]
 mod victim;
 
 #[cfg(test)]

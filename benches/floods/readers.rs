@@ -9,7 +9,7 @@ use crate::common::process::Peak;
 use crate::gateway::{Kind, Running};
 use crate::row::{REST, WARM_UP, victim_violation};
 use crate::support::ENDLESS;
-use crate::victim::{Latency, Victim};
+use crate::victim::{Latency, Victim, Way};
 
 pub const READERS: u32 = 100;
 /// Window of each reader's stream.
@@ -37,7 +37,7 @@ pub async fn run(kind: &Kind, time: Duration) -> Readers {
 /// Returns the peak of memory for each reader of a fresh gateway, and the latency of the victim.
 async fn peak_memory(kind: &Kind, first: u8, time: Duration) -> (u64, (Latency, Latency)) {
     let gateway = Running::start(kind).await;
-    let victim = Victim::start(gateway.address).await;
+    let victim = Victim::start(Way::hbone(gateway.address).await);
     sleep(WARM_UP).await;
     let at_rest = Instant::now();
     sleep(REST).await;

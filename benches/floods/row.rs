@@ -9,7 +9,7 @@ use crate::attacks::{Attack, AttackKind};
 use crate::common::machine::{busy, processors};
 use crate::common::process::{Peak, Process};
 use crate::gateway::{Kind, Running};
-use crate::victim::{Latency, Victim};
+use crate::victim::{Latency, Victim, Way};
 
 /// Limits of issue 3: growth of memory, as a multiple of the bytes sent plus an amount for each
 /// connection; the victim's median grows by at most this factor.
@@ -47,7 +47,7 @@ pub async fn run(kind: &Kind, what: &'static Attack, connections: u32, seconds: 
         AttackKind::Silence => SILENCE,
         _ => seconds,
     };
-    let victim = Victim::start(gateway.address).await;
+    let victim = Victim::start(Way::hbone(gateway.address).await);
     sleep(WARM_UP).await;
     let at_rest = Instant::now();
     sleep(REST).await;

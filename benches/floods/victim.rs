@@ -1,22 +1,63 @@
 //! Victim: a normal client that sends small requests on its own connection, at fixed times rather
 //! than after the previous answer.
 
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use strait::tools::hbone::Client;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpSocket;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout_at;
 
-use crate::support::{ECHO, identities};
+use crate::support::{CLIENT, ECHO, GATEWAY, identities};
 
 pub const REQUESTS_PER_SECOND: u32 = 200;
 /// Time for the last requests to be answered.
 const GRACE: Duration = Duration::from_secs(2);
 const REQUEST: &[u8; 64] = &[b'e'; 64];
+
+/// Way to the endpoint.
+pub enum Way {
+    /// Tunnels of one HBONE connection.
+    Hbone(Client),
+    /// Connections to a listener of a binding, from this address.
+    Binding { from: IpAddr, to: SocketAddr },
+}
+
+/// Byte stream to the endpoint.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+impl Way {
+    /// Connects to an HBONE listener.
+    pub async fn hbone(address: SocketAddr) -> Self {
+        let tls = identities().client(CLIENT, GATEWAY);
+        Self::Hbone(Client::connect(address, &tls).await.expect("a victim"))
+    }
+
+    /// Opens a stream to the endpoint.
+    pub async fn open(&self) -> io::Result<Box<dyn Stream>> {
+        match self {
+            Self::Hbone(client) => {
+                let tunnel = client.tunnel(ECHO).await.map_err(io::Error::other)?;
+                Ok(Box::new(tunnel))
+            }
+            Self::Binding { from, to } => {
+                let socket = TcpSocket::new_v4()?;
+                socket.bind((*from, 0).into())?;
+                let stream = socket.connect(*to).await?;
+                stream.set_nodelay(true)?;
+                Ok(Box::new(stream))
+            }
+        }
+    }
+}
 
 /// Running victim.
 pub struct Victim {
@@ -46,11 +87,8 @@ pub struct Latency {
 }
 
 impl Victim {
-    /// Connects and begins. Each request is a separate tunnel: CONNECT, 64 bytes in both
-    /// directions, and a clean end.
-    pub async fn start(address: std::net::SocketAddr) -> Self {
-        let tls = identities().client(crate::support::CLIENT, crate::support::GATEWAY);
-        let client = Client::connect(address, &tls).await.expect("a victim");
+    /// Begins. Each request is a separate stream: 64 bytes in both directions, and a clean end.
+    pub fn start(way: Way) -> Self {
         let (stop, stopped) = channel();
         // The number of requests that a flood of a minute could delay.
         let (send, dues) = mpsc::channel(usize::try_from(60 * REQUESTS_PER_SECOND).expect("few"));
@@ -65,7 +103,7 @@ impl Victim {
                 due += Duration::from_secs(1) / REQUESTS_PER_SECOND;
             }
         });
-        let running = tokio::spawn(requests(client, dues));
+        let running = tokio::spawn(requests(Arc::new(way), dues));
         Self { stop, running }
     }
 
@@ -76,14 +114,13 @@ impl Victim {
     }
 }
 
-async fn requests(client: Client, mut dues: mpsc::Receiver<Instant>) -> Vec<Request> {
-    let client = Arc::new(client);
+async fn requests(way: Arc<Way>, mut dues: mpsc::Receiver<Instant>) -> Vec<Request> {
     let (mut running, mut all) = (JoinSet::new(), Vec::new());
     while let Some(due) = dues.recv().await {
-        let (client, index) = (Arc::clone(&client), all.len());
+        let (way, index) = (Arc::clone(&way), all.len());
         all.push(Request { due, latency: None });
         // A request that fails counts as lost, for any reason.
-        running.spawn(async move { (index, request(&client, due).await.ok()) });
+        running.spawn(async move { (index, request(&way, due).await.ok()) });
         while let Some(done) = running.try_join_next() {
             let (index, latency) = done.expect("a request");
             all[index].latency = latency;
@@ -97,17 +134,16 @@ async fn requests(client: Client, mut dues: mpsc::Receiver<Instant>) -> Vec<Requ
     all
 }
 
-async fn request(client: &Client, due: Instant) -> std::io::Result<Duration> {
-    let tunnel = client.tunnel(ECHO).await;
-    let mut tunnel = tunnel.map_err(std::io::Error::other)?;
-    tunnel.write_all(REQUEST).await?;
+async fn request(way: &Way, due: Instant) -> io::Result<Duration> {
+    let mut stream = way.open().await?;
+    stream.write_all(REQUEST).await?;
     let mut answer = [0; REQUEST.len()];
-    tunnel.read_exact(&mut answer).await?;
+    stream.read_exact(&mut answer).await?;
     let latency = due.elapsed();
-    tunnel.shutdown().await?;
-    tunnel.read_to_end(&mut Vec::new()).await?;
+    stream.shutdown().await?;
+    stream.read_to_end(&mut Vec::new()).await?;
     if &answer != REQUEST {
-        return Err(std::io::ErrorKind::InvalidData.into());
+        return Err(io::ErrorKind::InvalidData.into());
     }
     Ok(latency)
 }

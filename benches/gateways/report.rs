@@ -7,6 +7,7 @@ use std::fs;
 use crate::chart::{Entry, digits};
 use crate::common::table::{head, line};
 use crate::figures::{Costs, FOREIGN_MAX, Limit, ValidatedRound, Verdict};
+use crate::readme;
 use crate::rows::{Kind, Row};
 use crate::sample::{SECONDS, SECONDS_OF_LATENCY, SECONDS_OF_LINK};
 use crate::session::TURNS;
@@ -245,37 +246,56 @@ fn voids(done: &[Done]) -> String {
     format!("\nVoid rounds:\n\n{text}")
 }
 
-/// Returns the table of the rows with a bar, each beside the cheapest peer with one.
-fn short_table(done: &[Done]) -> String {
-    let columns = ["work", "Strait", "beside", "ratio", "bar", "verdict"];
-    let places = columns.map(|column| COLUMNS.iter().position(|one| one.starts_with(column)));
-    let ratio = |done: &Done| done.summary().costs.map_or(0.0, |costs| costs.ratio.median);
-    let has_bar = |done: &&Done| {
-        done.bar != Limit::None && !done.peer.is_floor() && done.row.subject == Kind::Strait
-    };
-    let is_hardest = |one: &&Done| {
-        let same = |other: &&Done| other.row.name == one.row.name;
-        let mut others = done.iter().filter(has_bar).filter(same);
-        others.all(|other| ratio(other) <= ratio(one))
-    };
-    let rows = done.iter().filter(has_bar).filter(is_hardest);
-    rows.fold(head(&columns), |text, one| {
-        let cells = cells(one, None);
-        let without_interval = |cell: &str| cell.split(" [").next().unwrap_or_default().to_owned();
-        let short = places.iter().flatten();
-        let short = short.map(|&place| without_interval(&cells[place]));
-        text + &line(&short.collect::<Vec<_>>())
-    })
+/// Page with a table of the rows with a bar, each beside the cheapest peer with one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Page {
+    /// Has [`readme::ROWS`].
+    Readme,
+    /// Has all rows and the chart.
+    Performance,
 }
 
-/// Returns the section for the README.
-pub fn for_readme(commit: &str, rounds: u32, done: &[Done]) -> String {
-    format!(
-        "![Strait's cost as a part of each peer's](benches/results/gateways.svg)\n\n{}\n\
-         {rounds} rounds at {commit}; [how, where, and the configurations]\
-         (benches/results/gateways-{commit}.md).",
-        short_table(done)
-    )
+impl Page {
+    /// Returns its section, which a run replaces.
+    pub fn section(self, commit: &str, rounds: u32, done: &[Done]) -> String {
+        let (chart, folder) = match self {
+            Self::Readme => ("", "benches/results"),
+            Self::Performance => (
+                "![Strait's cost as a part of each peer's](../benches/results/gateways.svg)\n\n",
+                "../benches/results",
+            ),
+        };
+        let table = self.table(done);
+        format!(
+            "{chart}{table}\n{rounds} rounds at {commit}; [how, where, and the configurations]\
+             ({folder}/gateways-{commit}.md)."
+        )
+    }
+
+    fn table(self, done: &[Done]) -> String {
+        let columns = ["work", "Strait", "beside", "ratio", "bar", "verdict"];
+        let places = columns.map(|column| COLUMNS.iter().position(|one| one.starts_with(column)));
+        let ratio = |done: &Done| done.summary().costs.map_or(0.0, |costs| costs.ratio.median);
+        let is_wanted = |done: &&Done| {
+            let is_shown = self == Self::Performance || readme::ROWS.contains(&done.row.name);
+            let has_bar = done.bar != Limit::None && !done.peer.is_floor();
+            is_shown && has_bar && done.row.subject == Kind::Strait
+        };
+        let is_hardest = |one: &&Done| {
+            let same = |other: &&Done| other.row.name == one.row.name;
+            let mut others = done.iter().filter(is_wanted).filter(same);
+            others.all(|other| ratio(other) <= ratio(one))
+        };
+        let rows = done.iter().filter(is_wanted).filter(is_hardest);
+        rows.fold(head(&columns), |text, one| {
+            let cells = cells(one, None);
+            let without_interval =
+                |cell: &str| cell.split(" [").next().unwrap_or_default().to_owned();
+            let short = places.iter().flatten();
+            let short = short.map(|&place| without_interval(&cells[place]));
+            text + &line(&short.collect::<Vec<_>>())
+        })
+    }
 }
 
 /// Returns the bars of the chart; void rows have none.

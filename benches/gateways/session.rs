@@ -15,7 +15,7 @@ use crate::envoy;
 use crate::figures::{Limit, Round, Summary, Turn, ValidatedRound, Verdict};
 use crate::gateways::BenchEnvironment;
 use crate::measurement::{Held, Measurement};
-use crate::report::{self, Configuration, Done};
+use crate::report::{self, Configuration, Done, Page};
 use crate::rows::{Kind, ROWS, Row, Transport};
 use crate::sample::{Gateways, Sample, memory};
 use crate::{chart, readme};
@@ -34,10 +34,13 @@ const CONTROL_OF_LATENCY: RangeInclusive<f64> = 0.5..=2.0;
 const ROUNDS_OF_MEMORY: u32 = 3;
 /// Part of the least capacity of a row's gateways at which the added latency is measured.
 const RATE_OF_CAPACITY: f64 = 0.1;
-/// Number of rounds required to replace the README's table; fewer are accepted only if it has none.
-const ROUNDS_OF_README: u32 = 9;
+/// Number of rounds required to replace a page's table; fewer are accepted only if it has none.
+const ROUNDS_OF_PAGES: u32 = 9;
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
-const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+const PAGES: [(Page, &str); 2] = [
+    (Page::Readme, concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")),
+    (Page::Performance, concat!(env!("CARGO_MANIFEST_DIR"), "/docs/performance.md")),
+];
 
 /// Measurements to make.
 #[derive(Debug, clap::Parser)]
@@ -305,23 +308,27 @@ fn print_round(peer: Kind, round: ValidatedRound) -> ValidatedRound {
     round
 }
 
-/// Writes the results, and the README's table and chart if there were enough rounds.
+/// Writes the results, and the tables of pages and the chart if there were enough rounds.
 fn write(options: &Options, commit: &str, done: &[Done], report: &str) {
     fs::create_dir_all(FOLDER).expect("a folder for results");
     let path = format!("{FOLDER}/gateways-{commit}.md");
     fs::write(&path, report).expect("a file of results");
     print_uncaptured(&format!("written to {path}\n"));
-    let old = fs::read_to_string(README).expect("the README");
-    let section = readme::section(&old).expect("a place for the table");
-    if options.rounds < ROUNDS_OF_README && !section.is_empty() {
-        print_uncaptured("the README keeps its table, which is of more rounds or of another run\n");
-        return;
+    for (page, path) in PAGES {
+        let old = fs::read_to_string(path).expect("a page");
+        let section = readme::section(&old).expect("a place for the table");
+        if options.rounds < ROUNDS_OF_PAGES && !section.is_empty() {
+            print_uncaptured(&format!("{path} keeps its table, which is of another run\n"));
+            continue;
+        }
+        let new = readme::replaced(&old, &page.section(commit, options.rounds, done));
+        fs::write(path, new.expect("a place for the table")).expect("a page");
+        if page == Page::Performance {
+            let title = format!("Strait at {commit} beside its peers, one core each");
+            let chart = chart::svg(&title, &report::entries(done));
+            fs::write(format!("{FOLDER}/gateways.svg"), chart).expect("a chart");
+        }
     }
-    let new = readme::replaced(&old, &report::for_readme(commit, options.rounds, done));
-    fs::write(README, new.expect("a place for the table")).expect("the README");
-    let title = format!("Strait at {commit} beside its peers, one core each");
-    let chart = chart::svg(&title, &report::entries(done));
-    fs::write(format!("{FOLDER}/gateways.svg"), chart).expect("a chart");
 }
 
 /// Prints a progress line.

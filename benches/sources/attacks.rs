@@ -16,9 +16,10 @@ use tokio::time::{interval, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::gateways::{DEAD, SECRET};
 use crate::support::raw;
-use crate::support::{ECHO, GATEWAY, identities};
-use crate::world::{DEAD, SECRET, Topology};
+use crate::support::{ECHO, GATEWAY, identities, try_echo};
+use crate::world::Topology;
 
 const ATTACKER: &str = "spiffe://west.local/ns/shop/sa/attacker";
 /// Pause after an attempt to connect that has failed.
@@ -34,58 +35,94 @@ pub struct Reach {
 
 type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// Listener that the victim uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entrance {
+    Hbone,
+    /// The binding, at an address of its own.
+    Binding,
+}
+
 /// Attack, which never ends by itself.
 pub struct Attack {
     pub name: &'static str,
     pub topology: Topology,
+    pub victim: Entrance,
     pub run: fn(Reach) -> Running,
 }
 
 /// All attacks, in the order of the report.
-pub const ATTACKS: [Attack; 9] = [
+pub const ATTACKS: [Attack; 12] = [
     Attack {
         name: "1-byte DATA on 3 connections with 40 streams, to another network",
         topology: Topology::Two,
+        victim: Entrance::Hbone,
         run: |at| Box::pin(small_writes(at.gateway)),
     },
     Attack {
         name: "60 clients of a plaintext binding with 1-byte writes",
         topology: Topology::Two,
+        victim: Entrance::Hbone,
         run: |at| Box::pin(binding_writes(at.binding)),
     },
     Attack {
         name: "1,000 abandoned CONNECTs/s to another network",
         topology: Topology::Two,
+        victim: Entrance::Hbone,
         run: |at| Box::pin(abandoned(at.gateway)),
     },
     Attack {
         name: "500 CONNECTs/s that only the next gateway refuses",
         topology: Topology::Two,
+        victim: Entrance::Hbone,
         run: |at| Box::pin(refused(at.gateway)),
     },
     Attack {
         name: "200 CONNECTs/s with 14 KB of obs-text in baggage",
         topology: Topology::Two,
+        victim: Entrance::Hbone,
         run: |at| Box::pin(obs_text(at.gateway)),
     },
     Attack {
         name: "6,900 tunnels of one peer to another network",
         topology: Topology::Two,
+        victim: Entrance::Hbone,
         run: |at| Box::pin(hold(at.gateway, 69)),
+    },
+    Attack {
+        name: "200 CONNECTs/s with 14 KB of obs-text in baggage, beside clients of a binding",
+        topology: Topology::Two,
+        victim: Entrance::Binding,
+        run: |at| Box::pin(obs_text(at.gateway)),
+    },
+    Attack {
+        name: "6,900 tunnels of one peer to another network, beside clients of a binding",
+        topology: Topology::Two,
+        victim: Entrance::Binding,
+        run: |at| Box::pin(hold(at.gateway, 69)),
+    },
+    Attack {
+        name: "6,900 connections of one client of a binding, beside other clients",
+        topology: Topology::Two,
+        victim: Entrance::Binding,
+        run: |at| Box::pin(hold_binding(at.binding, 6900)),
     },
     Attack {
         name: "1,900 tunnels of one first peer, 2,048 descriptors at the next gateway",
         topology: Topology::TwoWithFewDescriptors,
+        victim: Entrance::Hbone,
         run: |at| Box::pin(hold(at.gateway, 19)),
     },
     Attack {
         name: "300 connections with 15 bytes of a record",
         topology: Topology::One,
+        victim: Entrance::Hbone,
         run: |at| Box::pin(partial_records(at.gateway)),
     },
     Attack {
         name: "20 CONNECTs each second to a service of 400 dead endpoints",
         topology: Topology::One,
+        victim: Entrance::Hbone,
         run: |at| Box::pin(dead(at.gateway)),
     },
 ];
@@ -273,6 +310,18 @@ async fn hold(address: SocketAddr, connections: usize) {
             }
         }
         held.push((client, tunnels));
+    }
+    std::future::pending().await
+}
+
+/// Holds connections to a binding that have echoed once.
+async fn hold_binding(address: SocketAddr, connections: usize) {
+    let mut held = Vec::new();
+    for _ in 0..connections {
+        if let Ok(mut stream) = TcpStream::connect(address).await {
+            let _ = timeout(Duration::from_secs(1), try_echo(&mut stream)).await;
+            held.push(stream);
+        }
     }
     std::future::pending().await
 }

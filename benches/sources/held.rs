@@ -1,15 +1,14 @@
 //! Tunnels of the victim that stay open, of which none may end.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use strait::tools::hbone::Client;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{CLIENT, ECHO, GATEWAY, identities, try_echo};
+use crate::support::try_echo;
+use crate::victim::Way;
 
 /// Number of tunnels.
 pub const TUNNELS: usize = 20;
@@ -23,22 +22,20 @@ pub struct HeldTunnels {
 }
 
 impl HeldTunnels {
-    /// Opens the tunnels on a connection of their own.
-    pub async fn open(address: SocketAddr) -> Self {
-        let tls = identities().client(CLIENT, GATEWAY);
-        let client = Client::connect(address, &tls).await.expect("a victim");
-        let client = Arc::new(client);
+    /// Opens the tunnels.
+    pub async fn open(way: Way) -> Self {
+        let way = Arc::new(way);
         let ended = Arc::new(AtomicUsize::new(0));
         let mut running = JoinSet::new();
         for _ in 0..TUNNELS {
-            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel of the victim");
-            let (ended, client) = (Arc::clone(&ended), Arc::clone(&client));
+            let mut tunnel = way.open().await.expect("a tunnel of the victim");
+            let (ended, way) = (Arc::clone(&ended), Arc::clone(&way));
             running.spawn(async move {
                 while try_echo(&mut tunnel).await.is_ok() {
                     sleep(PAUSE).await;
                 }
                 ended.fetch_add(1, Ordering::Relaxed);
-                drop(client);
+                drop(way);
             });
         }
         Self { ended, _running: running }

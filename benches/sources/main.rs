@@ -13,7 +13,15 @@ mod attacks;
 #[path = "../common/mod.rs"]
 mod common;
 #[cfg(test)]
+#[expect(dead_code, reason = "shared with tests/envoy, which uses more of it")]
+#[path = "../../tests/envoy/process.rs"]
+mod envoy;
+#[cfg(test)]
+mod gateways;
+#[cfg(test)]
 mod held;
+#[cfg(test)]
+mod pool;
 #[cfg(test)]
 mod session;
 #[cfg(test)]

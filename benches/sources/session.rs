@@ -8,20 +8,25 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
-use crate::attacks::{ATTACKS, Attack, Reach};
+use crate::attacks::{ATTACKS, Attack, Entrance, Reach};
 use crate::common::machine::pin_load;
 use crate::common::process::{Peak, Process};
 use crate::common::table::{head, line};
 use crate::common::{commit, print_uncaptured};
+use crate::gateways::Program;
 use crate::held::{HeldTunnels, TUNNELS};
-use crate::victim::{Latency, Victim};
-use crate::world::World;
+use crate::support::raise_descriptor_limit;
+use crate::victim::{Latency, Victim, Way};
+use crate::world::{Build, World};
+use crate::{envoy, pool};
 
 /// Priority of the attackers. The victim shares their processor, and must not wait for it.
 const NICENESS: i32 = 15;
 /// Warm-up of the victim, and the time in which it is measured at rest.
 const WARM_UP: Duration = Duration::from_millis(500);
 const REST: Duration = Duration::from_secs(2);
+/// Name of this build.
+const THIS: &str = "this";
 /// Columns of the table.
 const COLUMNS: [&str; 7] = [
     "attack",
@@ -42,7 +47,7 @@ pub struct Options {
     /// Another build of strait, measured beside this one
     #[arg(long, value_name = "PROGRAM")]
     before: Option<PathBuf>,
-    /// Only attacks whose names contain this; nothing is written to a file then
+    /// Only attacks whose names contain this, or `pool`; nothing is written to a file then
     #[arg(long, value_name = "PART")]
     only: Option<String>,
     /// Passed by cargo to every bench
@@ -62,6 +67,7 @@ struct Row {
 pub fn run(options: &Options) -> ExitCode {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    raise_descriptor_limit();
     // Read at the beginning, as a commit may follow meanwhile.
     let commit = commit();
     let (report, missed) = runtime.block_on(all(options, &commit));
@@ -78,10 +84,29 @@ pub fn run(options: &Options) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Returns the programs to measure. The names of those with this build begin with [`THIS`].
+async fn builds(before: Option<&PathBuf>) -> Vec<Build> {
+    let build = |name: &str, first: &Program, next: &Program| Build {
+        name: name.to_owned(),
+        first: first.clone(),
+        next: next.clone(),
+    };
+    let before = before.map(|path| Program::Strait(path.clone()));
+    let this = Program::Strait(PathBuf::from(env!("CARGO_BIN_EXE_strait")));
+    let mut builds: Vec<_> = before.iter().map(|it| build("before", it, it)).collect();
+    builds.push(build(THIS, &this, &this));
+    if let Some(path) = envoy::program("Envoy's rows") {
+        let name = format!("Envoy {}", envoy::version(&path).await);
+        let envoy = Program::Envoy(path);
+        builds.push(build(&format!("{THIS}, then {name}"), &this, &envoy));
+        builds.push(build(&name, &envoy, &envoy));
+    }
+    builds
+}
+
+/// Returns the report, and the number of rows of this build that harm the victim.
 async fn all(options: &Options, commit: &str) -> (String, usize) {
-    let own = PathBuf::from(env!("CARGO_BIN_EXE_strait"));
-    let mut builds: Vec<_> = options.before.iter().map(|path| ("before", path.clone())).collect();
-    builds.push(("this", own));
+    let builds = builds(options.before.as_ref()).await;
     let (seconds, pinned) = (options.seconds, pin_load());
     let mut report = format!(
         "# One source beside a victim, at {commit}
@@ -96,27 +121,31 @@ pages.
     );
     report += &head(&COLUMNS);
     let mut missed = 0;
-    for attack in &ATTACKS {
-        let is_wanted = |part: &String| attack.name.contains(part.as_str());
-        if !options.only.as_ref().is_none_or(is_wanted) {
-            continue;
-        }
-        for (build, program) in &builds {
-            let world = World::start(program, attack.topology).await;
+    let wants = |name: &str| options.only.as_ref().is_none_or(|part| name.contains(part.as_str()));
+    for attack in ATTACKS.iter().filter(|attack| wants(attack.name)) {
+        for build in builds.iter().filter(|build| build.applies_to(attack.topology)) {
+            let world = World::start(build, attack.topology).await;
             let row = measure(&world, attack, Duration::from_secs(seconds)).await;
-            let text = row.line(attack.name, build);
+            let text = row.line(attack.name, &build.name);
             print_uncaptured(&text);
             report += &text;
-            missed += usize::from(*build == "this" && row.is_harmed());
+            missed += usize::from(build.name.starts_with(THIS) && row.is_harmed());
         }
+    }
+    if wants("pool") {
+        report += &pool::table(&builds).await;
     }
     (report, missed)
 }
 
 async fn measure(world: &World, attack: &Attack, time: Duration) -> Row {
     let process: Process = world.first;
-    let held = HeldTunnels::open(world.address).await;
-    let victim = Victim::start(world.address).await;
+    let way = async || match attack.victim {
+        Entrance::Hbone => Way::hbone(world.address).await,
+        Entrance::Binding => Way::Binding { from: world.client, to: world.binding },
+    };
+    let held = HeldTunnels::open(way().await).await;
+    let victim = Victim::start(way().await);
     sleep(WARM_UP).await;
     let at_rest = Instant::now();
     sleep(REST).await;

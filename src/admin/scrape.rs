@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn review_12_a_page_is_encoded_once_a_second_for_all_scrapers() {
+    async fn a_page_is_encoded_once_a_second_for_all_scrapers() {
         let metrics = Arc::new(Metrics::new());
         let scrapes = Scrapes::new(Arc::clone(&metrics), Duration::from_secs(1));
         let first = scraped(&scrapes).await;
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn review_12_clients_that_do_not_read_hold_few_pages_and_keep_nobody_out() {
+    async fn clients_that_do_not_read_hold_few_pages_and_keep_nobody_out() {
         let metrics = Arc::new(Metrics::new());
         let scrapes = Scrapes::new(Arc::clone(&metrics), Duration::from_secs(1));
         let mut held = Vec::new();

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn istiod_5_issuers_of_one_cluster_are_together_and_others_get_a_name_to_replace() {
+    fn issuers_of_one_cluster_are_together_and_others_get_a_name_to_replace() {
         let row = |spki: &str, cluster: Option<&str>| IssuerRow {
             spki: spki.into(),
             subject: format!("CN={spki}"),

@@ -4,6 +4,7 @@
 //! findings at once. The contents of the files that it names (certificates, the mesh) are checked
 //! by their readers. Keys are defined by `section!`, from which the reader, the JSON Schema and
 //! `docs/configuration.md` come.
+#![warn(missing_docs)]
 
 mod aliases;
 pub mod arguments;

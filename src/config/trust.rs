@@ -264,7 +264,7 @@ mod tests {
     const HASH: &str = "0123456789abcdef0123456789abcdef0123456789ABCDEF0123456789ABCDEF";
 
     #[test]
-    fn istiod_5_with_issuers_their_clusters_and_unknown_are_all_that_there_is() {
+    fn with_issuers_their_clusters_and_unknown_are_all_that_there_is() {
         let file = |more: &str, cluster: &str| {
             let keys =
                 format!("  clusters: [{{name: north, issuers: [{HASH}]}}]{more}\n  domains:");
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_5_a_domain_may_name_its_issuers() {
+    fn a_domain_may_name_its_issuers() {
         let of = |issuers: &str| {
             let new = format!("{{name: west.local, cluster: west, issuers: {issuers}}}");
             check(&GOOD.replacen("{name: west.local, cluster: west}", &new, 1))

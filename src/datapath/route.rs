@@ -251,10 +251,10 @@ mod tests {
     use super::*;
     use crate::snapshot::builder::{Change, build};
     use crate::snapshot::mesh::{GatewayAddress, Place};
+    use crate::snapshot::tests::samples;
     use crate::snapshot::traffic::Position;
     use crate::snapshot::{Alias, NameTable, Protocol, TrustSet};
 
-    const ECHO: &str = "app/echo.app";
     const WAYPOINT: &str = "spiffe://east.local/ns/app/sa/waypoint";
 
     fn ip(last: u8) -> IpAddr {
@@ -266,14 +266,8 @@ mod tests {
             gateway: GatewayAddress { place: place.clone(), port: 15008 },
             weight: *weight,
         };
-        mesh::Service {
-            name: name.into(),
-            namespace: "app".into(),
-            hostname: format!("{name}.app").into(),
-            ports: [(80, 8080)].into(),
-            waypoints: waypoints.iter().map(waypoint).collect(),
-            ..mesh::Service::default()
-        }
+        let waypoints = waypoints.iter().map(waypoint).collect();
+        mesh::Service { waypoints, ..samples::service(name) }
     }
 
     fn with(mut pod: mesh::Workload, change: impl FnOnce(&mut mesh::Workload)) -> mesh::Workload {
@@ -282,22 +276,16 @@ mod tests {
     }
 
     fn workload(service: &str, account: &str, last: u8) -> mesh::Workload {
-        mesh::Workload {
-            uid: format!("{service}-{last}").into(),
-            addresses: [ip(last)].into(),
-            healthy: true,
-            capacity: 1,
-            services: [(service.into(), [(80, 8080)].into())].into(),
-            template: mesh::Template {
-                namespace: "app".into(),
-                trust_domain: "east.local".into(),
-                service_account: account.into(),
-                protocol: Protocol::Hbone,
-                ..mesh::Template::default()
-            }
-            .into(),
-            ..mesh::Workload::default()
-        }
+        let template = mesh::Template {
+            namespace: "app".into(),
+            trust_domain: "east.local".into(),
+            service_account: account.into(),
+            protocol: Protocol::Hbone,
+            ..mesh::Template::default()
+        };
+        let addresses = [ip(last)].into();
+        let uid = format!("{service}-{last}");
+        mesh::Workload { addresses, ..samples::workload(&uid, service, template) }
     }
 
     fn snapshot(services: Vec<mesh::Service>, workloads: Vec<mesh::Workload>) -> Snapshot {
@@ -334,17 +322,15 @@ mod tests {
         let snapshot = snapshot(
             vec![behind, by_ingress, waypoint, other, service("second", &[])],
             vec![
-                workload("app/waypoint.app", "waypoint", 2),
-                workload("app/second.app", "second", 3),
-                workload("app/other.app", "other", 4),
+                workload("waypoint", "waypoint", 2),
+                workload("second", "second", 3),
+                workload("other", "other", 4),
                 // The waypoint of another cluster, with the name of ours.
-                with(workload("app/waypoint.app", "waypoint", 6), |pod| {
+                with(workload("waypoint", "waypoint", 6), |pod| {
                     pod.trust_domain = "west.local".into()
                 }),
                 // A pod of another namespace with the labels of the waypoint.
-                with(workload("app/waypoint.app", "waypoint", 5), |pod| {
-                    pod.namespace = "shop".into()
-                }),
+                with(workload("waypoint", "waypoint", 5), |pod| pod.namespace = "shop".into()),
             ],
         );
         let second = "spiffe://east.local/ns/app/sa/second";
@@ -396,9 +382,9 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
+    fn with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
         let services = vec![service("echo", &[(named("waypoint"), 1)]), service("waypoint", &[])];
-        let built = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
+        let built = snapshot(services, vec![workload("waypoint", "waypoint", 2)]);
         let is_trusted = |trust: TrustSet| {
             let change = Change { trust: Some(trust), ..Change::default() };
             let snapshot = build(&built, change);
@@ -418,9 +404,9 @@ mod tests {
     }
 
     #[test]
-    fn istiod_5_a_peer_that_moves_to_another_cluster_goes_past_no_waypoint_any_more() {
+    fn a_peer_that_moves_to_another_cluster_goes_past_no_waypoint_any_more() {
         let services = vec![service("echo", &[(named("waypoint"), 1)]), service("waypoint", &[])];
-        let before = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
+        let before = snapshot(services, vec![workload("waypoint", "waypoint", 2)]);
         let opened = peer(&before, WAYPOINT);
         let may_bypass = |snapshot: &Snapshot| {
             let (matched_by, origin) = (&MatchedBy::Service, Origin::Waypoint);
@@ -436,8 +422,8 @@ mod tests {
     }
 
     #[test]
-    fn istiod_1_a_port_beside_that_of_hbone_stays_plain() {
-        let mut pod = workload("app/echo.app", "echo", 1);
+    fn a_port_beside_that_of_hbone_stays_plain() {
+        let mut pod = workload("echo", "echo", 1);
         pod.protocol = Protocol::Tcp;
         let mut echo = service("echo", &[]);
         echo.ports = [(80, 0), (15008, 0)].into();
@@ -466,8 +452,7 @@ mod tests {
             service("first", &[]),
             service("second", &[]),
         ];
-        let workloads =
-            vec![workload("app/first.app", "waypoint", 2), workload("app/second.app", "second", 3)];
+        let workloads = vec![workload("first", "waypoint", 2), workload("second", "second", 3)];
         let built = snapshot(services, workloads);
         for (names, want) in [
             (&["one", "same"][..], Some(false)),
@@ -494,12 +479,12 @@ mod tests {
     fn drawn(waypoints: &[(Place, u32)], others: Vec<mesh::Service>) -> Vec<(IpAddr, usize)> {
         let mut services = vec![service("echo", waypoints)];
         services.extend(others);
-        let mut plain = workload("app/plain.app", "plain", 4);
+        let mut plain = workload("plain", "plain", 4);
         plain.protocol = Protocol::Tcp;
         let workloads = vec![
-            workload(ECHO, "echo", 1),
-            workload("app/one.app", "one", 2),
-            workload("app/two.app", "two", 3),
+            workload("echo", "echo", 1),
+            workload("one", "one", 2),
+            workload("two", "two", 3),
             plain,
         ];
         let snapshot = snapshot(services, workloads);

@@ -43,17 +43,11 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
 /// Limit of a token's size; a larger file is not a token.
 const TOKEN_BYTES_MAX: u64 = 64 * 1024;
 
-/// Error of a channel, or of preparing a call on it.
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// A required file is unusable.
     #[error("{}: {cause}", file.display())]
-    File {
-        /// The path of the file.
-        file: PathBuf,
-        /// Cause of the failure.
-        cause: String,
-    },
+    File { file: PathBuf, cause: String },
     /// The name for server verification is not a valid server name.
     #[error("invalid server name `{0}`; write a DNS name or an IP address")]
     ServerName(String),

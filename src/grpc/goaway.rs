@@ -89,14 +89,12 @@ impl<T> GoAwayObserver<T> {
         }
     }
 
-    /// Handles a GOAWAY with complete fixed fields.
     fn on_goaway(&mut self) {
         let [.., a, b, c, d] = self.header;
         (self.payload_left, self.filled) = (self.length().saturating_sub(FIELDS_BYTES), 0);
         self.goaway.record(u32::from_be_bytes([a, b, c, d]));
     }
 
-    /// Returns the length of the frame's payload.
     fn length(&self) -> usize {
         let [high, middle, low, ..] = self.header;
         let length = u32::from_be_bytes([0, high, middle, low]);
@@ -160,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_the_code_of_goaway_is_read_wherever_reads_are_cut() {
+    fn the_code_of_goaway_is_read_wherever_reads_are_cut() {
         // A GOAWAY that is too short for its fields does not count: h2 ends the connection for
         // it.
         let others =

@@ -40,12 +40,10 @@ pub struct Place {
 }
 
 impl Places {
-    /// Creates `max` places.
     pub fn new(resource: Resource, max: usize) -> Arc<Self> {
         Arc::new(Self { pool: Pool::new(resource, max), taken: Mutex::default() })
     }
 
-    /// Returns the pool of the places.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }

@@ -32,7 +32,6 @@ const FLOOR_RESERVE_DIVISOR: usize = 16;
 /// than three quarters of the pool.
 const GROUP_RESERVE_DIVISOR: usize = 32;
 
-/// Pool of one resource.
 #[derive(Debug)]
 pub struct Pool {
     resource: Resource,
@@ -103,7 +102,6 @@ pub struct Terms {
 }
 
 impl Pool {
-    /// Creates a pool of `max`.
     pub fn new(resource: Resource, max: usize) -> Arc<Self> {
         Arc::new(Self {
             resource,
@@ -118,22 +116,18 @@ impl Pool {
         self.max.store(max, Ordering::Relaxed);
     }
 
-    /// Returns the maximum.
     pub fn max(&self) -> usize {
         self.max.load(Ordering::Relaxed)
     }
 
-    /// Returns the amount that all sources hold.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Returns the amount that is free.
     pub fn free(&self) -> usize {
         self.max().saturating_sub(self.used())
     }
 
-    /// Returns the resource.
     pub fn resource(&self) -> Resource {
         self.resource
     }
@@ -317,17 +311,14 @@ impl Node {
 }
 
 impl Account {
-    /// Returns the source.
     pub fn source(&self) -> &Source {
         &self.0.source
     }
 
-    /// Returns the pool.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.0.pool
     }
 
-    /// Returns the amount that the source holds.
     pub fn held(&self) -> usize {
         self.0.held()
     }
@@ -400,12 +391,10 @@ impl Account {
 }
 
 impl Held {
-    /// Returns the account.
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Returns the amount.
     pub fn amount(&self) -> usize {
         self.amount
     }
@@ -432,7 +421,6 @@ impl Held {
         }
     }
 
-    /// Gives a part back.
     pub fn shrink(&mut self, amount: usize) {
         let amount = amount.min(self.amount);
         self.account.give_back(amount);

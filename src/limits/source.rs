@@ -60,7 +60,6 @@ impl Source {
         Self::new(Some(self), Name::Prefix(prefix(address)))
     }
 
-    /// Returns the source that this one is a part of.
     pub fn parent(&self) -> Option<&Self> {
         self.0.parent.as_ref()
     }
@@ -70,7 +69,6 @@ impl Source {
         self.parent().map_or(self, Self::root)
     }
 
-    /// Returns the name of the cluster, if the source is all of one.
     pub fn cluster_name(&self) -> Option<&Arc<str>> {
         match &self.0.name {
             Name::Cluster(name) => Some(name),
@@ -78,7 +76,6 @@ impl Source {
         }
     }
 
-    /// Returns the identity, if the source is one.
     pub fn principal(&self) -> Option<&Arc<str>> {
         match &self.0.name {
             Name::Identity(name) => Some(name),

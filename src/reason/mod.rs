@@ -2,6 +2,7 @@
 //!
 //! A reason determines the metric label, the blame, the retry on another endpoint, the answer to
 //! the peer, and the log level. Stages return a reason and decide none of these.
+#![warn(missing_docs)]
 
 use std::io;
 

@@ -12,10 +12,8 @@ use super::names::{Known, Names};
 const TTL: u32 = 30;
 /// Limit of an answer over UDP, which every path carries unfragmented (DNS flag day 2020).
 pub(super) const UDP_BYTES_MAX: u16 = 1232;
-/// Bytes of a header.
 const HEADER_BYTES: usize = 12;
 
-/// Transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
     Udp,

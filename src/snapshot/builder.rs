@@ -148,32 +148,22 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
+    use crate::snapshot::tests::samples;
     use crate::wire::HBONE_PORT;
 
     fn workload(uid: &str, ip: &str) -> mesh::Workload {
-        mesh::Workload {
-            uid: uid.into(),
-            addresses: [ip.parse().expect("an address")].into(),
-            healthy: true,
-            capacity: 1,
-            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
-            template: mesh::Template { protocol: Protocol::Hbone, ..mesh::Template::default() }
-                .into(),
-            ..mesh::Workload::default()
-        }
+        let template = mesh::Template { protocol: Protocol::Hbone, ..mesh::Template::default() };
+        let addresses = [ip.parse().expect("an address")].into();
+        mesh::Workload { addresses, ..samples::workload(uid, "echo", template) }
     }
 
     fn mesh(workloads: Vec<mesh::Workload>) -> Mesh {
         let service = mesh::Service {
-            name: "echo".into(),
-            namespace: "app".into(),
-            hostname: "echo.app".into(),
             vips: vec![
                 ("east".into(), "240.0.0.1".parse().expect("an address")),
                 ("west".into(), "240.0.0.2".parse().expect("an address")),
             ],
-            ports: [(80, 8080)].into(),
-            ..mesh::Service::default()
+            ..samples::service("echo")
         };
         Mesh::new([service], workloads)
     }
@@ -358,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_6_the_record_of_a_dual_stack_pod_tells_its_locality() {
+    fn the_record_of_a_dual_stack_pod_tells_its_locality() {
         let own = |zone: &str| {
             let mut own = workload("own", "10.0.0.9");
             own.addresses =

@@ -186,6 +186,7 @@ mod tests {
         self, Assignment, GatewayAddress, Locality, LocalityWeight, Place, Waypoint,
     };
     use crate::snapshot::tests::region_weights;
+    use crate::snapshot::tests::samples;
     use crate::snapshot::traffic::{Override, Traffic, TrafficRule};
     use crate::snapshot::{Snapshot, exclusion_reason};
     use crate::wire::RegionPattern;
@@ -200,20 +201,10 @@ mod tests {
     }
 
     fn workload() -> Workload {
-        Workload {
-            uid: "a".into(),
-            addresses: ["10.0.0.1".parse().expect("an address")].into(),
-            healthy: true,
-            capacity: 1,
-            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
-            template: Template {
-                network: "east".into(),
-                protocol: Protocol::Hbone,
-                ..Template::default()
-            }
-            .into(),
-            ..Workload::default()
-        }
+        let template =
+            Template { network: "east".into(), protocol: Protocol::Hbone, ..Template::default() };
+        let addresses = ["10.0.0.1".parse().expect("an address")].into();
+        Workload { addresses, ..samples::workload("a", "echo", template) }
     }
 
     fn gateway() -> GatewayAddress {
@@ -275,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_1_who_is_sent_without_hbone_is_dialled_over_it_at_the_port_of_hbone_alone() {
+    fn who_is_sent_without_hbone_is_dialled_over_it_at_the_port_of_hbone_alone() {
         let mut service = service();
         service.ports.insert(15008, 15008);
         let mut gateway = workload();

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_11_a_workload_is_found_after_the_number_of_its_addresses_has_changed() {
+    fn a_workload_is_found_after_the_number_of_its_addresses_has_changed() {
         let mut followed = Followed::default();
         let uid = |followed: &Followed, shown: &Workload| {
             followed.0.source_of(shown).map(|of| of.uid.to_string())

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn review_5_the_generation_moves_when_a_waypoint_loses_the_last_workload_of_an_identity() {
+    fn the_generation_moves_when_a_waypoint_loses_the_last_workload_of_an_identity() {
         let at = Place::Address("east".to_owned(), [240, 0, 0, 1].into());
         for (waypoint, is_used) in [(Some(name("w")), true), (Some(at), true), (None, false)] {
             // Successive meshes, and whether open tunnels are authorized again.
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_10_only_waypoints_that_a_change_touches_are_looked_at() {
+    fn only_waypoints_that_a_change_touches_are_looked_at() {
         let at = Place::Address(String::new(), [240, 0, 0, 1].into());
         let mapped: std::net::Ipv6Addr = "::ffff:240.0.0.1".parse().expect("an address");
         let mapped = Place::Address(String::new(), mapped.into());
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn review_5_the_generation_moves_when_a_waypoint_goes_or_another_service_takes_its_place() {
+    fn the_generation_moves_when_a_waypoint_goes_or_another_service_takes_its_place() {
         let vip: std::net::IpAddr = [240, 0, 0, 1].into();
         let at = Place::Address("east".to_owned(), vip);
         for (place, is_named) in [(name("w"), true), (at, false)] {

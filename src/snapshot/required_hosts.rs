@@ -133,36 +133,22 @@ mod tests {
     use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Waypoint};
     use super::super::{Alias, Audience, ExportSet, Exposure, ExposureTable, NameTable};
     use super::*;
+    use crate::snapshot::tests::samples;
 
     fn service(name: &str, behind: Option<&str>) -> Service {
         let waypoint = |name: &str| Waypoint {
             gateway: GatewayAddress { place: Place::Name(format!("app/{name}.app")), port: 15008 },
             weight: 1,
         };
-        Service {
-            namespace: "app".into(),
-            hostname: format!("{name}.app").into(),
-            ports: [(80, 80)].into(),
-            waypoints: behind.map(waypoint).into_iter().collect(),
-            ..Service::default()
-        }
+        let waypoints = behind.map(waypoint).into_iter().collect();
+        Service { waypoints, ..samples::service(name) }
     }
 
     /// Returns a workload of the service `name`, whose hostname is also `name`.
     fn workload(name: &str, change: impl FnOnce(&mut Workload)) -> Workload {
-        let mut workload = Workload {
-            uid: format!("uid-{name}").into(),
-            healthy: true,
-            capacity: 1,
-            services: [(format!("app/{name}.app").into(), [(80, 8080)].into())].into(),
-            template: Template {
-                hostname: name.into(),
-                protocol: Protocol::Hbone,
-                ..Template::default()
-            }
-            .into(),
-            ..Workload::default()
-        };
+        let template =
+            Template { hostname: name.into(), protocol: Protocol::Hbone, ..Template::default() };
+        let mut workload = samples::workload(&format!("uid-{name}"), name, template);
         change(&mut workload);
         workload
     }
@@ -269,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_a_service_that_comes_behind_a_waypoint_has_its_hostnames_looked_at() {
+    fn a_service_that_comes_behind_a_waypoint_has_its_hostnames_looked_at() {
         let at = |address: [u8; 4]| Place::Address("east".to_owned(), address.into());
         for place in [Place::Name("app/waypoint.app".into()), at([240, 0, 0, 1])] {
             let mut echo = service("echo", Some("waypoint"));
@@ -307,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_a_route_leads_to_the_family_of_a_name_and_of_its_aliases() {
+    fn a_route_leads_to_the_family_of_a_name_and_of_its_aliases() {
         let named = |name: &str| {
             let mut routed = exposure(Vec::new());
             routed.add_passthrough_hosts([name]);

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_6_the_locality_of_the_own_workload_replaces_that_of_the_pod_and_outlives_it() {
+    fn the_locality_of_the_own_workload_replaces_that_of_the_pod_and_outlives_it() {
         let at =
             |zone: &str| Locality { region: "us".into(), zone: zone.into(), ..Locality::default() };
         let mesh = |locality: Locality| {

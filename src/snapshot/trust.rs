@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_5_an_issuer_says_the_cluster_and_any_other_one_is_unknown_or_refused() {
+    fn an_issuer_says_the_cluster_and_any_other_one_is_unknown_or_refused() {
         let set = TrustSet::new([("cluster.local", "east")]);
         let pairs = || [(EAST, "east"), (WEST, "west")];
         let empty = set.clone().with_issuers([], true);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_clusters_are_distinguished_by_issuers_or_by_several_in_the_domains() {
+    fn clusters_are_distinguished_by_issuers_or_by_several_in_the_domains() {
         let set = |domains: &[(&str, &str)]| TrustSet::new(domains.iter().copied());
         let one = set(&[("cluster.local", "east")]);
         assert!(!one.distinguishes_clusters());

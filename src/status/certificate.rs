@@ -45,7 +45,6 @@ impl Certificate {
 /// Certificate of a chain or of a set of roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertificateInfo {
-    /// Certificate in PEM.
     pub pem: String,
     /// Serial number in decimal.
     pub serial: String,

@@ -5,11 +5,9 @@ use std::sync::Arc;
 /// Link whose budget is exceeded, while that reduces weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReducedLink {
-    /// Cluster of the peers.
     pub from: Arc<str>,
     /// True if clients without identity count, because they use that of this gateway.
     pub is_own: bool,
-    /// Cluster of the gateways.
     pub to: Arc<str>,
     /// Percentage of their weight that the gateways have.
     pub weight_percent: u8,
@@ -25,13 +23,9 @@ impl ReducedLink {
 /// Usage of a link with a budget, in the current period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkUsage {
-    /// Cluster of the peers.
     pub from: Arc<str>,
-    /// Cluster of the gateways.
     pub to: Arc<str>,
-    /// Bytes so far.
     pub used: u64,
-    /// Budget in bytes.
     pub budget: u64,
     /// Percentage of their weight that the gateways have for the peers.
     pub weight_percent: u8,

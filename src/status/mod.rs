@@ -68,7 +68,6 @@ pub struct Holder {
 /// Result of the last reload of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reload {
-    /// Time of the attempt.
     pub at: SystemTime,
     /// True if the content is in use. If false, the last good content stays in use.
     pub ok: bool,
@@ -79,11 +78,8 @@ pub struct Reload {
 /// Certificate revocation list in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crl {
-    /// File that contains it.
     pub file: PathBuf,
-    /// Name of the issuer.
     pub issuer: String,
-    /// CRL number, if present.
     pub number: Option<String>,
     /// nextUpdate: end of the validity.
     pub next_update: SystemTime,
@@ -103,9 +99,7 @@ impl fmt::Display for Crl {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Discovery {
-    /// Address of the control plane.
     pub address: String,
-    /// True if the stream is open.
     pub connected: bool,
     /// Start of the current state, connected or not.
     #[serde(serialize_with = "rfc3339_option")]
@@ -117,7 +111,6 @@ pub struct Discovery {
     /// Time of the next attempt, if the stream is not open.
     #[serde(serialize_with = "rfc3339_option")]
     pub next_try: Option<SystemTime>,
-    /// State of each resource type.
     pub types: Vec<ResourceType>,
     /// Description of the state restored from disk, until the control plane has sent all of it.
     pub from_disk: Option<String>,
@@ -145,7 +138,6 @@ pub struct ResourceType {
     pub responses: u64,
     /// Number of other responses.
     pub nacks: u64,
-    /// Number of rejected resources.
     pub rejected: usize,
     /// True if `rejected` is a lower bound: of unlisted rejections only the largest number in one
     /// message is counted.
@@ -161,7 +153,6 @@ pub struct ResourceType {
 /// Accepted resource that is not used, or not as it specifies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unused {
-    /// Name of the resource.
     pub name: String,
     /// Unused part, and the reason.
     pub why: String,
@@ -175,7 +166,6 @@ pub struct Rejection {
     pub name: String,
     /// Invalid field, and the error.
     pub reason: String,
-    /// Rejected version.
     pub version: String,
     /// Time of the first rejection for this reason.
     #[serde(serialize_with = "rfc3339")]
@@ -183,7 +173,6 @@ pub struct Rejection {
 }
 
 impl Discovery {
-    /// Records that a stream was opened.
     pub fn connect(&mut self, at: SystemTime) {
         (self.connected, self.since, self.next_try) = (true, Some(at), None);
     }
@@ -241,7 +230,6 @@ impl Discovery {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostnameStatus {
-    /// The hostname.
     pub name: String,
     /// Addresses in use: those of the last good answer.
     pub addresses: Vec<IpAddr>,
@@ -330,27 +318,22 @@ impl Status {
         self.discovery.lock().clone()
     }
 
-    /// Replaces the state of one identity.
     pub fn set_certificate(&self, certificate: Certificate) {
         self.certificates.lock().insert(certificate.identity.clone(), certificate);
     }
 
-    /// Removes an identity that is no longer used.
     pub fn forget_certificate(&self, identity: &str) {
         self.certificates.lock().remove(identity);
     }
 
-    /// Returns the state of every identity, sorted.
     pub fn certificates(&self) -> Vec<Certificate> {
         self.certificates.lock().values().cloned().collect()
     }
 
-    /// Replaces the revocation lists.
     pub fn set_crls(&self, crls: Vec<Crl>) {
         *self.crls.lock() = crls;
     }
 
-    /// Returns the revocation lists.
     pub fn crls(&self) -> Vec<Crl> {
         self.crls.lock().clone()
     }
@@ -379,7 +362,6 @@ impl Status {
         *self.conflicts.lock() = conflicts;
     }
 
-    /// Returns the claims of objects that have no effect because of other claims.
     pub fn conflicts(&self) -> Vec<String> {
         self.conflicts.lock().clone()
     }
@@ -397,17 +379,14 @@ impl Status {
         change(hosts.0.entry(name.to_owned()).or_insert_with(new))
     }
 
-    /// Removes a hostname that is no longer used.
     pub fn forget_host(&self, name: &str) {
         self.hosts.lock().0.remove(name);
     }
 
-    /// Sets the number of hostnames that are not looked up.
     pub fn set_hosts_left_out(&self, count: usize) {
         self.hosts.lock().1 = count;
     }
 
-    /// Returns the state of the hostnames.
     pub fn hosts(&self) -> HostnameStatuses {
         let hosts = self.hosts.lock();
         HostnameStatuses { list: hosts.0.values().cloned().collect(), left_out: hosts.1 }

@@ -9,17 +9,13 @@ use std::time::{Duration, SystemTime};
 pub struct RemoteGatewayStatus {
     /// Address of its HBONE port.
     pub address: SocketAddr,
-    /// Network behind it.
     pub network: Arc<str>,
     /// Cluster that its certificate has to belong to; empty if any.
     pub cluster: Arc<str>,
     /// `ready`, `connecting`, `silent`, `ejected`, `failed` or `idle`.
     pub state: &'static str,
-    /// Number of connections.
     pub connections: usize,
-    /// Number of sources with a connection.
     pub sources: usize,
-    /// Number of tunnels.
     pub streams: usize,
     /// Least round trip time of the PINGs of the last five minutes.
     pub rtt: Option<Duration>,
@@ -29,7 +25,6 @@ pub struct RemoteGatewayStatus {
     pub ejections: u64,
     /// Cause of the last failure or of the last end of a connection; empty if none.
     pub last_error: String,
-    /// Identity in its certificate.
     pub identity: Option<Arc<str>>,
     /// First expiry in the chain of its certificate.
     pub not_after: Option<SystemTime>,

@@ -7,19 +7,13 @@ use std::fmt;
 pub struct WorkloadLabels {
     /// The workload's name, such as the Deployment's.
     pub workload: String,
-    /// Its namespace.
     pub namespace: String,
     /// Its SPIFFE identity, as claimed by the source of the mesh.
     pub principal: String,
-    /// The cluster that it runs in.
     pub cluster: String,
-    /// `service.istio.io/canonical-name`.
     pub canonical_name: String,
-    /// `service.istio.io/canonical-revision`.
     pub canonical_revision: String,
-    /// The region that it runs in.
     pub region: String,
-    /// The zone that it runs in.
     pub zone: String,
 }
 

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn review_13_an_unused_label_set_expires_after_an_hour_and_a_held_one_does_not() {
+    fn an_unused_label_set_expires_after_an_hour_and_a_held_one_does_not() {
         let counted = counted();
         let held = counted.sets.counter(&labels(0));
         counted.sets.counter(&labels(1)).inc();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn review_13_a_full_table_reports_the_overflow_and_has_room_again_after_an_hour() {
+    fn a_full_table_reports_the_overflow_and_has_room_again_after_an_hour() {
         let counted = counted();
         for account in 0..MAX_LABEL_SETS + 3 {
             counted.sets.counter(&labels(account)).inc();

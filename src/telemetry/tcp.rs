@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn review_13_the_counters_of_an_open_tunnel_outlast_an_hour_and_others_do_not() {
+    fn the_counters_of_an_open_tunnel_outlast_an_hour_and_others_do_not() {
         let (tcp, registry) = registered();
         let (service, source) = (DestinationService::default(), Arc::new(source()));
         let workloads = ["quiet", "gone"].map(|name| {

@@ -57,7 +57,6 @@ fn write_certificates(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     }
 }
 
-/// Prints the files and the next steps.
 fn print_summary(args: &Args, files: &[File], out: &mut impl Write) -> io::Result<()> {
     for file in files {
         writeln!(out, "{:<24}  {}", args.dir.join(&file.name).display(), file.about)?;
@@ -131,7 +130,6 @@ fn check_cluster(cluster: &str) -> anyhow::Result<()> {
 /// File names without extension, each with its SPIFFE ID.
 type Leaves = Vec<(String, String)>;
 
-/// Returns the leaves of each cluster's intermediate.
 fn leaves(clusters: &[String]) -> anyhow::Result<Vec<(String, Leaves)>> {
     let mut seen = BTreeSet::new();
     let mut set = Vec::new();

@@ -149,7 +149,6 @@ impl Issuer {
         list.pem().context(NOT_SIGNED)
     }
 
-    /// Returns the intermediate certificate in PEM.
     pub fn pem(&self) -> String {
         self.signer.pem()
     }
@@ -175,7 +174,6 @@ impl Issuer {
 pub struct Leaf {
     /// The leaf, then the intermediate. The root is omitted, because the peer has its own.
     pub chain_pem: String,
-    /// Private key of the leaf, in PKCS#8.
     pub key_pem: String,
 }
 

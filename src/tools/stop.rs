@@ -6,7 +6,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub(super) struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
-    /// True if a signal has arrived.
     pub(super) was_signalled: bool,
 }
 
@@ -20,7 +19,6 @@ impl StopSignals {
         })
     }
 
-    /// Waits for the next signal.
     pub(super) async fn recv(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

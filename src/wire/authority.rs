@@ -9,13 +9,11 @@ use thiserror::Error;
 /// dot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Authority {
-    /// The name or address.
     pub host: Host,
     /// The port, 1 to 65535.
     pub port: u16,
 }
 
-/// Host part of an authority.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
     /// A name, resolved in the snapshot and never in DNS.

@@ -34,7 +34,6 @@ impl RegionPattern {
             .then(|| Self { parts: parts.into_iter().map(Box::from).collect() })
     }
 
-    /// Returns whether the pattern matches a locality.
     pub fn matches(&self, region: &str, zone: &str, subzone: &str) -> bool {
         let mut parts = self.parts.iter().zip([region, zone, subzone]);
         parts.all(|(part, own)| **part == *own)

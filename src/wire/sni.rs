@@ -47,7 +47,6 @@ pub fn normalise(name: &str) -> Option<Box<str>> {
 /// `outbound_.PORT_.SUBSET_.HOST`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IstioName {
-    /// Hostname and port of the service.
     pub authority: Authority,
     /// Subset of the endpoints; empty for all endpoints.
     pub subset: Box<str>,

@@ -12,7 +12,6 @@ pub const UNKNOWN_CLUSTER: &str = "unknown";
 pub struct SpkiHash([u8; 32]);
 
 impl SpkiHash {
-    /// Wraps a digest.
     pub const fn new(digest: [u8; 32]) -> Self {
         Self(digest)
     }

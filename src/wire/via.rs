@@ -17,7 +17,6 @@ pub struct GatewayHash([u8; 8]);
 pub struct Via(Vec<GatewayHash>);
 
 impl GatewayHash {
-    /// Creates a hash from its octets.
     pub const fn new(octets: [u8; 8]) -> Self {
         Self(octets)
     }
@@ -50,12 +49,10 @@ impl Via {
         Some(Self(hashes))
     }
 
-    /// Returns true if the tunnel has passed this gateway.
     pub fn contains(&self, gateway: GatewayHash) -> bool {
         self.0.contains(&gateway)
     }
 
-    /// Returns true if the tunnel has passed no gateway.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -338,7 +338,7 @@ mod tests {
     ];
 
     #[test]
-    fn istiod_4_a_value_that_nothing_can_have_is_accepted_and_matches_nothing() {
+    fn a_value_that_nothing_can_have_is_accepted_and_matches_nothing() {
         let one = proto::Match {
             destination_ports: vec![80, 0, 65536 + 81],
             not_destination_ports: vec![u32::MAX],

@@ -161,14 +161,26 @@ fn a_chart_has_a_bar_for_each_row_and_escapes_their_names() {
 }
 
 #[test]
-fn the_readme_keeps_all_but_the_table() {
+fn a_page_keeps_all_but_the_table() {
     let text = "one\n<!-- bench -->\nold\n<!-- /bench -->\ntwo\n";
     assert_eq!(readme::section(text), Ok("old"));
     let new = readme::replaced(text, "| new |\n").expect("marks");
     assert_eq!(new, "one\n<!-- bench -->\n| new |\n<!-- /bench -->\ntwo\n");
     assert!(readme::replaced("one\n<!-- bench -->\n", "new").is_err());
-    let own = include_str!("../../README.md");
-    assert!(readme::section(own).is_ok(), "the README has its marks");
+    for own in [include_str!("../../README.md"), include_str!("../../docs/performance.md")] {
+        assert!(readme::section(own).is_ok(), "a page has its marks");
+    }
+}
+
+#[test]
+fn each_row_of_the_readme_has_a_limit() {
+    let own = readme::section(include_str!("../../README.md")).unwrap();
+    for name in readme::ROWS {
+        let row = ROWS.iter().find(|row| row.name == name).unwrap();
+        assert_eq!(row.subject, Kind::Strait, "{name}");
+        assert!(row.peers.iter().any(|(_, bar)| *bar != Limit::None), "{name}");
+        assert_eq!(own.matches(&format!("| {name} |")).count(), 1, "{name}");
+    }
 }
 
 #[test]

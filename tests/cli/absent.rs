@@ -51,7 +51,7 @@ fn names_all_three(warning: &str) -> bool {
 }
 
 #[test]
-fn review_19_explain_answers_without_certificates_with_one_warning() {
+fn explain_answers_without_certificates_with_one_warning() {
     run(async {
         let folder = without_certificates();
         let from = "spiffe://west.local/ns/shop/sa/checkout";
@@ -78,7 +78,7 @@ fn review_19_explain_answers_without_certificates_with_one_warning() {
 }
 
 #[test]
-fn review_19_check_without_certificates_warns_once_and_finds_everything_else() {
+fn check_without_certificates_warns_once_and_finds_everything_else() {
     run(async {
         let folder = without_certificates();
         let path = folder.path();
@@ -104,7 +104,7 @@ fn review_19_check_without_certificates_warns_once_and_finds_everything_else() {
 }
 
 #[test]
-fn review_19_a_missing_file_is_an_error_for_run_and_beside_the_certificate_for_check_too() {
+fn a_missing_file_is_an_error_for_run_and_beside_the_certificate_for_check_too() {
     run(async {
         let folder = without_certificates();
         let refused = command(folder.path(), "run").await;
@@ -129,7 +129,7 @@ fn review_19_a_missing_file_is_an_error_for_run_and_beside_the_certificate_for_c
 }
 
 #[test]
-fn review_19_roots_and_tokens_of_control_planes_are_among_the_files_that_need_not_exist() {
+fn roots_and_tokens_of_control_planes_are_among_the_files_that_need_not_exist() {
     run(async {
         let folder = tempfile::tempdir().expect("a folder");
         let text = "\

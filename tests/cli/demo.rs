@@ -167,7 +167,7 @@ async fn stops(kept: &mut Kept) {
 }
 
 #[test]
-fn review_23_a_demo_that_holds_has_a_log_line_for_each_of_its_tunnels() {
+fn a_demo_that_holds_has_a_log_line_for_each_of_its_tunnels() {
     run(async {
         let shown = run_command(Path::new("."), &["demo", "--json"]).await;
         assert_eq!(shown.code, Some(0), "{shown:?}");

@@ -208,7 +208,7 @@ const TLS_REMEDIES: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn review_23_a_remedy_names_the_entry_its_line_and_the_values_and_no_placeholder() {
+fn a_remedy_names_the_entry_its_line_and_the_values_and_no_placeholder() {
     run(async {
         let folder = local().await;
         write(folder.path(), "all.yaml", EVERYTHING);

@@ -14,7 +14,7 @@ async fn checked(folder: &TempDir, line: &str) -> CommandOutput {
 }
 
 #[test]
-fn istiod_5_an_issuer_file_holds_authorities_and_an_issuer_is_in_one_cluster() {
+fn an_issuer_file_holds_authorities_and_an_issuer_is_in_one_cluster() {
     run(async {
         let folder = folder_with_certificates().await;
         let at = |name: &str| folder.path().join(name);
@@ -43,7 +43,7 @@ fn istiod_5_an_issuer_file_holds_authorities_and_an_issuer_is_in_one_cluster() {
 }
 
 #[test]
-fn istiod_5_an_own_issuer_that_is_not_of_the_own_cluster_is_a_warning() {
+fn an_own_issuer_that_is_not_of_the_own_cluster_is_a_warning() {
     run(async {
         let folder = folder_with_certificates().await;
         let line = "clusters: [{name: west, issuers: [certs/root.crt]}]";

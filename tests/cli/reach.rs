@@ -46,7 +46,7 @@ const FILE: &str = "{kind: file, path: mesh.yaml}";
 const ISTIO: &str = "{kind: istio, address: \"istiod:15012\", roots: certs/root.crt}";
 
 #[test]
-fn review_23_an_alias_for_a_consumer_that_may_not_reach_its_target_is_a_warning() {
+fn an_alias_for_a_consumer_that_may_not_reach_its_target_is_a_warning() {
     run(async {
         let folder = folder().await;
         let exposure = "exposure:
@@ -87,7 +87,7 @@ names:
 }
 
 #[test]
-fn review_23_an_alias_of_a_service_that_the_default_does_not_expose_is_a_warning() {
+fn an_alias_of_a_service_that_the_default_does_not_expose_is_a_warning() {
     run(async {
         let folder = folder().await;
         let private = MESH.replace("hostname: shop", "visibility: Namespace, hostname: shop");
@@ -109,7 +109,7 @@ fn review_23_an_alias_of_a_service_that_the_default_does_not_expose_is_a_warning
 }
 
 #[test]
-fn review_23_two_entries_of_a_service_with_different_names_are_a_warning() {
+fn two_entries_of_a_service_with_different_names_are_a_warning() {
     run(async {
         let folder = folder().await;
         let entries = |west: &str, north: &str| {

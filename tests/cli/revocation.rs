@@ -43,7 +43,7 @@ async fn checked(folder: &Path, lists: &str, more: &str) -> String {
 }
 
 #[test]
-fn review_16_check_warns_of_a_root_without_a_list_of_its_own() {
+fn check_warns_of_a_root_without_a_list_of_its_own() {
     run(async {
         let (folder, authority, west) = world();
         let end = SystemTime::now() + HOUR;
@@ -68,7 +68,7 @@ fn review_16_check_warns_of_a_root_without_a_list_of_its_own() {
 }
 
 #[test]
-fn review_16_check_warns_of_a_stale_list_that_has_peers_refused() {
+fn check_warns_of_a_stale_list_that_has_peers_refused() {
     run(async {
         let (folder, authority, west) = world();
         let root = authority.crl(&[], 1, SystemTime::now() + HOUR);

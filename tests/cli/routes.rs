@@ -4,7 +4,7 @@ use crate::check::{GOOD, GOOD_MESH, check};
 use crate::support::{folder_with_certificates, run, write};
 
 #[test]
-fn review_20_a_route_of_any_name_without_sources_is_a_warning_at_its_line() {
+fn a_route_of_any_name_without_sources_is_a_warning_at_its_line() {
     run(async {
         let folder = folder_with_certificates().await;
         write(folder.path(), "mesh.yaml", GOOD_MESH);
@@ -36,7 +36,7 @@ fn review_20_a_route_of_any_name_without_sources_is_a_warning_at_its_line() {
 }
 
 #[test]
-fn review_10_a_route_to_a_gateway_is_a_warning_at_its_line() {
+fn a_route_to_a_gateway_is_a_warning_at_its_line() {
     run(async {
         let folder = folder_with_certificates().await;
         let mesh =
@@ -57,7 +57,7 @@ fn review_10_a_route_to_a_gateway_is_a_warning_at_its_line() {
 }
 
 #[test]
-fn review_10_a_route_to_an_own_listener_at_all_addresses_is_a_warning_at_its_line() {
+fn a_route_to_an_own_listener_at_all_addresses_is_a_warning_at_its_line() {
     run(async {
         let folder = folder_with_certificates().await;
         let mesh = GOOD_MESH

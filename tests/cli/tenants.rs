@@ -28,7 +28,7 @@ async fn checked(objects: &str) -> CommandOutput {
 }
 
 #[test]
-fn review_1_claims_to_pods_and_addresses_of_others_are_warnings_at_their_lines() {
+fn claims_to_pods_and_addresses_of_others_are_warnings_at_their_lines() {
     run(async {
         let objects = "addressType: IPv4
 ports: [{port: 8080}]
@@ -56,7 +56,7 @@ endpoints:
 }
 
 #[test]
-fn review_1_a_host_name_in_a_slice_is_a_warning_at_its_line() {
+fn a_host_name_in_a_slice_is_a_warning_at_its_line() {
     run(async {
         let objects = "addressType: FQDN
 ports: [{port: 8080}]
@@ -72,7 +72,7 @@ endpoints: [{addresses: [db.app.svc.cluster.local]}]
 }
 
 #[test]
-fn review_1_a_service_of_another_namespace_that_is_no_waypoint_is_a_warning_at_what_names_it() {
+fn a_service_of_another_namespace_that_is_no_waypoint_is_a_warning_at_what_names_it() {
     run(async {
         let objects = |label: &str| {
             format!(
@@ -104,7 +104,7 @@ spec: {{ports: [{{port: 80}}]}}
 }
 
 #[test]
-fn review_2_equal_claims_to_an_address_are_warnings_at_both_lines() {
+fn equal_claims_to_an_address_are_warnings_at_both_lines() {
     run(async {
         let service = |name: &str| {
             format!(
@@ -171,7 +171,7 @@ fn a_distribution_that_the_mesh_contradicts_is_an_error_and_is_ignored() {
 }
 
 #[test]
-fn review_1_a_mistake_in_an_object_is_an_error_of_check_at_its_line() {
+fn a_mistake_in_an_object_is_an_error_of_check_at_its_line() {
     run(async {
         let folder = folder_with_certificates().await;
         let config = GOOD.replacen("exposure:\n", "exposure:\n  files: [objects.yaml]\n", 1);

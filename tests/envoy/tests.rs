@@ -69,7 +69,7 @@ fn a_thousand_requests_are_answered_and_nearly_all_tunnels_complete() {
 }
 
 #[test]
-fn istiod_8_tunnels_that_envoy_resets_once_they_have_done_their_work_are_completed() {
+fn tunnels_that_envoy_resets_once_they_have_done_their_work_are_completed() {
     run(async {
         let Some(mesh) = Mesh::start("a thousand resets", Ends::ByReset).await else {
             return;

@@ -59,7 +59,7 @@ fn received(net: Net) -> Istiod {
 }
 
 #[test]
-fn istiod_1_an_envoy_is_the_waypoint_that_is_sent_without_hbone() {
+fn an_envoy_is_the_waypoint_that_is_sent_without_hbone() {
     run(async {
         let Some(program) = process::program("an Envoy as the waypoint") else {
             return;

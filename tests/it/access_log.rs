@@ -39,7 +39,7 @@ fn lines(log: &str, parts: &[&str]) -> usize {
 }
 
 #[test]
-fn review_11_a_flood_of_rejected_connects_writes_few_lines_and_the_count_of_the_others() {
+fn a_flood_of_rejected_connects_writes_few_lines_and_the_count_of_the_others() {
     run(async {
         let gateway = Gateway::start(&Settings::new(Net::new(), identities())).await;
         let client = Arc::new(gateway.client(identities()).await);
@@ -77,7 +77,7 @@ fn review_11_a_flood_of_rejected_connects_writes_few_lines_and_the_count_of_the_
 }
 
 #[test]
-fn review_11_each_mode_of_the_access_log_applies_while_the_gateway_runs() {
+fn each_mode_of_the_access_log_applies_while_the_gateway_runs() {
     run(async {
         let net = Net::new();
         let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
@@ -121,7 +121,7 @@ fn review_11_each_mode_of_the_access_log_applies_while_the_gateway_runs() {
 }
 
 #[test]
-fn review_11_a_sampled_access_log_has_few_good_tunnels_and_every_kind_of_error() {
+fn a_sampled_access_log_has_few_good_tunnels_and_every_kind_of_error() {
     run(async {
         let net = Net::new();
         let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);

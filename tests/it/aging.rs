@@ -63,7 +63,7 @@ async fn serve(istiod: &Istiod, address: SocketAddr, ends: Ends) -> JoinSet<()> 
 }
 
 #[test]
-fn istiod_8_a_connection_that_ends_by_age_is_one_line_and_no_warning() {
+fn a_connection_that_ends_by_age_is_one_line_and_no_warning() {
     run(async {
         let net = Net::new();
         let istiod = Istiod::default();
@@ -87,7 +87,7 @@ fn istiod_8_a_connection_that_ends_by_age_is_one_line_and_no_warning() {
 }
 
 #[test]
-fn istiod_8_goaway_with_an_error_code_is_a_failure_that_is_backed_off_from() {
+fn goaway_with_an_error_code_is_a_failure_that_is_backed_off_from() {
     run(async {
         let net = Net::new();
         let istiod = Istiod::default();

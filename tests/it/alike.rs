@@ -91,7 +91,7 @@ async fn answer(net: Net, port: u16, hello: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn review_23_unknown_unexposed_and_without_endpoint_are_the_same_bytes_and_other_reasons() {
+fn unknown_unexposed_and_without_endpoint_are_the_same_bytes_and_other_reasons() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;

@@ -83,7 +83,7 @@ where
 }
 
 #[test]
-fn review_9_an_endpoint_that_closes_on_a_peers_bytes_stays_for_everybody() {
+fn an_endpoint_that_closes_on_a_peers_bytes_stays_for_everybody() {
     stays(
         |mut stream| async move {
             let _ = stream.read_u8().await;
@@ -93,7 +93,7 @@ fn review_9_an_endpoint_that_closes_on_a_peers_bytes_stays_for_everybody() {
 }
 
 #[test]
-fn review_9_an_endpoint_that_resets_on_a_peers_bytes_stays_for_everybody() {
+fn an_endpoint_that_resets_on_a_peers_bytes_stays_for_everybody() {
     stays(
         |mut stream| async move {
             let _ = stream.read_u8().await;
@@ -104,7 +104,7 @@ fn review_9_an_endpoint_that_resets_on_a_peers_bytes_stays_for_everybody() {
 }
 
 #[test]
-fn review_9_an_endpoint_that_resets_on_a_peers_fin_stays_for_everybody() {
+fn an_endpoint_that_resets_on_a_peers_fin_stays_for_everybody() {
     stays(
         |mut stream| async move {
             let _ = stream.read_u8().await;
@@ -220,7 +220,7 @@ fn what_is_on_the_deny_list_is_never_dialled() {
 }
 
 #[test]
-fn review_18_reserved_addresses_and_those_that_embed_a_denied_one_are_never_dialled() {
+fn reserved_addresses_and_those_that_embed_a_denied_one_are_never_dialled() {
     run(async {
         let net = Net::new();
         let denied = [

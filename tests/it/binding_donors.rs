@@ -43,7 +43,7 @@ fn two_donors_share_the_connections_and_one_that_is_gone_is_replaced() {
 }
 
 #[test]
-fn acceptance_11_all_addresses_of_a_bindings_gateway_are_replaced_within_5_s() {
+fn all_addresses_of_a_bindings_gateway_are_replaced_within_5_s() {
     for loss in Loss::ALL {
         run(all_addresses_are_replaced(loss));
     }

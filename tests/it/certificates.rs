@@ -126,7 +126,7 @@ fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
 }
 
 #[test]
-fn review_21_listeners_that_change_before_the_first_certificate_open_with_it() {
+fn listeners_that_change_before_the_first_certificate_open_with_it() {
     run(async {
         let net = Net::new();
         let mut gateway = of_istio(net);

@@ -56,9 +56,9 @@ async fn survives(gateway: &mut Gateway, cgroup: &Cgroup) {
 }
 
 #[test]
-fn review_14_idle_tunnels_of_many_identities_are_refused_before_memory_ends() {
+fn idle_tunnels_of_many_identities_are_refused_before_memory_ends() {
     // With twice as much, 15,000 tunnels would be needed, more than a process may have here.
-    let Some(cgroup) = Cgroup::new("review_14 (tunnels)", LIMIT / 2.0) else {
+    let Some(cgroup) = Cgroup::new("strait (tunnels)", LIMIT / 2.0) else {
         return;
     };
     run(async {
@@ -90,8 +90,8 @@ fn review_14_idle_tunnels_of_many_identities_are_refused_before_memory_ends() {
 }
 
 #[test]
-fn review_14_peers_that_read_nothing_do_not_fill_the_memory() {
-    let Some(cgroup) = Cgroup::new("review_14 (buffers)", LIMIT) else {
+fn peers_that_read_nothing_do_not_fill_the_memory() {
+    let Some(cgroup) = Cgroup::new("strait (buffers)", LIMIT) else {
         return;
     };
     run(async {
@@ -119,8 +119,8 @@ fn review_14_peers_that_read_nothing_do_not_fill_the_memory() {
 }
 
 #[test]
-fn review_14_a_limit_that_changes_while_the_gateway_runs_counts() {
-    let Some(cgroup) = Cgroup::new("review_14 (changes)", LIMIT) else {
+fn a_limit_that_changes_while_the_gateway_runs_counts() {
+    let Some(cgroup) = Cgroup::new("strait (changes)", LIMIT) else {
         return;
     };
     run(async {

@@ -42,7 +42,7 @@ fn taken(control: &Istiod) -> usize {
 }
 
 #[test]
-fn acceptance_9_endpoint_churn_at_100_a_second_drops_no_tunnel() {
+fn endpoint_churn_at_100_a_second_drops_no_tunnel() {
     run(async {
         let net = Net::new();
         let settings = Settings::new(net, identities());

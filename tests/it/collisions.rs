@@ -146,7 +146,7 @@ impl World {
 }
 
 #[test]
-fn review_3_a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip() {
+fn a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip() {
     run(async {
         let world = World::start("all", "    []\n", "", &[]).await;
         world.send_service("team-b/api.example", OWN, |_| {});
@@ -181,7 +181,7 @@ fn review_3_a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip
 }
 
 #[test]
-fn review_3_a_canonical_service_and_the_owner_of_a_hostname_have_it_whoever_came_first() {
+fn a_canonical_service_and_the_owner_of_a_hostname_have_it_whoever_came_first() {
     run(async {
         let own = format!("app/{HOSTNAME}");
         let world = World::start("all", "    []\n", "", &[]).await;
@@ -203,7 +203,7 @@ fn review_3_a_canonical_service_and_the_owner_of_a_hostname_have_it_whoever_came
 }
 
 #[test]
-fn review_3_services_of_tenants_take_no_name_of_the_configuration_over() {
+fn services_of_tenants_take_no_name_of_the_configuration_over() {
     const NAMES: &str =
         "names:\n  aliases:\n    - {name: orders.global, to: echo.app.svc.cluster.local}\n";
     run(async {
@@ -230,7 +230,7 @@ fn review_3_services_of_tenants_take_no_name_of_the_configuration_over() {
 }
 
 #[test]
-fn review_3_an_entry_with_a_namespace_means_no_other_service_of_the_hostname() {
+fn an_entry_with_a_namespace_means_no_other_service_of_the_hostname() {
     run(async {
         let exposure = format!(
             "    - {{service: \"{API}:80\", namespace: team-b, to: [{{cluster: west}}]}}\n"
@@ -256,7 +256,7 @@ fn review_3_an_entry_with_a_namespace_means_no_other_service_of_the_hostname() {
 }
 
 #[test]
-fn review_4_a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
+fn a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
     run(async {
         let own = format!("app/{HOSTNAME}");
         let authority = format!("{HOSTNAME}:80");

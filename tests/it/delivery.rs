@@ -83,7 +83,7 @@ fn stream(index: u32) -> u32 {
 }
 
 #[test]
-fn review_8_tunnels_that_still_deliver_keep_their_places_and_their_gauge() {
+fn tunnels_that_still_deliver_keep_their_places_and_their_gauge() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;
@@ -118,7 +118,7 @@ fn review_8_tunnels_that_still_deliver_keep_their_places_and_their_gauge() {
 }
 
 #[test]
-fn review_8_a_connect_waits_for_the_place_of_a_tunnel_that_is_about_to_end() {
+fn a_connect_waits_for_the_place_of_a_tunnel_that_is_about_to_end() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;
@@ -140,7 +140,7 @@ fn review_8_a_connect_waits_for_the_place_of_a_tunnel_that_is_about_to_end() {
 }
 
 #[test]
-fn review_8_an_endpoint_that_sends_without_end_is_left_though_its_tunnel_was_promised_delivery() {
+fn an_endpoint_that_sends_without_end_is_left_though_its_tunnel_was_promised_delivery() {
     run(async {
         const BYTES_MAX: usize = 32 << 20;
         let net = Net::new();
@@ -172,7 +172,7 @@ fn review_8_an_endpoint_that_sends_without_end_is_left_though_its_tunnel_was_pro
 }
 
 #[test]
-fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_gone() {
+fn a_tls_connection_that_still_delivers_is_open_though_its_client_has_gone() {
     run(async {
         let net = Net::new();
         let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);

@@ -66,7 +66,7 @@ async fn reached(client: &Client, hosts: [u8; 2]) -> Duration {
 }
 
 #[test]
-fn acceptance_11_addresses_that_are_replaced_at_once_are_dialled_by_their_ttl() {
+fn addresses_that_are_replaced_at_once_are_dialled_by_their_ttl() {
     run(async {
         let net = Net::new();
         let server = server(net, &[11, 12], 1).await;
@@ -168,7 +168,7 @@ fn without_any_answer_there_is_no_endpoint_and_nothing_else_fails() {
 }
 
 #[test]
-fn istiod_8_only_hostnames_that_a_service_within_reach_would_dial_are_looked_up() {
+fn only_hostnames_that_a_service_within_reach_would_dial_are_looked_up() {
     run(async {
         let net = Net::new();
         let server = server(net, &[11, 12], 300).await;

@@ -123,7 +123,7 @@ fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
 }
 
 #[test]
-fn review_21_a_peer_that_ignores_goaway_opens_no_tunnel_after_a_second() {
+fn a_peer_that_ignores_goaway_opens_no_tunnel_after_a_second() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;

@@ -33,7 +33,7 @@ fn bytes_of_decimal(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn istiod_8_serial_numbers_in_the_dump_are_decimal() {
+fn serial_numbers_in_the_dump_are_decimal() {
     run(async {
         let gateway = Gateway::start(&Settings::new(Net::new(), identities())).await;
         let (status, body) = gateway.http(15000, "GET", "/config_dump").await;

@@ -175,7 +175,7 @@ async fn exchanges(tunnel: &mut Tunnel) {
 }
 
 #[test]
-fn istiod_8_a_reset_once_the_inner_connection_has_closed_is_a_normal_end() {
+fn a_reset_once_the_inner_connection_has_closed_is_a_normal_end() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;
@@ -213,7 +213,7 @@ fn istiod_8_a_reset_once_the_inner_connection_has_closed_is_a_normal_end() {
 }
 
 #[test]
-fn istiod_8_a_download_that_is_cancelled_is_no_normal_end() {
+fn a_download_that_is_cancelled_is_no_normal_end() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;
@@ -250,7 +250,7 @@ fn a_lost_client_connection_is_a_reset_for_the_endpoint() {
 }
 
 #[test]
-fn review_18_trailers_are_a_protocol_error_for_the_peer_and_a_reset_for_the_endpoint() {
+fn trailers_are_a_protocol_error_for_the_peer_and_a_reset_for_the_endpoint() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;

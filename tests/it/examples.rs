@@ -171,7 +171,7 @@ fn local_clients_of_the_acceptor_reach_the_service_of_the_donor_by_its_name() {
 }
 
 #[test]
-fn acceptance_1_the_example_of_split_horizon_gives_each_of_four_pods_a_quarter() {
+fn the_example_of_split_horizon_gives_each_of_four_pods_a_quarter() {
     run(async {
         let networks = Networks::new();
         let _pods = networks.pods().await;
@@ -186,7 +186,7 @@ fn acceptance_1_the_example_of_split_horizon_gives_each_of_four_pods_a_quarter()
 }
 
 #[test]
-fn acceptance_7_the_example_of_regions_splits_10_to_90_evacuates_and_fails_over() {
+fn the_example_of_regions_splits_10_to_90_evacuates_and_fails_over() {
     run(async {
         let networks = Networks::new();
         let _pods = networks.pods().await;

@@ -40,7 +40,7 @@ async fn answered(client: &Client, authority: &str) -> Option<u8> {
 }
 
 #[test]
-fn istiod_11_every_address_of_a_dual_stack_workload_is_an_endpoint() {
+fn every_address_of_a_dual_stack_workload_is_an_endpoint() {
     run(async {
         let net = Net::new();
         let v6 = TcpListener::bind((LOCALHOST, 0)).await.expect("a listener");
@@ -77,7 +77,7 @@ fn istiod_11_every_address_of_a_dual_stack_workload_is_an_endpoint() {
 }
 
 #[test]
-fn istiod_11_where_there_is_only_ipv6_tunnels_reach_what_istiod_tells() {
+fn where_there_is_only_ipv6_tunnels_reach_what_istiod_tells() {
     run(async {
         let net = Net::new();
         // Every HBONE endpoint has this port, and all tests of a machine this address.

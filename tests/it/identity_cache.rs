@@ -32,7 +32,7 @@ async fn kept(net: Net) -> Gateway {
 }
 
 #[test]
-fn istiod_7_a_restarted_container_is_ready_within_five_seconds_without_istiod() {
+fn a_restarted_container_is_ready_within_five_seconds_without_istiod() {
     run(async {
         let net = Net::new();
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
@@ -64,7 +64,7 @@ fn istiod_7_a_restarted_container_is_ready_within_five_seconds_without_istiod() 
 }
 
 #[test]
-fn istiod_7_an_expired_key_is_removed_from_the_disk_while_the_authority_refuses() {
+fn an_expired_key_is_removed_from_the_disk_while_the_authority_refuses() {
     run(async {
         let net = Net::new();
         let istiod = istiod(net);
@@ -78,7 +78,7 @@ fn istiod_7_an_expired_key_is_removed_from_the_disk_while_the_authority_refuses(
 }
 
 #[test]
-fn istiod_7_a_directory_that_is_open_to_others_is_not_used_and_the_pod_starts_with_istiod() {
+fn a_directory_that_is_open_to_others_is_not_used_and_the_pod_starts_with_istiod() {
     run(async {
         let net = Net::new();
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
@@ -103,7 +103,7 @@ fn istiod_7_a_directory_that_is_open_to_others_is_not_used_and_the_pod_starts_wi
 }
 
 #[test]
-fn istiod_7_a_pod_without_a_certificate_asks_again_as_soon_as_discovery_is_back() {
+fn a_pod_without_a_certificate_asks_again_as_soon_as_discovery_is_back() {
     run(async {
         let net = Net::new();
         let istiod = istiod(net);

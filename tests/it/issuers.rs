@@ -153,7 +153,7 @@ async fn is_refused(gateway: &Gateway, tls: &Arc<ClientConfig>, reason: &str) {
 }
 
 #[test]
-fn istiod_5_one_trust_domain_with_an_issuer_per_cluster_tells_the_clusters_apart() {
+fn one_trust_domain_with_an_issuer_per_cluster_tells_the_clusters_apart() {
     run(async {
         let world = World::new();
         let links = "links: [{from: west, to: east}]\n";
@@ -197,7 +197,7 @@ fn istiod_5_one_trust_domain_with_an_issuer_per_cluster_tells_the_clusters_apart
 }
 
 #[test]
-fn istiod_5_explain_judges_a_peer_by_the_cluster_of_its_issuer() {
+fn explain_judges_a_peer_by_the_cluster_of_its_issuer() {
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world.gateway(LENIENT, "{cluster: west}", "").await;
@@ -220,7 +220,7 @@ fn istiod_5_explain_judges_a_peer_by_the_cluster_of_its_issuer() {
 }
 
 #[test]
-fn istiod_5_an_issuer_without_a_cluster_is_of_the_cluster_unknown() {
+fn an_issuer_without_a_cluster_is_of_the_cluster_unknown() {
     run(async {
         let world = World::new();
         let to = "{cluster: unknown}";
@@ -240,7 +240,7 @@ fn istiod_5_an_issuer_without_a_cluster_is_of_the_cluster_unknown() {
 }
 
 #[test]
-fn istiod_5_a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its_right() {
+fn a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its_right() {
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world.gateway(LENIENT, "{anyone: true}", "").await;
@@ -281,7 +281,7 @@ fn istiod_5_a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its
 }
 
 #[test]
-fn istiod_5_a_changed_issuer_file_ends_tunnels_past_a_waypoint_of_another_cluster_now() {
+fn a_changed_issuer_file_ends_tunnels_past_a_waypoint_of_another_cluster_now() {
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world.gateway(LENIENT, "{anyone: true}", "").await;
@@ -313,7 +313,7 @@ fn istiod_5_a_changed_issuer_file_ends_tunnels_past_a_waypoint_of_another_cluste
 }
 
 #[test]
-fn istiod_5_refused_issuers_are_printed_as_lines_that_admit_them() {
+fn refused_issuers_are_printed_as_lines_that_admit_them() {
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world.gateway(LENIENT, "{anyone: true}", "").await;
@@ -352,7 +352,7 @@ fn istiod_5_refused_issuers_are_printed_as_lines_that_admit_them() {
 }
 
 #[test]
-fn istiod_5_with_a_trust_domain_per_cluster_an_issuer_signs_for_its_own_alone() {
+fn with_a_trust_domain_per_cluster_an_issuer_signs_for_its_own_alone() {
     run(async {
         let world = World::new();
         let trust = example(DOMAIN_EACH);
@@ -378,7 +378,7 @@ fn istiod_5_with_a_trust_domain_per_cluster_an_issuer_signs_for_its_own_alone() 
 }
 
 #[test]
-fn istiod_5_baggage_that_names_another_cluster_is_counted_and_decides_nothing() {
+fn baggage_that_names_another_cluster_is_counted_and_decides_nothing() {
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world.gateway(LENIENT, "{cluster: west}", "").await;

@@ -10,7 +10,7 @@ use crate::support::wds::{SERVICE, bytes, changed, policy, service, split_horizo
 use crate::support::{Endpoint, Net, identities, run, until};
 
 #[test]
-fn istiod_4_the_record_of_a_remote_service_with_a_named_port_is_held() {
+fn the_record_of_a_remote_service_with_a_named_port_is_held() {
     run(async {
         let net = Net::new();
         let mut gateway = gateway(net, NAME);
@@ -32,7 +32,7 @@ fn istiod_4_the_record_of_a_remote_service_with_a_named_port_is_held() {
 }
 
 #[test]
-fn istiod_4_records_that_ztunnel_accepts_are_not_rejected() {
+fn records_that_ztunnel_accepts_are_not_rejected() {
     run(async {
         let net = Net::new();
         let mut gateway = gateway(net, NAME);

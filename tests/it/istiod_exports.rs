@@ -103,7 +103,7 @@ impl World {
 }
 
 #[test]
-fn istiod_3_a_service_that_a_whole_push_leaves_out_is_refused_and_its_tunnels_end() {
+fn a_service_that_a_whole_push_leaves_out_is_refused_and_its_tunnels_end() {
     run(async {
         let world = World::start().await;
         let own = format!("inbound-vip|80|tcp|{HOSTNAME}");
@@ -131,7 +131,7 @@ fn istiod_3_a_service_that_a_whole_push_leaves_out_is_refused_and_its_tunnels_en
 }
 
 #[test]
-fn istiod_3_a_partial_push_removes_nothing_by_absence() {
+fn a_partial_push_removes_nothing_by_absence() {
     run(async {
         let world = World::start().await;
         // Before the first push: with each change of an address, the control plane sends its own

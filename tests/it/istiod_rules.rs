@@ -66,7 +66,7 @@ impl Client {
 }
 
 #[test]
-fn istiod_9_a_push_has_names_that_changed_and_are_subscribed_to_and_no_other() {
+fn a_push_has_names_that_changed_and_are_subscribed_to_and_no_other() {
     run(async {
         let istiod = Istiod::default();
         let pod = |name: &str| istiod.put(ADDRESS, name, &workload(name, vec![127, 0, 0, 9]));
@@ -112,7 +112,7 @@ fn behind_waypoint() -> Address {
 }
 
 #[test]
-fn istiod_9_a_push_of_clusters_has_the_whole_set_and_names_removals_later() {
+fn a_push_of_clusters_has_the_whole_set_and_names_removals_later() {
     run(async {
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &behind_waypoint());
@@ -150,7 +150,7 @@ fn istiod_9_a_push_of_clusters_has_the_whole_set_and_names_removals_later() {
 }
 
 #[test]
-fn istiod_9_a_dry_run_is_sent_only_where_it_is_enabled() {
+fn a_dry_run_is_sent_only_where_it_is_enabled() {
     run(async {
         let istiod = Istiod::default();
         let tries = Authorization {

@@ -104,7 +104,7 @@ fn manual(gateway: &Value) -> Value {
 }
 
 #[test]
-fn istiod_7_the_kubelet_of_these_tests_knows_every_manifest() {
+fn the_kubelet_of_these_tests_knows_every_manifest() {
     let mut known: BTreeSet<_> = SHARED.map(str::to_owned).into();
     for dialect in DIALECTS {
         known.extend(GATEWAYS.map(|name| format!("{dialect}/{name}")));
@@ -123,29 +123,23 @@ fn istiod_7_the_kubelet_of_these_tests_knows_every_manifest() {
 }
 
 #[test]
-fn istiod_7_managed_pods_start_as_rendered_and_restart_without_istiod() {
-    in_namespaces(
-        "kubelet::istiod_7_managed_pods_start_as_rendered_and_restart_without_istiod",
-        || {
-            for dialect in DIALECTS {
-                let gateway = of_kind(&manifest(&format!("{dialect}/managed.yaml")), "Gateway");
-                run(starts(managed(&gateway), &gateway));
-            }
-        },
-    );
+fn managed_pods_start_as_rendered_and_restart_without_istiod() {
+    in_namespaces("kubelet::managed_pods_start_as_rendered_and_restart_without_istiod", || {
+        for dialect in DIALECTS {
+            let gateway = of_kind(&manifest(&format!("{dialect}/managed.yaml")), "Gateway");
+            run(starts(managed(&gateway), &gateway));
+        }
+    });
 }
 
 #[test]
-fn istiod_7_manual_pods_start_as_written_and_restart_without_istiod() {
-    in_namespaces(
-        "kubelet::istiod_7_manual_pods_start_as_written_and_restart_without_istiod",
-        || {
-            for dialect in DIALECTS {
-                let gateway = of_kind(&manifest(&format!("{dialect}/manual.yaml")), "Gateway");
-                run(starts(manual(&gateway), &gateway));
-            }
-        },
-    );
+fn manual_pods_start_as_written_and_restart_without_istiod() {
+    in_namespaces("kubelet::manual_pods_start_as_written_and_restart_without_istiod", || {
+        for dialect in DIALECTS {
+            let gateway = of_kind(&manifest(&format!("{dialect}/manual.yaml")), "Gateway");
+            run(starts(manual(&gateway), &gateway));
+        }
+    });
 }
 
 /// Returns an istiod with a service, and with its record of the pod.
@@ -251,7 +245,7 @@ async fn is_reached(pod: &Pod, deployment: &Value, gateway: &Value) {
 }
 
 #[test]
-fn istiod_7_the_remote_gateways_name_the_account_of_the_pods() {
+fn the_remote_gateways_name_the_account_of_the_pods() {
     let workload = manifest("workload.yaml");
     let account = of_kind(&workload, "ServiceAccount");
     for dialect in DIALECTS {

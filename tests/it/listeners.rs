@@ -105,7 +105,7 @@ fn state(name: &str, state: &str) -> (String, String) {
 }
 
 #[test]
-fn review_21_routes_and_sources_of_a_tls_listener_hold_for_new_and_open_tunnels() {
+fn routes_and_sources_of_a_tls_listener_hold_for_new_and_open_tunnels() {
     run(async {
         let net = Net::new();
         let tls = listener(net, "tls", ROUTES, &routes("a.example, b.example"));
@@ -139,7 +139,7 @@ fn review_21_routes_and_sources_of_a_tls_listener_hold_for_new_and_open_tunnels(
 }
 
 #[test]
-fn review_21_a_route_to_another_service_takes_the_right_of_its_open_tunnels() {
+fn a_route_to_another_service_takes_the_right_of_its_open_tunnels() {
     run(async {
         let net = Net::new();
         let tls = listener(net, "tls", ROUTES, &routes("\"*\""));
@@ -157,7 +157,7 @@ fn review_21_a_route_to_another_service_takes_the_right_of_its_open_tunnels() {
 }
 
 #[test]
-fn review_21_route_by_and_sources_of_an_hbone_listener_hold_on_open_connections() {
+fn route_by_and_sources_of_an_hbone_listener_hold_on_open_connections() {
     run(async {
         let net = Net::new();
         let (gateway, _endpoint) = gateway(net, String::new()).await;
@@ -179,7 +179,7 @@ fn review_21_route_by_and_sources_of_an_hbone_listener_hold_on_open_connections(
 }
 
 #[test]
-fn review_21_a_new_listener_opens_and_a_removed_one_drains_until_the_deadline() {
+fn a_new_listener_opens_and_a_removed_one_drains_until_the_deadline() {
     run(async {
         let net = Net::new();
         let extra = listener(net, "extra", EXTRA, "protocol: hbone");
@@ -215,7 +215,7 @@ fn review_21_a_new_listener_opens_and_a_removed_one_drains_until_the_deadline() 
 }
 
 #[test]
-fn review_21_a_peer_that_ignores_goaway_is_gone_soon_after_the_deadline() {
+fn a_peer_that_ignores_goaway_is_gone_soon_after_the_deadline() {
     run(async {
         let net = Net::new();
         let (gateway, _endpoint) = gateway(net, String::new()).await;
@@ -237,7 +237,7 @@ fn review_21_a_peer_that_ignores_goaway_is_gone_soon_after_the_deadline() {
 }
 
 #[test]
-fn review_21_a_listener_that_is_moved_or_turned_serves_as_it_now_is() {
+fn a_listener_that_is_moved_or_turned_serves_as_it_now_is() {
     run(async {
         let net = Net::new();
         let extra = listener(net, "extra", EXTRA, "protocol: hbone");
@@ -268,7 +268,7 @@ fn review_21_a_listener_that_is_moved_or_turned_serves_as_it_now_is() {
 }
 
 #[test]
-fn review_21_an_address_in_use_is_a_failed_reload_that_is_tried_again() {
+fn an_address_in_use_is_a_failed_reload_that_is_tried_again() {
     run(async {
         let net = Net::new();
         let (gateway, _endpoint) = gateway(net, String::new()).await;
@@ -309,7 +309,7 @@ fn review_21_an_address_in_use_is_a_failed_reload_that_is_tried_again() {
 }
 
 #[test]
-fn review_21_a_listener_that_was_added_is_never_dialled() {
+fn a_listener_that_was_added_is_never_dialled() {
     run(async {
         let net = Net::new();
         // The endpoint has an address that the new listener will use.
@@ -327,7 +327,7 @@ fn review_21_a_listener_that_was_added_is_never_dialled() {
 }
 
 #[test]
-fn review_20_status_shows_listeners_and_what_a_route_of_any_name_opens() {
+fn status_shows_listeners_and_what_a_route_of_any_name_opens() {
     run(async {
         let net = Net::new();
         let to = "to: \"secret.app.svc.cluster.local:80\"";

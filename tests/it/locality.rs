@@ -68,7 +68,7 @@ async fn endpoints(net: Net) -> [Endpoint; 2] {
 }
 
 #[test]
-fn istiod_6_a_pod_prefers_the_zone_of_its_record_over_that_of_its_variables() {
+fn a_pod_prefers_the_zone_of_its_record_over_that_of_its_variables() {
     run(async {
         let net = Net::new();
         let endpoints = endpoints(net).await;
@@ -90,7 +90,7 @@ fn istiod_6_a_pod_prefers_the_zone_of_its_record_over_that_of_its_variables() {
 }
 
 #[test]
-fn istiod_6_a_dual_stack_pod_prefers_the_zone_of_its_record() {
+fn a_dual_stack_pod_prefers_the_zone_of_its_record() {
     run(async {
         let net = Net::new();
         let endpoints = endpoints(net).await;
@@ -111,7 +111,7 @@ fn istiod_6_a_dual_stack_pod_prefers_the_zone_of_its_record() {
 }
 
 #[test]
-fn istiod_6_the_locality_of_the_configuration_wins() {
+fn the_locality_of_the_configuration_wins() {
     run(async {
         let net = Net::new();
         let endpoints = endpoints(net).await;

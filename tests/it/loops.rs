@@ -45,7 +45,7 @@ async fn found(gateways: &[(Net, Gateway); 2]) -> [f64; 2] {
 }
 
 #[test]
-fn review_10_one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop() {
+fn one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop() {
     run(async {
         let gateways = pair().await;
         let mut stream =
@@ -67,7 +67,7 @@ fn review_10_one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop(
 }
 
 #[test]
-fn review_10_a_hello_inside_a_tunnel_that_leads_into_a_loop_goes_round_no_more() {
+fn a_hello_inside_a_tunnel_that_leads_into_a_loop_goes_round_no_more() {
     run(async {
         let gateways = pair().await;
         let client = gateways[0].1.client(identities()).await;
@@ -84,7 +84,7 @@ fn review_10_a_hello_inside_a_tunnel_that_leads_into_a_loop_goes_round_no_more()
 }
 
 #[test]
-fn review_10_the_fourth_tunnel_with_one_hello_is_reset_and_a_new_hello_is_not() {
+fn the_fourth_tunnel_with_one_hello_is_reset_and_a_new_hello_is_not() {
     run(async {
         let net = Net::new();
         let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);

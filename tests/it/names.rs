@@ -189,7 +189,7 @@ fn payments_in_two_regions_have_one_name_and_a_name_for_a_region() {
 }
 
 #[test]
-fn acceptance_6_an_alias_visible_to_one_consumer_is_an_unknown_service_to_another() {
+fn an_alias_visible_to_one_consumer_is_an_unknown_service_to_another() {
     run(async {
         let world = World::start(NAMES, false, "").await;
         let (west, north) = (world.client(CLIENT).await, world.client(NORTH).await);
@@ -321,7 +321,7 @@ fn names_change_while_it_runs_and_a_tunnel_whose_name_leads_elsewhere_ends() {
 }
 
 #[test]
-fn review_3_an_open_tunnel_by_a_name_that_is_given_to_others_ends() {
+fn an_open_tunnel_by_a_name_that_is_given_to_others_ends() {
     run(async {
         let world = World::start(NAMES, false, "").await;
         // No namespace owner may claim this name.

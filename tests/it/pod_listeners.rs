@@ -58,7 +58,7 @@ fn put_istiod(istiod: &Istiod, net: Net) {
 }
 
 #[test]
-fn istiod_11_the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
+fn the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
     run(async {
         let net = Net::new();
         let istiod = Istiod::default();

@@ -236,7 +236,7 @@ fn a_deny_resets_the_open_tunnels_that_it_matches_and_no_others() {
 }
 
 #[test]
-fn istiod_11_a_deny_resets_tunnels_of_a_workload_whose_number_of_addresses_changes() {
+fn a_deny_resets_tunnels_of_a_workload_whose_number_of_addresses_changes() {
     run(async {
         let mesh = Mesh::start("enforce", &[]).await;
         let q = policy("q", Scope::WorkloadSelector, Action::Deny, "shop");

@@ -126,7 +126,7 @@ fn a_region_that_nobody_can_mean_is_a_mistake_of_the_command() {
 }
 
 #[test]
-fn review_22_a_region_that_the_mesh_does_not_name_is_an_error_that_lists_the_known_ones() {
+fn a_region_that_the_mesh_does_not_name_is_an_error_that_lists_the_known_ones() {
     run(async {
         let net = Net::new();
         let weights = "{region: us-east, weight: 1}, {region: us-west, weight: 1}";
@@ -149,7 +149,7 @@ fn review_22_a_region_that_the_mesh_does_not_name_is_an_error_that_lists_the_kno
 }
 
 #[test]
-fn review_22_a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_force() {
+fn a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_force() {
     run(async {
         let net = Net::new();
         let weights = "{region: us-east, weight: 1}, {region: us-west, weight: 1}";

@@ -174,7 +174,7 @@ fn certificates_swapped_as_kubernetes_does_serve_new_handshakes_only() {
 }
 
 #[test]
-fn review_21_a_key_that_needs_a_restart_is_an_error_and_the_rest_applies() {
+fn a_key_that_needs_a_restart_is_an_error_and_the_rest_applies() {
     run(async {
         let gateway = Gateway::start(&Settings::new(Net::new(), identities())).await;
         let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
@@ -314,7 +314,7 @@ fn a_change_whose_other_file_arrives_later_is_applied_then() {
 }
 
 #[test]
-fn review_23_a_configured_name_that_a_service_takes_is_a_warning_and_stops_no_reload() {
+fn a_configured_name_that_a_service_takes_is_a_warning_and_stops_no_reload() {
     run(async {
         let settings = Settings::new(Net::new(), identities());
         let gateway = Gateway::start(&settings).await;

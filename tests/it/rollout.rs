@@ -27,7 +27,7 @@ fn put(istiod: &Istiod, net: Net, host: u8, status: WorkloadStatus) {
 /// `XDS_ON_DEMAND` is ztunnel's variable. With it, istiod does not push a workload that joins a
 /// subscribed service, so that a gateway that followed it would lose all endpoints.
 #[test]
-fn istiod_2_a_pod_with_xds_on_demand_follows_a_rolling_update_and_loses_no_tunnel() {
+fn a_pod_with_xds_on_demand_follows_a_rolling_update_and_loses_no_tunnel() {
     run(async {
         let net = Net::new();
         let istiod = Istiod::default();

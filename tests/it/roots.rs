@@ -38,7 +38,7 @@ async fn tunnel(gateway: &Gateway, tls: &Arc<ClientConfig>) -> Result<(Client, T
 }
 
 #[test]
-fn istiod_11_roots_rotate_by_a_bundle_of_two_and_end_no_tunnel_of_a_trusted_one() {
+fn roots_rotate_by_a_bundle_of_two_and_end_no_tunnel_of_a_trusted_one() {
     run(async {
         let net = Net::new();
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);

@@ -88,7 +88,7 @@ pub async fn started(settings: &Settings<'_>, objects: &str) -> Gateway {
 }
 
 #[test]
-fn acceptance_3_s4_six_row_scope_table() {
+fn s4_six_row_scope_table() {
     const GLOBAL: &str = "solo.io/service-scope: global";
     // Service of this cluster, Service of the other, and the endpoints under the global name.
     type Row = (Option<&'static str>, Option<&'static str>, &'static [u8]);
@@ -174,7 +174,7 @@ async fn refusal(client: &Client, authority: &str) -> String {
 }
 
 #[test]
-fn acceptance_4_alpha_reaches_beta_and_beta_is_refused_by_alpha() {
+fn alpha_reaches_beta_and_beta_is_refused_by_alpha() {
     run(async {
         let nets = [Net::new(), Net::new()];
         let [alpha, beta] = two_clusters(nets, "{from: alpha, to: beta}").await;

@@ -59,7 +59,7 @@ async fn request_metrics(gateway: &Gateway) -> TcpStream {
 }
 
 #[test]
-fn review_12_clients_that_never_read_their_scrapes_hold_little_memory_and_keep_nobody_out() {
+fn clients_that_never_read_their_scrapes_hold_little_memory_and_keep_nobody_out() {
     run(async {
         let gateway = with_label_sets(2000).await;
         // The first scrape makes the page that the others share.
@@ -86,7 +86,7 @@ fn review_12_clients_that_never_read_their_scrapes_hold_little_memory_and_keep_n
 }
 
 #[test]
-fn review_12_readiness_answers_at_once_while_forty_clients_scrape() {
+fn readiness_answers_at_once_while_forty_clients_scrape() {
     run(async {
         let gateway = with_label_sets(2000).await;
         let mut scrapers = JoinSet::new();
@@ -117,7 +117,7 @@ fn review_12_readiness_answers_at_once_while_forty_clients_scrape() {
 }
 
 #[test]
-fn review_13_more_services_than_label_sets_are_counted_together_and_reported() {
+fn more_services_than_label_sets_are_counted_together_and_reported() {
     run(async {
         let gateway = with_label_sets(LABEL_SETS + 50).await;
         let metrics = gateway.scrape().await;
@@ -137,7 +137,7 @@ fn review_13_more_services_than_label_sets_are_counted_together_and_reported() {
 }
 
 #[test]
-fn review_23_tunnels_are_counted_by_the_cluster_of_their_peer() {
+fn tunnels_are_counted_by_the_cluster_of_their_peer() {
     run(async {
         let net = Net::new();
         let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);

@@ -89,7 +89,7 @@ async fn fill_by_tls(net: Net, from: u8) -> Vec<TcpStream> {
 }
 
 #[test]
-fn review_7_a_quiet_source_connects_while_another_holds_half_of_the_pool() {
+fn a_quiet_source_connects_while_another_holds_half_of_the_pool() {
     run(async {
         let net = Net::new();
         let gateway = start(net, 800).await;
@@ -124,7 +124,7 @@ fn review_7_a_quiet_source_connects_while_another_holds_half_of_the_pool() {
 }
 
 #[test]
-fn review_7_1200_connections_of_one_address_keep_nobody_out_of_a_tls_listener() {
+fn connections_of_one_address_keep_nobody_out_of_a_tls_listener() {
     run(async {
         let net = Net::new();
         let gateway = start(net, 1000).await;
@@ -153,7 +153,7 @@ fn review_7_1200_connections_of_one_address_keep_nobody_out_of_a_tls_listener() 
 }
 
 #[test]
-fn review_7_the_clients_of_one_listener_leave_the_part_of_another() {
+fn the_clients_of_one_listener_leave_the_part_of_another() {
     run(async {
         let net = Net::new();
         let gateway = start(net, 400).await;
@@ -175,7 +175,7 @@ fn review_7_the_clients_of_one_listener_leave_the_part_of_another() {
 }
 
 #[test]
-fn review_7_a_tls_tunnel_whose_endpoint_stays_silent_is_reset_after_5_seconds() {
+fn a_tls_tunnel_whose_endpoint_stays_silent_is_reset_after_5_seconds() {
     run(async {
         let net = Net::new();
         let gateway = start(net, 400).await;
@@ -251,7 +251,7 @@ async fn neighbour(gateway: &Gateway, time: Duration) -> NeighbourResults {
 }
 
 #[test]
-fn review_7_a_neighbour_is_served_beside_2000_tunnels_of_one_peer() {
+fn a_neighbour_is_served_beside_2000_tunnels_of_one_peer() {
     const TIME: Duration = Duration::from_secs(3);
     run(async {
         let net = Net::new();

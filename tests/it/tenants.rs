@@ -82,7 +82,7 @@ async fn conflicts(gateway: &Gateway) -> Vec<String> {
 }
 
 #[test]
-fn review_1_a_slice_that_names_a_foreign_pod_redirects_nothing() {
+fn a_slice_that_names_a_foreign_pod_redirects_nothing() {
     run(async {
         let net = Net::new();
         let forged = endpoint(net, THIEF, Some("app"));
@@ -100,7 +100,7 @@ fn review_1_a_slice_that_names_a_foreign_pod_redirects_nothing() {
 }
 
 #[test]
-fn review_1_a_network_label_of_another_namespace_blackholes_nothing() {
+fn a_network_label_of_another_namespace_blackholes_nothing() {
     run(async {
         for pod in [None, Some("app")] {
             let net = Net::new();
@@ -116,7 +116,7 @@ fn review_1_a_network_label_of_another_namespace_blackholes_nothing() {
 }
 
 #[test]
-fn review_1_a_pod_that_its_namespace_keeps_local_is_not_exported_by_another() {
+fn a_pod_that_its_namespace_keeps_local_is_not_exported_by_another() {
     run(async {
         for (labels, pod) in [(KEPT, Some("app")), ("", Some("app")), (KEPT, None)] {
             let net = Net::new();
@@ -141,7 +141,7 @@ fn review_1_a_pod_that_its_namespace_keeps_local_is_not_exported_by_another() {
 }
 
 #[test]
-fn review_1_a_slice_of_a_service_that_is_not_exported_takes_no_pod_away() {
+fn a_slice_of_a_service_that_is_not_exported_takes_no_pod_away() {
     run(async {
         for labels in ["", KEPT] {
             let net = Net::new();
@@ -159,7 +159,7 @@ fn review_1_a_slice_of_a_service_that_is_not_exported_takes_no_pod_away() {
 }
 
 #[test]
-fn review_1_a_managed_copy_or_an_invented_pod_takes_no_address() {
+fn a_managed_copy_or_an_invented_pod_takes_no_address() {
     run(async {
         let copy = format!(
             "multicluster.kubernetes.io/source-cluster: west, {MANAGED}, \
@@ -259,7 +259,7 @@ endpoints: [{{addresses: [{ip}]}}]
 }
 
 #[test]
-fn review_2_an_import_of_another_namespace_does_not_take_a_cluster_ip() {
+fn an_import_of_another_namespace_does_not_take_a_cluster_ip() {
     run(async {
         let net = Net::new();
         let spec = format!("clusterIP: {VIP},");
@@ -279,7 +279,7 @@ fn review_2_an_import_of_another_namespace_does_not_take_a_cluster_ip() {
 }
 
 #[test]
-fn review_2_an_address_of_two_imports_leads_to_neither() {
+fn an_address_of_two_imports_leads_to_neither() {
     run(async {
         let net = Net::new();
         let one = import(net, "aaa");
@@ -305,7 +305,7 @@ fn review_2_an_address_of_two_imports_leads_to_neither() {
 }
 
 #[test]
-fn review_1_a_mistake_in_an_object_of_a_tenant_stops_neither_the_start_nor_a_reload() {
+fn a_mistake_in_an_object_of_a_tenant_stops_neither_the_start_nor_a_reload() {
     run(async {
         let net = Net::new();
         let bad = |service: &str, address: &str| {

@@ -120,7 +120,7 @@ pub fn assert_counts(counts: &[usize], share: f64) {
 }
 
 #[test]
-fn acceptance_1_two_and_two_pods_of_one_network_get_a_quarter_each_directly() {
+fn two_and_two_pods_of_one_network_get_a_quarter_each_directly() {
     run(async {
         let net = Net::new();
         let pods = pods(net, &[11, 12, 13, 14]).await;
@@ -136,7 +136,7 @@ fn acceptance_1_two_and_two_pods_of_one_network_get_a_quarter_each_directly() {
 }
 
 #[test]
-fn acceptance_1_the_pods_of_three_remote_zones_all_count() {
+fn the_pods_of_three_remote_zones_all_count() {
     run(async {
         let (here, there) = (Net::new(), Net::new());
         let own = pods(here, &[11, 12]).await;
@@ -153,7 +153,7 @@ fn acceptance_1_the_pods_of_three_remote_zones_all_count() {
 }
 
 #[test]
-fn acceptance_2_two_gateways_of_one_network_share_1_to_1() {
+fn two_gateways_of_one_network_share_1_to_1() {
     run(async {
         let (here, first, second) = (Net::new(), Net::new(), Net::new());
         let mut behind = pods(first, &[11]).await;
@@ -235,7 +235,7 @@ async fn carries(tunnel: &mut Tunnel, bytes: usize) {
 }
 
 #[test]
-fn acceptance_11_all_addresses_of_a_networks_gateways_are_replaced_within_5_s() {
+fn all_addresses_of_a_networks_gateways_are_replaced_within_5_s() {
     for loss in Loss::ALL {
         run(all_addresses_are_replaced(loss));
     }
@@ -367,7 +367,7 @@ async fn assert_arrivals(gateway: &Gateway, pods: &[Endpoint; 4], shares: Shares
 }
 
 #[test]
-fn acceptance_8_each_preference_with_ready_and_unready_pods_in_two_networks() {
+fn each_preference_with_ready_and_unready_pods_in_two_networks() {
     run(async {
         let (here, there) = (Net::new(), Net::new());
         let hosts = [11, 12, 13];

@@ -135,7 +135,7 @@ async fn refused(gateway: &Gateway, tls: &Arc<ClientConfig>, reason: &str) {
 }
 
 #[test]
-fn review_15_a_removed_root_ends_the_connections_of_its_peers_and_of_no_others() {
+fn a_removed_root_ends_the_connections_of_its_peers_and_of_no_others() {
     run(async {
         let world = World::new();
         let old = Authority::new().expect("a root");
@@ -172,7 +172,7 @@ fn review_15_a_removed_root_ends_the_connections_of_its_peers_and_of_no_others()
 }
 
 #[test]
-fn review_15_a_removed_trust_domain_ends_idle_connections_too() {
+fn a_removed_trust_domain_ends_idle_connections_too() {
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world.gateway(|_| ()).await;
@@ -193,7 +193,7 @@ fn review_15_a_removed_trust_domain_ends_idle_connections_too() {
 }
 
 #[test]
-fn review_15_an_expired_intermediate_ends_new_tunnels_and_no_open_one() {
+fn an_expired_intermediate_ends_new_tunnels_and_no_open_one() {
     run(async {
         let world = World::new();
         let end = SystemTime::now() + Duration::from_secs(4);
@@ -226,7 +226,7 @@ fn roots_that_a_peer_sends_behind_its_chain_do_not_count_and_foreign_authorities
 }
 
 #[test]
-fn review_16_a_revoked_leaf_loses_its_tunnels_and_its_neighbour_no_byte() {
+fn a_revoked_leaf_loses_its_tunnels_and_its_neighbour_no_byte() {
     run(async {
         let world = World::new();
         let (bad, good) = (world.identities.leaf(CLIENT), world.identities.leaf(OTHER));
@@ -256,7 +256,7 @@ fn review_16_a_revoked_leaf_loses_its_tunnels_and_its_neighbour_no_byte() {
 }
 
 #[test]
-fn review_16_a_revoked_intermediate_takes_all_its_peers_with_it() {
+fn a_revoked_intermediate_takes_all_its_peers_with_it() {
     run(async {
         let world = World::new();
         let lists = world.lists(1, &[], &[]);
@@ -272,7 +272,7 @@ fn review_16_a_revoked_intermediate_takes_all_its_peers_with_it() {
 }
 
 #[test]
-fn review_16_an_issuer_without_a_list_is_refused_unless_configured_otherwise() {
+fn an_issuer_without_a_list_is_refused_unless_configured_otherwise() {
     run(async {
         let world = World::new();
         let of_root = world.authority.crl(&[], 1, hours(24)).expect("a list");
@@ -297,7 +297,7 @@ fn review_16_an_issuer_without_a_list_is_refused_unless_configured_otherwise() {
 }
 
 #[test]
-fn review_16_a_root_without_a_list_is_logged_and_a_problem_until_it_has_one() {
+fn a_root_without_a_list_is_logged_and_a_problem_until_it_has_one() {
     run(async {
         let world = World::new();
         let of_west = world.identities.west.crl(&[], 1, hours(24));
@@ -318,7 +318,7 @@ fn review_16_a_root_without_a_list_is_logged_and_a_problem_until_it_has_one() {
 }
 
 #[test]
-fn review_16_a_stale_list_is_shown_and_refused_or_accepted_as_configured() {
+fn a_stale_list_is_shown_and_refused_or_accepted_as_configured() {
     run(async {
         let world = World::new();
         let end = SystemTime::now() + Duration::from_secs(4);
@@ -435,7 +435,7 @@ fn a_new_certificate_is_used_while_a_file_of_trust_is_bad() {
 }
 
 #[test]
-fn review_16_lists_of_equally_named_issuers_are_distinguished_by_their_keys() {
+fn lists_of_equally_named_issuers_are_distinguished_by_their_keys() {
     run(async {
         let world = World::new();
         let twin = world.authority.intermediate("west").expect("a twin");
@@ -457,7 +457,7 @@ fn review_16_lists_of_equally_named_issuers_are_distinguished_by_their_keys() {
 }
 
 #[test]
-fn review_16_the_list_of_a_pods_crl_path_may_come_later() {
+fn the_list_of_a_pods_crl_path_may_come_later() {
     run(async {
         let net = Net::new();
         let istiod = crate::support::istiod::Istiod::default();
@@ -476,7 +476,7 @@ fn review_16_the_list_of_a_pods_crl_path_may_come_later() {
 }
 
 #[test]
-fn review_17_without_validation_the_shared_root_decides_and_names_are_clusters() {
+fn without_validation_the_shared_root_decides_and_names_are_clusters() {
     run(async {
         let world = World::new();
         let north = "spiffe://north.local/ns/shop/sa/checkout";
@@ -511,7 +511,7 @@ fn review_17_without_validation_the_shared_root_decides_and_names_are_clusters()
 }
 
 #[test]
-fn review_17_domains_that_no_entry_names_share_one_label_and_one_cluster_of_descriptors() {
+fn domains_that_no_entry_names_share_one_label_and_one_cluster_of_descriptors() {
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world

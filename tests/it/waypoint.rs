@@ -178,7 +178,7 @@ impl Mesh {
 }
 
 #[test]
-fn istiod_1_a_tunnel_reaches_a_waypoint_that_is_sent_without_hbone() {
+fn a_tunnel_reaches_a_waypoint_that_is_sent_without_hbone() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         assert_eq!(mesh.asks(CLIENT, &[]).await, Ok(ONE));
@@ -196,7 +196,7 @@ fn istiod_1_a_tunnel_reaches_a_waypoint_that_is_sent_without_hbone() {
 }
 
 #[test]
-fn istiod_1_a_service_port_15008_with_another_target_opens_no_port_of_a_plain_pod() {
+fn a_service_port_15008_with_another_target_opens_no_port_of_a_plain_pod() {
     run(async {
         let net = Net::new();
         let mesh = Mesh::at(net, &[], "", &[]).await;
@@ -279,7 +279,7 @@ fn a_tunnel_goes_by_the_waypoint_unless_a_trusted_one_has_done_its_work() {
 }
 
 #[test]
-fn istiod_8_a_waypoint_of_another_cluster_is_trusted_only_if_it_is_configured() {
+fn a_waypoint_of_another_cluster_is_trusted_only_if_it_is_configured() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         // If clusters share a network, istiod sends the waypoints of both.
@@ -311,7 +311,7 @@ fn istiod_8_a_waypoint_of_another_cluster_is_trusted_only_if_it_is_configured() 
 }
 
 #[test]
-fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
+fn with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         let mut lost = mesh.tunnel(WAYPOINT, &["waypoint"]).await.expect("past");
@@ -353,7 +353,7 @@ fn a_tunnel_that_went_past_a_waypoint_ends_when_its_header_is_trusted_no_more() 
 }
 
 #[test]
-fn review_5_a_tunnel_that_went_past_ends_with_the_last_workload_of_its_identity() {
+fn a_tunnel_that_went_past_ends_with_the_last_workload_of_its_identity() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         let lost = mesh.tunnel(WAYPOINT, &["waypoint"]).await;
@@ -367,7 +367,7 @@ fn review_5_a_tunnel_that_went_past_ends_with_the_last_workload_of_its_identity(
 }
 
 #[test]
-fn review_5_a_tunnel_that_went_past_ends_with_the_service_of_its_waypoint() {
+fn a_tunnel_that_went_past_ends_with_the_service_of_its_waypoint() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         let mut kept = mesh.tunnel(CLIENT, &[]).await.expect("a tunnel");
@@ -422,7 +422,7 @@ fn waypoints_share_by_weight_and_without_one_nothing_goes_past() {
 }
 
 #[test]
-fn review_5_only_waypoints_of_the_requested_service_are_trusted() {
+fn only_waypoints_of_the_requested_service_are_trusted() {
     run(async {
         // Both are used: `two` is the waypoint of another service.
         let mesh = Mesh::start(&[("one", 1)]).await;
@@ -461,7 +461,7 @@ fn review_5_only_waypoints_of_the_requested_service_are_trusted() {
 }
 
 #[test]
-fn review_6_policies_of_its_namespace_let_everybody_come_to_a_waypoint() {
+fn policies_of_its_namespace_let_everybody_come_to_a_waypoint() {
     run(async {
         // The waypoint's pod is in the namespace that admits only the bank.
         let allow = policy("allow", Scope::Namespace, Action::Allow, "bank");

@@ -176,7 +176,7 @@ fn arguments_without_a_meaning_are_a_usage_error() {
 }
 
 #[test]
-fn review_23_an_alert_of_a_tls_listener_is_reported_by_its_name_and_not_as_bytes() {
+fn an_alert_of_a_tls_listener_is_reported_by_its_name_and_not_as_bytes() {
     run(async {
         let net = Net::new();
         let listener = net.address(1, 15443);

@@ -28,7 +28,7 @@ async fn request(fixture: &Fixture, method: &str, uri: &str) -> (StatusCode, Str
 }
 
 #[tokio::test]
-async fn review_22_a_service_whose_waypoint_loses_its_endpoints_is_named() {
+async fn a_service_whose_waypoint_loses_its_endpoints_is_named() {
     let fixture = fixture();
     let mut mesh = mesh();
     let waypoint = Arc::clone(mesh.services.sorted()[0]);

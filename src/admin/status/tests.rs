@@ -295,7 +295,7 @@ async fn page_with(issuers: Vec<IssuerRow>, pools: Vec<OwnedPool>) -> String {
 }
 
 #[tokio::test]
-async fn istiod_5_issuers_are_a_table_with_the_busiest_first() {
+async fn issuers_are_a_table_with_the_busiest_first() {
     let row = |spki: &str, cluster: Option<&str>, accepted, refused| IssuerRow {
         spki: spki.into(),
         subject: format!("CN={spki}"),

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_an_alert_is_one_while_it_is_the_last_thing_of_its_direction() {
+    fn an_alert_is_one_while_it_is_the_last_thing_of_its_direction() {
         let (cancelled, reset) = (Reason::DownstreamCancelled, Reason::DownstreamReset);
         let open = [Reason::Completed, cancelled, reset, reset];
         let mut established = InnerProgress::default();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_a_cancelled_tunnel_has_lost_nothing_but_the_alert_of_the_peer() {
+    fn a_cancelled_tunnel_has_lost_nothing_but_the_alert_of_the_peer() {
         let cancelled = Reason::DownstreamCancelled;
         let mut progress = InnerProgress::default();
         for _ in 0..2 {

@@ -15,7 +15,6 @@ pub const DEFAULT_WINDOW: i64 = 65_535;
 
 /// Frame types (RFC 9113 section 6).
 pub mod kind {
-    #![expect(missing_docs, reason = "the names are those of the RFC")]
     pub const DATA: u8 = 0;
     pub const HEADERS: u8 = 1;
     pub const PRIORITY: u8 = 2;
@@ -30,7 +29,6 @@ pub mod kind {
 
 /// Frame flags (RFC 9113 section 6).
 pub mod flag {
-    #![expect(missing_docs, reason = "the names are those of the RFC")]
     pub const ACK: u8 = 0x1;
     pub const END_STREAM: u8 = 0x1;
     pub const END_HEADERS: u8 = 0x4;
@@ -40,7 +38,6 @@ pub mod flag {
 
 /// Settings (RFC 9113 section 6.5.2).
 pub mod setting {
-    #![expect(missing_docs, reason = "the names are those of the RFC")]
     pub const HEADER_TABLE_SIZE: u16 = 1;
     pub const ENABLE_PUSH: u16 = 2;
     pub const MAX_CONCURRENT_STREAMS: u16 = 3;

@@ -13,6 +13,7 @@ use crate::snapshot::mesh::{
     Assignment, LocalityWeight, Mesh, Protocol, Scope, Service, Template, Workload,
 };
 use crate::snapshot::tests::locality;
+use crate::snapshot::tests::samples;
 use crate::snapshot::traffic::{Position, Regions, Traffic, TrafficRule};
 use crate::snapshot::{EndpointSet, InFlight, NO_LINK_FACTORS, Snapshot, pick_probabilities};
 use crate::wire::RegionPattern;
@@ -26,35 +27,18 @@ const BOUND: f64 = 0.008;
 
 const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
 
-fn service() -> Service {
-    Service {
-        name: "echo".into(),
-        namespace: "app".into(),
-        hostname: "echo.app".into(),
-        ports: [(80, 8080)].into(),
-        ..Service::default()
-    }
-}
-
 /// Returns a workload in a cluster and at `region/zone`. `at` determines its uid and address.
 fn workload(at: usize, cluster: &str, place: &str) -> Workload {
     let [.., high, low] = at.to_be_bytes();
-    Workload {
-        uid: format!("{at:05}").into(),
-        addresses: [[10, 0, high, low].into()].into(),
-        healthy: true,
-        capacity: 1,
-        services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
-        template: Template {
-            cluster: cluster.into(),
-            locality: locality(place).into(),
-            network: "shared".into(),
-            protocol: Protocol::Hbone,
-            ..Template::default()
-        }
-        .into(),
-        ..Workload::default()
-    }
+    let template = Template {
+        cluster: cluster.into(),
+        locality: locality(place).into(),
+        network: "shared".into(),
+        protocol: Protocol::Hbone,
+        ..Template::default()
+    };
+    let addresses = [[10, 0, high, low].into()].into();
+    Workload { addresses, ..samples::workload(&format!("{at:05}"), "echo", template) }
 }
 
 /// Builds the snapshot of a gateway in network `shared` at `us-west/us-west-a`.
@@ -102,26 +86,26 @@ fn assert_share(got: f64, want: f64, bound: f64) {
 }
 
 #[test]
-fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
+fn two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
     fastrand::seed(1);
     let clusters = ["west", "west", "east", "east"];
     let workloads = clusters.iter().enumerate();
     let workloads = workloads.map(|(at, cluster)| workload(at, cluster, "")).collect();
-    let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
+    let snapshot = build_snapshot(samples::service("echo"), workloads, TrafficRule::default());
     for count in picked(set(&snapshot)) {
         assert_share(f64::from(count) / f64::from(PICKS), 0.25, BOUND);
     }
 }
 
 #[test]
-fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
+fn the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
     fastrand::seed(1);
     // Endpoints are in the order of their workloads, which `workload` numbers by place.
     for order in ["abbccc", "acccbb", "bbaccc", "bbccca", "cccabb", "cccbba", "cbcabc"] {
         let zones = order.chars().enumerate();
         let workloads =
             zones.map(|(at, zone)| workload(at, "west", &format!("us-west/{zone}"))).collect();
-        let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
+        let snapshot = build_snapshot(samples::service("echo"), workloads, TrafficRule::default());
         let set = set(&snapshot);
         let first = &*set.endpoints[0].definition.locality.zone;
         assert_eq!(Some(first), order.get(..1));
@@ -142,14 +126,14 @@ fn weights(weights: &[(&str, u32)]) -> TrafficRule {
 }
 
 #[test]
-fn acceptance_7_regional_weights_of_10_and_90_hold_within_1_percent() {
+fn regional_weights_of_10_and_90_hold_within_1_percent() {
     fastrand::seed(7);
     // The shares of regions do not depend on their numbers of endpoints and zones.
     let west = (0..8).map(|at| workload(at, "west", ["us-west-2/a", "us-west-2/b"][at % 2]));
     let east = (8..11).map(|at| workload(at, "east", "us-east-2/a"));
     let workloads = west.chain(east).collect();
     let rule = weights(&[("us-west-2/*", 10), ("us-east-2/*", 90)]);
-    let snapshot = build_snapshot(service(), workloads, rule);
+    let snapshot = build_snapshot(samples::service("echo"), workloads, rule);
     let set = set(&snapshot);
     let counts = picked(set);
     let is_east = |workload: &Workload| &*workload.locality.region == "us-east-2";
@@ -158,7 +142,7 @@ fn acceptance_7_regional_weights_of_10_and_90_hold_within_1_percent() {
 }
 
 #[test]
-fn acceptance_7_a_weight_of_0_evacuates_a_region() {
+fn a_weight_of_0_evacuates_a_region() {
     fastrand::seed(7);
     let places = ["us-west-2/a", "us-east-2/a", "us-east-2/b"];
     let workloads = || {
@@ -170,7 +154,7 @@ fn acceptance_7_a_weight_of_0_evacuates_a_region() {
         weights(&[("us-east-2", 0), ("*", 1)]),
         weights(&[("us-east-2/*", 0), ("us-west-2/*", 90)]),
     ] {
-        let snapshot = build_snapshot(service(), workloads(), rule);
+        let snapshot = build_snapshot(samples::service("echo"), workloads(), rule);
         let set = set(&snapshot);
         assert_eq!(picked(set), [PICKS]);
         assert_eq!(&*set.endpoints[0].definition.locality.region, "us-west-2");
@@ -180,7 +164,7 @@ fn acceptance_7_a_weight_of_0_evacuates_a_region() {
 /// Each row has the number of ready endpoints, of ten, in the own zone, in another zone of the
 /// own region, and in another region; then the shares of the three by each distribution.
 #[test]
-fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
+fn each_distribution_keeps_to_its_tiers_whatever_is_ready() {
     const PLACES: [&str; 3] = ["us-west/us-west-a", "us-west/us-west-b", "us-east/us-east-a"];
     let (network, region, any) = (&CLOSE[..1], &CLOSE[..2], &CLOSE[..0]);
     let even = |ready: [u32; 3]| {
@@ -213,7 +197,7 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
                 ..workload(at, "west", PLACES[at / 10])
             });
             let rule = TrafficRule { preferences: Some(preferences), ..TrafficRule::default() };
-            let snapshot = build_snapshot(service(), workloads.collect(), rule);
+            let snapshot = build_snapshot(samples::service("echo"), workloads.collect(), rule);
             let set = set(&snapshot);
             let counts = picked(set);
             for (place, want) in PLACES.iter().zip(wants) {
@@ -227,7 +211,7 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
 }
 
 #[test]
-fn acceptance_14_a_service_has_the_same_probabilities_by_server_name_as_by_authority() {
+fn a_service_has_the_same_probabilities_by_server_name_as_by_authority() {
     let places = ["us-west/us-west-a", "us-west/us-west-b", "us-east/us-east-a"];
     let workloads = (0..30).map(|at| Workload {
         healthy: at % 7 < 5,
@@ -240,7 +224,7 @@ fn acceptance_14_a_service_has_the_same_probabilities_by_server_name_as_by_autho
         weights(&[("us-west", 1), ("*", 3)]),
     ];
     for rule in rules {
-        let snapshot = build_snapshot(service(), workloads.clone().collect(), rule);
+        let snapshot = build_snapshot(samples::service("echo"), workloads.clone().collect(), rule);
         let service = snapshot.services.get("echo.app").expect("a service");
         let (by_authority, by_name) = (&service.ports[&80], &service.passthrough_ports[&80]);
         let uids = |set: &EndpointSet| -> Vec<_> {
@@ -287,7 +271,7 @@ fn random_snapshot(rng: &mut Rng) -> Snapshot {
     };
     let service = Service {
         assignments: (rng.u8(..3) == 0).then(|| (80, assignment.into())).into_iter().collect(),
-        ..service()
+        ..samples::service("echo")
     };
     let regions = [("us-west", rng.u32(..3)), ("us-east/*", rng.u32(..3)), ("*", 1)];
     let rule = TrafficRule {
@@ -302,7 +286,7 @@ fn random_snapshot(rng: &mut Rng) -> Snapshot {
 async fn of_two_endpoints_the_nearer_takes_all_until_its_load_exceeds_that_of_the_other() {
     let workloads = (0..2).map(|at| workload(at, "west", "us-west/us-west-a"));
     let rule = TrafficRule { by_latency: Some(true), ..TrafficRule::default() };
-    let snapshot = build_snapshot(service(), workloads.collect(), rule);
+    let snapshot = build_snapshot(samples::service("echo"), workloads.collect(), rule);
     let set = set(&snapshot);
     let [near, far] = [0, 1].map(|place| &set.endpoints[place].state);
     near.record_dial(Duration::from_millis(1));

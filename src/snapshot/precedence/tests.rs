@@ -148,7 +148,7 @@ fn a_vip_is_of_the_service_that_comes_first_by_the_same_rules() {
 }
 
 #[test]
-fn review_3_an_entry_that_comes_before_a_rival_counts_for_a_vip_that_nobody_else_claimed() {
+fn an_entry_that_comes_before_a_rival_counts_for_a_vip_that_nobody_else_claimed() {
     let (own, rival) = ("z/echo.z.svc.cluster.local", "a/a.a.svc.cluster.local*");
     let entry = |snapshot: &Snapshot, entries: &[&str]| {
         let change = Change { exposure: Some(table(entries)), ..Change::default() };

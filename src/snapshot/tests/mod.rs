@@ -8,6 +8,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 
 mod oracle;
+pub(crate) mod samples;
 
 use super::builder::{Change, build};
 use super::mesh::{
@@ -42,14 +43,8 @@ pub(crate) fn region_weights(weights: &[(&str, u32)]) -> TrafficRule {
 
 /// Returns service `app/echo.app` with port 80.
 pub(crate) fn echo(preferences: &[Scope]) -> Service {
-    Service {
-        name: "echo".into(),
-        namespace: "app".into(),
-        hostname: "echo.app".into(),
-        ports: [(80, 8080)].into(),
-        preferences: Some(preferences.to_vec()).filter(|of| !of.is_empty()),
-        ..Service::default()
-    }
+    let preferences = Some(preferences.to_vec()).filter(|of| !of.is_empty());
+    Service { preferences, ..samples::service("echo") }
 }
 
 /// Defect injected into the builder.

@@ -2,6 +2,7 @@
 
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
+use crate::snapshot::tests::samples;
 use crate::snapshot::tests::{echo as service, locality, region_weights};
 use crate::snapshot::traffic::{Override, Position, Traffic, TrafficRule};
 use crate::snapshot::{Alias, Group, NameTable, Snapshot, SubsetPart};
@@ -17,21 +18,17 @@ type WorkloadSpec<'a> = (&'a str, &'a str, bool);
 
 fn workload(at: usize, (place, cluster, healthy): WorkloadSpec<'_>) -> Workload {
     let last = u8::try_from(at).expect("few workloads");
+    let template = Template {
+        cluster: cluster.into(),
+        locality: locality(place).into(),
+        protocol: Protocol::Hbone,
+        ..Template::default()
+    };
     Workload {
-        uid: format!("{at:03}").into(),
         addresses: [[10, 0, 0, last].into()].into(),
         node: "a-node".into(),
         healthy,
-        capacity: 1,
-        services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
-        template: Template {
-            cluster: cluster.into(),
-            locality: locality(place).into(),
-            protocol: Protocol::Hbone,
-            ..Template::default()
-        }
-        .into(),
-        ..Workload::default()
+        ..samples::workload(&format!("{at:03}"), "echo", template)
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Label sets from closed lists are created at the start: they are exported as 0, so that an
 //! alert on their rate detects the first event. Label sets that depend on peers are bounded.
+#![warn(missing_docs)]
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};

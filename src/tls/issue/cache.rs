@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_7_a_key_is_kept_in_a_closed_directory_and_read_with_its_chain() {
+    fn a_key_is_kept_in_a_closed_directory_and_read_with_its_chain() {
         let fixture = Fixture::new();
         let cache = fixture.cache();
         assert!(cache.load(SystemTime::now()).unwrap().is_none());
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_7_a_directory_or_a_file_that_is_open_to_others_is_refused() {
+    fn a_directory_or_a_file_that_is_open_to_others_is_refused() {
         let fixture = Fixture::new();
         let cache = fixture.stored();
         let file = cache.directory.join(FILE);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_7_a_certificate_that_has_expired_is_removed_with_its_key() {
+    fn a_certificate_that_has_expired_is_removed_with_its_key() {
         let fixture = Fixture::new();
         let cache = fixture.stored();
         let why = refused(&cache, SystemTime::now() + 2 * DAY);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_7_another_identity_or_a_root_that_was_taken_back_is_refused() {
+    fn another_identity_or_a_root_that_was_taken_back_is_refused() {
         let fixture = Fixture::new();
         let stored = fixture.stored();
         let other = Cache { id: ID.replace("eastwest", "other"), ..stored.clone() };
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_7_a_file_that_is_damaged_or_of_another_format_is_refused() {
+    fn a_file_that_is_damaged_or_of_another_format_is_refused() {
         let fixture = Fixture::new();
         let cache = fixture.stored();
         let file = cache.directory.join(FILE);

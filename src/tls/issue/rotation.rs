@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_7_without_a_valid_certificate_no_wait_is_longer_than_15_seconds() {
+    fn without_a_valid_certificate_no_wait_is_longer_than_15_seconds() {
         let waits = |rotation: &mut RenewalSchedule, now: SystemTime| -> Vec<f64> {
             let wait = |_| rotation.failed(now).duration_since(now).unwrap();
             (0..100).map(wait).map(|wait| wait.as_secs_f64()).collect()
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn istiod_7_an_expired_certificate_is_asked_for_at_once_when_discovery_is_back() {
+    async fn an_expired_certificate_is_asked_for_at_once_when_discovery_is_back() {
         let (back, began) = (Notify::new(), Instant::now());
         let start = at(1_900_000_000);
         let now = || start + began.elapsed();

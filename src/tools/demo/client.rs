@@ -47,7 +47,6 @@ impl Tally {
 }
 
 impl DemoClient {
-    /// Connects to the gateway as `leaf`.
     pub(super) async fn new(world: &DemoEnvironment, leaf: &Leaf) -> anyhow::Result<Self> {
         let material = tls::IdentityMaterial::from_pem(
             &leaf.chain_pem,

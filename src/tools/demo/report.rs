@@ -19,7 +19,6 @@ impl Report {
         Self { json, steps: Vec::new(), current: None, started: Instant::now() }
     }
 
-    /// Begins a step.
     pub(super) fn begin(&mut self, name: &'static str, what: &str) {
         self.current = Some((name, Instant::now()));
         if !self.json {

@@ -19,7 +19,6 @@ use crate::tls::{self, IdentityMaterial, TrustedDomain};
 use crate::tools::dev::{Authority, Leaf};
 use crate::tools::hbone::{self, IncomingTunnel};
 
-/// Service that is exposed to the client.
 pub(super) const ECHO: &str = "echo.app.svc.cluster.local:80";
 /// Service of the mesh that is not exposed.
 pub(super) const UNEXPOSED: &str = "secret.app.svc.cluster.local:80";
@@ -128,7 +127,6 @@ impl DemoEnvironment {
         killed
     }
 
-    /// Returns true if the gateway's process has ended.
     pub(super) fn has_exited(&mut self) -> bool {
         !matches!(self.process.try_wait(), Ok(None))
     }
@@ -164,7 +162,6 @@ impl DemoEnvironment {
         self.admin_url() + "/config_dump"
     }
 
-    /// Returns the value of one metric from the gateway's scrape.
     pub(super) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
         // Values of the admin port are current; those of the metrics port may be a second old.
         let text = self.get(15000, "/stats/prometheus").await?;

@@ -33,7 +33,6 @@ pub struct Client {
 #[derive(Debug)]
 struct ConnectionTask(JoinHandle<Result<(), h2::Error>>);
 
-/// Reason for which a connection or a tunnel failed.
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// TCP or TLS failed, including a TLS alert from the server.
@@ -149,12 +148,10 @@ impl Client {
         self.send.current_max_send_streams()
     }
 
-    /// Returns the negotiated key exchange group and cipher suite.
     pub fn agreed(&self) -> Option<(NamedGroup, CipherSuite)> {
         self.negotiated
     }
 
-    /// Returns whether the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.driver.0.is_finished()
     }

@@ -20,9 +20,7 @@ use super::Tunnel;
 /// CONNECT request that an endpoint has accepted.
 #[derive(Debug)]
 pub struct IncomingTunnel {
-    /// Authority of the request.
     pub authority: String,
-    /// The open tunnel.
     pub tunnel: Tunnel,
 }
 

@@ -122,7 +122,6 @@ impl Tunnel {
         }
     }
 
-    /// Resets the stream with `code`.
     pub fn reset(mut self, code: Reason) {
         self.write_closed = true;
         self.recv = None;

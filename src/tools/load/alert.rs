@@ -14,21 +14,17 @@ pub(super) const HELLO_RESPONSE: [u8; 6] = [22, 3, 3, 0, 1, 2];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alert(u8);
 
-/// Kind of the first bytes of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FirstBytes {
-    /// A TLS alert.
     Alert(Alert),
     /// [`HELLO_RESPONSE`], and what follows it.
     Answer,
     /// Too few bytes to classify.
     Incomplete,
-    /// Anything else.
     Payload,
 }
 
 impl FirstBytes {
-    /// Classifies the first bytes of a connection.
     pub(super) fn classify(bytes: &[u8]) -> Self {
         if bytes.starts_with(&HELLO_RESPONSE) {
             return Self::Answer;

@@ -68,7 +68,6 @@ async fn open(run: &Rc<RunState>, lines: &[Rc<ReconnectingConnection>]) -> Vec<W
     slots
 }
 
-/// Returns the work of the streams of one connection.
 fn jobs(plan: &Plan) -> Vec<Work> {
     if plan.work != Work::Mixed {
         return vec![plan.work; plan.streams];
@@ -112,7 +111,6 @@ fn task_result<T>(run: &RunState, ended: Option<Result<T, tokio::task::JoinError
     ended?.map_err(|stopped| run.tally.failed(&stopped.into())).ok()
 }
 
-/// Runs every slot until the time is over.
 async fn run_slots(
     run: &Rc<RunState>,
     slots: Vec<Worker>,
@@ -172,7 +170,6 @@ async fn close_all(slots: Vec<Worker>, lines: Vec<Rc<ReconnectingConnection>>) {
     while parting.join_next().await.is_some() {}
 }
 
-/// Returns the CPU time of this process so far.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()

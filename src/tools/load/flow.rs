@@ -67,7 +67,6 @@ impl LoadStream {
         poll_fn(|cx| self.poll_chunk(cx)).await
     }
 
-    /// Ends the sending direction.
     pub(super) async fn shutdown(&mut self) -> io::Result<()> {
         match self {
             Self::Tunnel(tunnel) => tunnel.shutdown().await,

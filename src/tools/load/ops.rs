@@ -23,7 +23,6 @@ pub(super) fn is_operation(job: Work, plan: &Plan) -> bool {
     }
 }
 
-/// Returns true if each operation of the job opens a tunnel.
 pub(super) fn opens_tunnels(job: Work, plan: &Plan) -> bool {
     is_operation(job, plan) && job != Work::Rr
 }
@@ -98,7 +97,6 @@ async fn upload(run: &RunState, tunnel: &mut LoadStream) -> anyhow::Result<()> {
     close_both_directions(tunnel).await
 }
 
-/// Sends `left` bytes.
 pub(super) async fn send(run: &RunState, tunnel: &mut LoadStream, mut left: u64) -> io::Result<()> {
     while left > 0 {
         let mut part = run.chunk.clone();
@@ -127,7 +125,6 @@ async fn download(run: &RunState, tunnel: &mut LoadStream) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Requests `bytes` bytes from a source.
 pub(super) async fn request_bytes(tunnel: &mut LoadStream, bytes: u64) -> io::Result<()> {
     let order: [u8; serve::ORDER_BYTES] = bytes.to_be_bytes();
     tunnel.send(Bytes::copy_from_slice(&order)).await

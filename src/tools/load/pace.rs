@@ -23,7 +23,6 @@ use tokio_util::sync::CancellationToken;
 /// overload.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Schedule of a run.
 pub(super) struct Schedule {
     begun: Cell<Instant>,
     time: Duration,
@@ -32,7 +31,6 @@ pub(super) struct Schedule {
 }
 
 struct FixedRate {
-    /// Operations per second.
     rate: u64,
     /// Number of operations that a slot has taken.
     taken: Cell<u64>,
@@ -64,7 +62,6 @@ impl Schedule {
         Some(self.begun.get() + schedule.due_offset(number))
     }
 
-    /// Waits until the time is over.
     pub(super) async fn wait_for_end(&self) {
         self.over.cancelled().await;
     }

@@ -41,7 +41,6 @@ pub(super) async fn show(run: Rc<RunState>) {
     }
 }
 
-/// Clears the line for further output.
 pub(super) fn clear() {
     if std::io::stderr().is_terminal() {
         eprint!("{CLEAR}");

@@ -109,7 +109,6 @@ impl Report {
         Some(format!("{} failed, most often: {kind}", self.failures))
     }
 
-    /// Returns 0 if nothing failed, else 1.
     pub(super) fn exit_code(&self) -> ExitCode {
         match self.failures {
             0 => ExitCode::SUCCESS,

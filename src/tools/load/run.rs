@@ -21,7 +21,6 @@ pub(super) struct RunState {
     pub(super) target: Rc<Target>,
     pub(super) pace: Schedule,
     pub(super) tally: Counters,
-    /// Bytes of one request.
     pub(super) request: Bytes,
     /// Bytes that endless streams send repeatedly.
     pub(super) chunk: Bytes,

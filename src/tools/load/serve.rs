@@ -79,7 +79,6 @@ pub(super) const ENDLESS: u64 = u64::MAX;
 
 /// Bytes of one read from a socket, or of one write to it.
 const BUFFER_BYTES: usize = 256 * 1024;
-/// Bytes of one write to a tunnel.
 const CHUNK_BYTES: usize = 64 * 1024;
 /// Length of the listen backlog. Gateways may dial for all their tunnels at once.
 const BACKLOG: u32 = 4096;

@@ -60,7 +60,6 @@ impl Worker {
         Ok(())
     }
 
-    /// Works until the time is over.
     pub(super) async fn work(&mut self) {
         if ops::is_operation(self.job, &self.run.plan) {
             self.run_operations().await;

@@ -16,7 +16,6 @@ const OTHERS: &str = "others";
 const DIGITS: u8 = 3;
 
 pub(super) struct Counters {
-    /// Number of operations that succeeded.
     pub(super) operations: Cell<u64>,
     /// Number of bytes sent, including those of failed tunnels.
     pub(super) sent: Cell<u64>,
@@ -51,12 +50,10 @@ impl Counters {
         let _ = self.latency.borrow_mut().record(nanos);
     }
 
-    /// Counts a failure of an operation or a stream.
     pub(super) fn failed(&self, error: &anyhow::Error) {
         self.count_failures(1, describe(error));
     }
 
-    /// Counts `count` failures of one kind.
     pub(super) fn count_failures(&self, count: u64, kind: String) {
         if count == 0 {
             return;
@@ -68,7 +65,6 @@ impl Counters {
         *kinds.entry(kind).or_default() += count;
     }
 
-    /// Returns the number of failures of each kind.
     pub(super) fn kinds(&self) -> BTreeMap<String, u64> {
         self.kinds.borrow().clone()
     }

@@ -36,7 +36,6 @@ pub(super) struct Target {
     pub(super) counts: Counts,
 }
 
-/// Transport through the gateway.
 enum Transport {
     Hbone(Hbone),
     /// Bare connections, with the ClientHellos that they begin with.
@@ -59,7 +58,6 @@ struct Inner {
 /// Counts of connections and tunnels opened so far.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// Number of connections to the gateway.
     pub(super) connections: Cell<u64>,
     /// Number of tunnels that carry work: those of inner connections, if there are any.
     pub(super) tunnels: Cell<u64>,

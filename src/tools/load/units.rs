@@ -31,7 +31,6 @@ pub(super) fn size(text: &str) -> Result<NonZeroU64, String> {
         .ok_or_else(|| "write a whole number of bytes, such as 128, 64KiB or 1MB".to_owned())
 }
 
-/// Parses the size of a request.
 pub(super) fn request_size(text: &str) -> Result<NonZeroU64, String> {
     let size = size(text)?;
     if size.get() <= REQUEST_BYTES_MAX {
@@ -41,7 +40,6 @@ pub(super) fn request_size(text: &str) -> Result<NonZeroU64, String> {
     }
 }
 
-/// Parses the size of a window.
 pub(super) fn window(text: &str) -> Result<NonZeroU32, String> {
     let size = Some(size(text)?).filter(|size| size.get() <= WINDOW_BYTES_MAX);
     size.and_then(|size| NonZeroU32::try_from(size).ok())

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn istiod_8_a_row_of_changes_is_looked_at_once_a_second_and_none_is_lost() {
+    async fn a_row_of_changes_is_looked_at_once_a_second_and_none_is_lost() {
         let (dns, mut schedule, mut wanted) = (dns(), Schedule::default(), WantedHosts::default());
         assert_eq!(dns.scan_wanted_hosts(&mut schedule, &mut wanted), None);
         tell(&dns, &["a"]);

@@ -288,7 +288,7 @@ const WRONG_WORKLOADS: [Wrong<proto::Workload>; 11] = [
 ];
 
 #[test]
-fn istiod_4_what_only_dialing_or_finding_needs_rejects_no_workload() {
+fn what_only_dialing_or_finding_needs_rejects_no_workload() {
     let got = read(|from| {
         from.namespace.clear();
         let ports = vec![port(80, 0), port(81, 65536), port(0, 1), port(65616, 1), port(82, 82)];
@@ -307,7 +307,7 @@ fn istiod_4_what_only_dialing_or_finding_needs_rejects_no_workload() {
 }
 
 #[test]
-fn istiod_4_what_only_dialing_or_finding_needs_rejects_no_service() {
+fn what_only_dialing_or_finding_needs_rejects_no_service() {
     let got = read_service(|from| {
         from.namespace.clear();
         from.hostname = "a b".into();

@@ -2,7 +2,7 @@
 
 use super::markdown::{self, Document};
 
-const README_WORDS_MAX: usize = 1000;
+const README_WORDS_MAX: usize = 700;
 const ARCHITECTURE_LINES_MAX: usize = 150;
 const PARAGRAPH_WORDS_MAX: usize = 79;
 /// The rows of tables in these pages may be long: each is one case.

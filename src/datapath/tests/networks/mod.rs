@@ -16,6 +16,7 @@ use crate::snapshot::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Workload,
 };
 use crate::snapshot::tests::echo as service;
+use crate::snapshot::tests::samples;
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
     Audience, EndpointSet, Exposure, ExposureTable, LinkFactors, NO_LINK_FACTORS, NetworkRule,
@@ -37,22 +38,15 @@ fn locality(region: &str) -> Locality {
 
 /// Returns a pod of network `network`, which is also its region.
 fn pod(network: &str, at: u8) -> Workload {
-    Workload {
-        uid: format!("{network}-{at:03}").into(),
-        addresses: [[10, 0, 0, at].into()].into(),
-        healthy: true,
-        capacity: 1,
-        services: [(ECHO.into(), [(80, 8080)].into())].into(),
-        template: Template {
-            cluster: network.into(),
-            network: network.into(),
-            protocol: Protocol::Hbone,
-            locality: locality(network).into(),
-            ..Template::default()
-        }
-        .into(),
-        ..Workload::default()
-    }
+    let template = Template {
+        cluster: network.into(),
+        network: network.into(),
+        protocol: Protocol::Hbone,
+        locality: locality(network).into(),
+        ..Template::default()
+    };
+    let addresses = [[10, 0, 0, at].into()].into();
+    Workload { addresses, ..samples::workload(&format!("{network}-{at:03}"), "echo", template) }
 }
 
 fn pods(network: &str, count: u8) -> Vec<Workload> {
@@ -189,7 +183,7 @@ fn assert_shares_with(set: &EndpointSet, links: &LinkFactors, want: &[(&str, f64
 }
 
 #[test]
-fn acceptance_1_two_and_two_endpoints_get_a_quarter_each_directly_or_through_gateways() {
+fn two_and_two_endpoints_get_a_quarter_each_directly_or_through_gateways() {
     let mut workloads = [pods("east", 2), pods("west", 2)].concat();
     workloads.push(gateway("west", 1));
     let direct = [("10.0.0.1:15008", 0.25), ("10.0.0.2:15008", 0.25)];
@@ -205,7 +199,7 @@ fn acceptance_1_two_and_two_endpoints_get_a_quarter_each_directly_or_through_gat
 }
 
 #[test]
-fn acceptance_1_the_instances_of_three_remote_zones_all_count() {
+fn the_instances_of_three_remote_zones_all_count() {
     let mut workloads = pods("east", 2);
     for (zone, count) in [("a", 1), ("b", 2), ("c", 3)] {
         for at in 0..count {
@@ -228,7 +222,7 @@ fn acceptance_1_the_instances_of_three_remote_zones_all_count() {
 }
 
 #[test]
-fn acceptance_2_gateways_of_one_network_share_evenly_whatever_is_behind_them() {
+fn gateways_of_one_network_share_evenly_whatever_is_behind_them() {
     let mut workloads = [pods("east", 1), pods("west", 3), pods("north", 2)].concat();
     workloads.extend([gateway("west", 1), gateway("west", 2)]);
     workloads.extend((3..=5).map(|at| gateway("north", at)));
@@ -290,7 +284,7 @@ fn regions(weights: &[(&str, u32)]) -> TrafficRule {
 }
 
 #[test]
-fn acceptance_7_regions_share_10_to_90_between_networks_and_0_evacuates() {
+fn regions_share_10_to_90_between_networks_and_0_evacuates() {
     let mut workloads = [pods("east", 3), pods("west", 1)].concat();
     workloads.push(gateway("west", 1));
     let weighted = |transit, weights: &[(&str, u32)]| {
@@ -336,7 +330,7 @@ fn shares_by_network(set: &EndpointSet) -> [f64; 3] {
 }
 
 #[test]
-fn acceptance_8_each_distribution_spans_networks_by_what_is_ready() {
+fn each_distribution_spans_networks_by_what_is_ready() {
     const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
     const REGION: &[Scope] = &[Scope::Network, Scope::Region];
     const NEAR_REGION: &[Scope] = &[Scope::Region];

@@ -249,7 +249,7 @@ fn issuer(pem: &str) -> Issuer {
 }
 
 #[test]
-fn istiod_5_the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_beside_it() {
+fn the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_beside_it() {
     let authority = dev::Authority::new().expect("a root");
     let own = authority.intermediate("west").expect("an intermediate");
     let other = dev::Authority::new().expect("a root");
@@ -273,7 +273,7 @@ fn istiod_5_the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_besi
 }
 
 #[test]
-fn istiod_5_a_leaf_without_intermediate_has_the_root_as_its_issuer() {
+fn a_leaf_without_intermediate_has_the_root_as_its_issuer() {
     let root = dev::Authority::new().expect("a root");
     // The intermediate is itself a root of the verifier: the same case as a root that signs
     // leaves.
@@ -285,7 +285,7 @@ fn istiod_5_a_leaf_without_intermediate_has_the_root_as_its_issuer() {
 }
 
 #[test]
-fn istiod_5_issuers_without_a_cluster_and_those_of_other_domains_are_refused() {
+fn issuers_without_a_cluster_and_those_of_other_domains_are_refused() {
     let authority = dev::Authority::new().expect("a root");
     let [west, east] = ["west", "east"].map(|name| authority.intermediate(name).expect("one"));
     let chain = |of: &dev::Issuer, id| certificates(&of.leaf(id).expect("a leaf").chain_pem);

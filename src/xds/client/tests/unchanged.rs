@@ -8,7 +8,7 @@ fn unversioned(type_url: &str, name: &str, body: &'static str) -> Resource {
 }
 
 #[test]
-fn istiod_10_a_resource_that_is_sent_again_unchanged_is_not_decoded() {
+fn a_resource_that_is_sent_again_unchanged_is_not_decoded() {
     let (mut client, mut taken) = connected();
     let mut send = |body| {
         let sent = ["a", "b"].map(|name| unversioned(ALL, name, body));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn istiod_3_what_a_whole_response_does_not_name_is_gone() {
+fn what_a_whole_response_does_not_name_is_gone() {
     let (mut client, mut taken) = connected();
     let sent = ["a", "b", "c"].map(|name| resource(ALL, name, "1"));
     client.received(response(ALL, sent), &mut taken);

@@ -376,7 +376,7 @@ fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
 }
 
 #[test]
-fn istiod_3_a_whole_push_of_istiod_takes_the_other_clusters_away() {
+fn a_whole_push_of_istiod_takes_the_other_clusters_away() {
     let mut clusters = ClusterStore::default();
     let types = [Subscription { type_url: CLUSTER, mode: Mode::Wildcard }];
     let mut client = Client::new(types.into());

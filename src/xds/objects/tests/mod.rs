@@ -126,7 +126,7 @@ fn at(ip: &str) -> String {
 }
 
 #[test]
-fn acceptance_3_s4_six_row_scope_table() {
+fn s4_six_row_scope_table() {
     const GLOBALLY: &str = "solo.io/service-scope: global";
     const LOCAL: &str = "10.0.0.1:8080";
     const REMOTE: &str = "10.0.0.2:8080";

@@ -29,7 +29,7 @@ fn in_namespace(text: &str, namespace: &str) -> String {
 }
 
 #[test]
-fn review_1_a_mistake_in_one_object_passes_over_that_object_alone() {
+fn a_mistake_in_one_object_passes_over_that_object_alone() {
     let mut good = service("east", EXPORTED);
     good += &slice("east", "", &at("10.0.0.1"));
     let mcs = |kind: &str, rest: &str| {
@@ -73,7 +73,7 @@ fn review_1_a_mistake_in_one_object_passes_over_that_object_alone() {
 }
 
 #[test]
-fn review_1_a_service_with_a_mistake_stays_in_its_cluster() {
+fn a_service_with_a_mistake_stays_in_its_cluster() {
     let endpoints = slice("east", "", &at("10.0.0.1"));
     for label in ["istio.io/global: \"false\"", EXPORTED, ""] {
         let bad = service("east", label).replace("port: 80", "port: http");
@@ -94,7 +94,7 @@ fn review_1_a_service_with_a_mistake_stays_in_its_cluster() {
 }
 
 #[test]
-fn review_1_services_of_a_namespace_with_a_mistake_stay_in_their_cluster() {
+fn services_of_a_namespace_with_a_mistake_stay_in_their_cluster() {
     // The namespace may have named a waypoint, which direct tunnels to the service would
     // bypass.
     let bad = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: app, labels: [a]}\n";
@@ -106,7 +106,7 @@ fn review_1_services_of_a_namespace_with_a_mistake_stay_in_their_cluster() {
 }
 
 #[test]
-fn review_1_an_address_of_a_slice_with_a_mistake_is_not_for_another_namespace() {
+fn an_address_of_a_slice_with_a_mistake_is_not_for_another_namespace() {
     let thief =
         in_namespace(&(service("east", EXPORTED) + &slice("east", "", &at("10.0.0.1"))), "thief");
     let victim = slice("east", "", &format!("{}, {}", at("10.0.0.1"), at("0.0.0.0")));
@@ -122,7 +122,7 @@ fn review_1_an_address_of_a_slice_with_a_mistake_is_not_for_another_namespace() 
 }
 
 #[test]
-fn review_1_an_address_of_an_import_or_a_service_with_a_mistake_is_not_for_another_one() {
+fn an_address_of_an_import_or_a_service_with_a_mistake_is_not_for_another_one() {
     let import = |namespace: &str, ips: &str| {
         format!(
             "---\napiVersion: multicluster.x-k8s.io/v1alpha1\nkind: ServiceImport\n\
@@ -143,7 +143,7 @@ fn review_1_an_address_of_an_import_or_a_service_with_a_mistake_is_not_for_anoth
 }
 
 #[test]
-fn review_1_the_addresses_of_a_workload_are_bounded_however_many_endpoints_name_its_pod() {
+fn the_addresses_of_a_workload_are_bounded_however_many_endpoints_name_its_pod() {
     let pod = |index: u32, name: &str| {
         let ip = std::net::Ipv4Addr::from(0x0a01_0000 + index);
         format!("{{addresses: [{ip}], targetRef: {{kind: Pod, name: {name}}}}}")
@@ -162,7 +162,7 @@ fn review_1_the_addresses_of_a_workload_are_bounded_however_many_endpoints_name_
 }
 
 #[test]
-fn review_1_pods_at_the_address_of_their_node_stay_apart_and_take_an_unnamed_endpoint_in() {
+fn pods_at_the_address_of_their_node_stay_apart_and_take_an_unnamed_endpoint_in() {
     let pod = |index: u32| {
         format!("{{addresses: [10.0.0.1], targetRef: {{kind: Pod, name: web-{index}}}}}")
     };
@@ -177,7 +177,7 @@ fn review_1_pods_at_the_address_of_their_node_stay_apart_and_take_an_unnamed_end
 }
 
 #[test]
-fn review_23_warnings_about_entries_of_the_operator_come_before_those_of_tenants() {
+fn warnings_about_entries_of_the_operator_come_before_those_of_tenants() {
     let mut text = service("east", "istio.io/global: \"false\"");
     for index in 0..300 {
         let tenant = service("east", EXPORTED) + &slice("east", "", &at("10.0.0.1"));
