@@ -176,7 +176,7 @@ fn an_address_that_a_forged_slice_claimed_before_its_pod_existed_belongs_to_the_
         assert_eq!(dialled(&joined), [vec![], vec![ONE.to_owned()]], "{}", joined.conflicts);
         let reported = joined.conflicts.to_string();
         let want = "the address 10.0.0.1 of a/hello is not used: it belongs to namespace b by \
-                    o.yaml:37";
+                    o.yaml:38";
         assert!(reported.contains(want), "{reported}");
     }
     // A pod needs no slice to keep its address from others.
