@@ -71,7 +71,7 @@ pub use names::{Alias, NameTable, Target};
 pub use networks::{NetworkRule, NetworkTable, gateway_record};
 pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
-pub use precedence::Collision;
+pub use precedence::{Collision, lowest_rank};
 pub use recent_sources::SourceHash;
 pub use remote::RemoteGateway;
 pub use service_limits::{ServiceLimits, TunnelCount};

@@ -168,7 +168,10 @@ fn an_endpoint_that_never_answers_a_client_hello_is_named_and_ejected() {
         });
         let client = gateway.client(identities()).await;
         let hello = client_hello("any.example", &[]);
-        let record = |part: &[u8]| [&[22, 3, 1, 0, part.len() as u8], part].concat();
+        let record = |part: &[u8]| {
+            let length = u8::try_from(part.len()).expect("a short part");
+            [&[22, 3, 1, 0, length], part].concat()
+        };
         let records = hello[5..].chunks(30).flat_map(record).collect::<Vec<_>>();
         // In one record, in several, and in several segments.
         let hellos = [(&hello, hello.len()), (&records, records.len()), (&records, 7)];

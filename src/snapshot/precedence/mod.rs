@@ -64,8 +64,8 @@ enum DecidingRule {
 const LOSERS_SHOWN: usize = 5;
 
 /// Returns the item of the lowest rank, or `None` on a tie.
-fn lowest_rank<T>(ranked: impl Iterator<Item = (Rank, T)>) -> Option<T> {
-    let (mut least, mut is_tied) = (None::<(Rank, T)>, false);
+pub fn lowest_rank<R: Ord, T>(ranked: impl Iterator<Item = (R, T)>) -> Option<T> {
+    let (mut least, mut is_tied) = (None::<(R, T)>, false);
     for (rank, item) in ranked {
         let order = least.as_ref().map(|(other, _)| rank.cmp(other));
         match order.unwrap_or(Ordering::Less) {

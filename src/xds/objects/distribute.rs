@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use super::entries::by_age;
 use super::merge::namespaces_of_hosts;
-use super::shares::Shares;
+use super::shares::limit;
 use super::{Objects, limit_findings, refusal};
-use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Traffic};
+use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Line, Traffic};
 use crate::snapshot::mesh::{Locality, Mesh, UNKNOWN_NAMESPACE};
 use crate::xds::envoy::namespace_of_host;
 use crate::yaml::{Finding, Findings};
@@ -29,27 +29,40 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
         return Findings::default();
     }
     let mut distributor = Distributor {
-        shares: Shares::new(DISTRIBUTIONS_MAX),
         exposed: ExposureIndex::new(&config.exposure.services),
         config,
         mesh: mesh.map(MeshIndex::new),
+        known: HashMap::new(),
         findings: Vec::new(),
     };
+    config.traffic.iter().for_each(|one| distributor.note(one));
+    let mut added = Vec::new();
     for traffic in entries {
-        if let Err((what, how)) = distributor.add(traffic) {
-            let namespace = traffic.namespace.as_deref().unwrap_or_default();
-            let finding = refusal(namespace, &traffic.line, what, how);
-            distributor.findings.push(finding);
+        match distributor.distribution(traffic) {
+            Ok(one) => added.extend(one),
+            Err(refused) => distributor.refuse(traffic, refused),
         }
     }
-    Findings(limit_findings(distributor.findings))
+    let (added, beyond) = limit(added, DISTRIBUTIONS_MAX, namespace_of);
+    for one in &beyond {
+        let what = format!(
+            "objects have more than {DISTRIBUTIONS_MAX} distributions, and namespace {} has the \
+             most of them",
+            namespace_of(one)
+        );
+        distributor.refuse(one, (what, "the others into `traffic`"));
+    }
+    let findings = Findings(limit_findings(distributor.findings));
+    config.traffic.extend(added);
+    findings
 }
 
 struct Distributor<'a> {
-    config: &'a mut Config,
-    shares: Shares,
+    config: &'a Config,
     exposed: ExposureIndex,
     mesh: Option<MeshIndex<'a>>,
+    /// Entries of each service, by the namespace to which they are limited.
+    known: HashMap<String, Vec<(Option<Arc<str>>, Line)>>,
     findings: Vec<Finding>,
 }
 
@@ -73,11 +86,27 @@ struct MeshIndex<'a> {
 /// Mistake, and its remedy.
 type Refusal = (String, &'static str);
 
+/// Returns the namespace of an object's distribution.
+fn namespace_of(traffic: &Traffic) -> Arc<str> {
+    traffic.namespace.clone().unwrap_or_default()
+}
+
 impl Distributor<'_> {
-    /// Adds the distribution of a name, under the hostname of its service. Only services of the
-    /// object's namespace use it. A namespace that only a control plane has is compared by
-    /// [`TrafficRule`](crate::snapshot::traffic::TrafficRule).
-    fn add(&mut self, traffic: &Traffic) -> Result<(), Refusal> {
+    /// Records an entry, beside which others of its service are not used.
+    fn note(&mut self, entry: &Traffic) {
+        let service = entry.service.clone().unwrap_or_default();
+        let of_service = self.known.entry(service).or_default();
+        of_service.push((entry.namespace.clone(), entry.line.clone()));
+    }
+
+    fn refuse(&mut self, traffic: &Traffic, (what, how): Refusal) {
+        self.findings.push(refusal(&namespace_of(traffic), &traffic.line, what, how));
+    }
+
+    /// Returns the distribution of a name, under the hostname of its service; none if that has one.
+    /// Only services of the object's namespace use it. A namespace that only a control plane has is
+    /// compared by [`TrafficRule`](crate::snapshot::traffic::TrafficRule).
+    fn distribution(&mut self, traffic: &Traffic) -> Result<Option<Traffic>, Refusal> {
         let name = traffic.service.clone().unwrap_or_default();
         let namespace = traffic.namespace.as_deref().unwrap_or_default();
         let (service, behind) = self.services_of(&name, namespace);
@@ -91,17 +120,13 @@ impl Distributor<'_> {
         self.check_weights(traffic, &all, &behind)?;
         let alias_namespaces = all.iter().filter(|of| **of != namespace);
         let alias_namespaces: Vec<Arc<str>> = alias_namespaces.map(|of| (*of).into()).collect();
-        let mut others = self.config.traffic.iter();
-        let other = others.find(|other| {
-            let of = other.namespace.as_deref();
-            let is_its = of.is_none_or(|of| all.contains(&of));
-            is_its && other.service.as_ref() == Some(&service)
-        });
-        if let Some(other) = other {
-            let what = format!("{service} has an entry on {}, which counts alone", other.line);
+        let is_its = |of: &Option<Arc<str>>| of.as_deref().is_none_or(|of| all.contains(&of));
+        let mut others = self.known.get(&service).into_iter().flatten();
+        if let Some((_, line)) = others.find(|(of, _)| is_its(of)) {
+            let what = format!("{service} has an entry on {line}, which counts alone");
             let warning = Finding::warning(&traffic.line.0, what, "one of both");
             self.findings.push(warning.of(namespace));
-            return Ok(());
+            return Ok(None);
         }
         let at = &self.config.gateway.locality;
         let is_unknown = at.region.is_empty() || at.zone.is_empty();
@@ -112,24 +137,9 @@ impl Distributor<'_> {
             let warning = Finding::warning(&traffic.line.0, what, how);
             self.findings.push(warning.of(namespace));
         }
-        self.config.traffic.push(Traffic {
-            service: Some(service),
-            alias_namespaces,
-            ..traffic.clone()
-        });
-        let most = self.shares.take(namespace.into());
-        let mut entries = self.config.traffic.iter();
-        let newest = entries.rposition(|one| most.is_some() && one.namespace == most);
-        if let (Some(most), Some(newest)) = (most, newest) {
-            let line = self.config.traffic.remove(newest).line;
-            let what = format!(
-                "objects have more than {DISTRIBUTIONS_MAX} distributions, and namespace {most} \
-                 has the most of them"
-            );
-            let how = "the others into `traffic`";
-            self.findings.push(refusal(&most, &line, what, how));
-        }
-        Ok(())
+        let distribution = Traffic { service: Some(service), alias_namespaces, ..traffic.clone() };
+        self.note(&distribution);
+        Ok(Some(distribution))
     }
 
     /// Returns the hostname under which a name is balanced, and those of the services behind it. A

@@ -9,14 +9,15 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::members::{ServicePorts, Site, WorkloadMerger, with_services};
+use super::addresses::{AddressClaims, AddressHolders};
+use super::claims::Evidence;
+use super::findings;
+use super::members::{ServedEndpoint, ServicePorts, Site, WorkloadMerger, with_services};
 use super::names::{Key, LOCAL_SUFFIX, host, name};
-use super::owners::{AddressHolders, AddressOwners};
 use super::ports::Ports;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
 use super::view::ObjectIndex;
-use super::vips::VipClaims;
 use super::waypoints::{self, NamedWaypoint};
 use super::{Objects, limit_findings};
 use crate::config::{Config, Discovery};
@@ -49,14 +50,12 @@ pub struct JoinResult {
 pub fn join(mesh: &Mesh, objects: &Objects, config: &Config, held: &AddressHolders) -> JoinResult {
     let mut warnings = Vec::new();
     let view = ObjectIndex::new(objects, config, &mut warnings);
-    let owners = AddressOwners::new(&view, mesh, held);
-    let vips = VipClaims::new(&view, mesh, &owners, &held.vips);
+    let claims = AddressClaims::new(&view, mesh, held);
     let mut joining = Joiner {
         view: &view,
         mesh: mesh.clone(),
         members: WorkloadMerger::default(),
-        owners: &owners,
-        vips: &vips,
+        claims: &claims,
         global_services_of: HashMap::new(),
         exported: HashSet::new(),
         local: HashSet::new(),
@@ -76,8 +75,7 @@ struct Joiner<'a> {
     view: &'a ObjectIndex<'a>,
     mesh: Mesh,
     members: WorkloadMerger<'a>,
-    owners: &'a AddressOwners<'a>,
-    vips: &'a VipClaims<'a>,
+    claims: &'a AddressClaims<'a>,
     /// Global services that workloads of the mesh file serve too, by their own service.
     global_services_of: HashMap<Arc<str>, Vec<Arc<str>>>,
     exported: HashSet<Box<str>>,
@@ -162,7 +160,7 @@ impl<'a> Joiner<'a> {
         let host = host(key, LOCAL_SUFFIX);
         ports.add(&service.ports, &host, &service.meta, &mut self.warnings);
         let preferences = service.preferences.clone();
-        let ips = self.vips.of_service(key, service);
+        let ips = self.claims.vips_of(key, &service.ips, Evidence::Assigned);
         self.add_service(key, LOCAL_SUFFIX, &ports, preferences, &ips);
         let own = self.view.own_cluster();
         self.add_endpoints(key, &[own], &[name(key, LOCAL_SUFFIX)], &ports);
@@ -195,9 +193,11 @@ impl<'a> Joiner<'a> {
             let known = self.mesh.services.get(&name(key, LOCAL_SUFFIX));
             ports.add_numbers(known.into_iter().flat_map(|known| &known.ports));
         }
-        let mut ips = import.map_or_else(Vec::new, |import| self.vips.of_import(key, import));
+        let ips = import.map_or(&[][..], |import| &import.ips);
+        let mut ips = self.claims.vips_of(key, ips, Evidence::Import);
         if *suffixes == [LOCAL_SUFFIX] {
-            ips.extend(own.into_iter().flat_map(|own| self.vips.of_service(key, own)));
+            let own = own.map_or(&[][..], |own| &own.ips);
+            ips.extend(self.claims.vips_of(key, own, Evidence::Assigned));
         }
         for (index, suffix) in suffixes.iter().enumerate() {
             let ips = if index == 0 { &*ips } else { &[] };
@@ -290,6 +290,7 @@ impl<'a> Joiner<'a> {
     ) {
         let view = self.view;
         let clusters: HashSet<_> = clusters.iter().copied().collect();
+        let services: Arc<[_]> = services.into();
         for (cluster, slice) in view.slices(key) {
             if !clusters.contains(cluster) {
                 continue;
@@ -317,16 +318,16 @@ impl<'a> Joiner<'a> {
             let is_here = *site.network == *view.config.gateway.network;
             let addressed = slice.endpoints.iter().filter(|one| one.host.is_empty());
             for backend in addressed {
-                let addresses = &backend.addresses;
-                let (own, ports) = if is_here {
-                    self.owners.usable(site.namespace, addresses, &ports)
+                let (addresses, ports) = if is_here {
+                    self.claims.usable(site.namespace, &backend.addresses, &ports)
                 } else {
-                    (addresses.clone(), ports.clone())
+                    (backend.addresses.clone(), ports.clone())
                 };
-                if own.is_empty() && !backend.addresses.is_empty() {
+                if addresses.is_empty() && !backend.addresses.is_empty() {
                     continue;
                 }
-                self.members.add(site, backend, &own, services, &ports);
+                let services = Arc::clone(&services);
+                self.members.add(ServedEndpoint { site, backend, addresses, services, ports });
             }
         }
     }
@@ -337,19 +338,17 @@ impl<'a> Joiner<'a> {
         // number of warnings.
         let mut warnings = self.warn_of_local_entries();
         let network = &self.view.config.gateway.network;
-        let owners = self.owners;
-        let may_use = |namespace: &str, ip, port| owners.may_use(namespace, ip, port);
+        let claims = self.claims;
+        let may_use = |namespace: &str, ip, port| claims.may_use(namespace, ip, port);
         self.members.into_mesh(network, &mut self.mesh, may_use);
         warnings.extend(limit_findings(self.warnings));
-        let mut conflicts = self.owners.findings();
-        conflicts.extend(self.vips.findings());
         JoinResult {
             mesh: self.mesh,
             exported: self.exported,
             local: self.local,
             warnings: Findings(warnings),
-            conflicts: Findings(conflicts),
-            holders: self.owners.holders(self.vips.holders()),
+            conflicts: Findings(findings::findings(self.view, claims)),
+            holders: claims.holders(),
         }
     }
 

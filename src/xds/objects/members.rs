@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::owners::is_for;
+use super::addresses::is_for;
 use super::slice::SliceEndpoint;
 use crate::snapshot::mesh::{Locality, Mesh, Protocol, Template, Workload};
 
@@ -29,13 +29,23 @@ pub(super) struct Site<'a> {
     pub(super) protocol: Protocol,
 }
 
+/// Endpoint that serves ports of services.
+#[derive(Debug)]
+pub(super) struct ServedEndpoint<'a> {
+    pub(super) site: Site<'a>,
+    pub(super) backend: &'a SliceEndpoint,
+    /// Addresses that it may use, of which the first [`ADDRESSES_MAX`] count.
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) services: Arc<[Arc<str>]>,
+    /// Pairs of service port and endpoint port.
+    pub(super) ports: Vec<(u16, u16)>,
+}
+
 /// Workload as merged so far.
 #[derive(Debug)]
 struct MergedWorkload {
     workload: Workload,
     served: ServicePorts,
-    /// Name of its pod, if it is known to be one.
-    pod: Option<Arc<str>>,
     is_ready: bool,
     is_serving: bool,
     is_terminating: bool,
@@ -46,16 +56,11 @@ struct MergedWorkload {
 pub(super) struct WorkloadMerger<'a> {
     members: Vec<MergedWorkload>,
     by_uid: HashMap<Arc<str>, usize>,
-    by_place: HashMap<Place<'a>, PlaceEntry>,
-}
-
-/// Workloads at a place that an endpoint may be merged with. They are not listed in full,
-/// because any number of pods can share the address of their node.
-#[derive(Clone, Copy, Debug)]
-struct PlaceEntry {
-    first: usize,
-    /// First workload that was not known to be a pod when it was recorded.
-    first_without_pod: Option<usize>,
+    /// First workload at each place. Any number of pods can share the address of their node.
+    by_place: HashMap<Place<'a>, usize>,
+    /// Endpoints that are not known to be pods. They are merged after all pods, so that one at the
+    /// place of a pod is that pod.
+    unnamed: Vec<ServedEndpoint<'a>>,
 }
 
 /// Place of endpoints of one namespace of a cluster.
@@ -68,27 +73,28 @@ struct Place<'a> {
 }
 
 impl<'a> WorkloadMerger<'a> {
-    /// Adds an endpoint of services with ports, as pairs of service port and endpoint port.
-    /// `own` are the addresses that it may use, of which the first [`ADDRESSES_MAX`] count.
-    pub(super) fn add(
-        &mut self,
-        site: Site<'a>,
-        backend: &'a SliceEndpoint,
-        own: &[IpAddr],
-        services: &[Arc<str>],
-        ports: &[(u16, u16)],
-    ) {
-        let own = own.get(..ADDRESSES_MAX).unwrap_or(own);
-        let index = self.index_of(site, backend, own);
+    /// Adds an endpoint of services.
+    pub(super) fn add(&mut self, mut endpoint: ServedEndpoint<'a>) {
+        endpoint.addresses.truncate(ADDRESSES_MAX);
+        if endpoint.backend.own_pod(endpoint.site.namespace).is_some() {
+            self.merge(&endpoint);
+        } else {
+            self.unnamed.push(endpoint);
+        }
+    }
+
+    fn merge(&mut self, endpoint: &ServedEndpoint<'a>) {
+        let ServedEndpoint { site, backend, addresses: own, .. } = endpoint;
+        let index = self.index_of(endpoint);
         let Some(member) = self.members.get_mut(index) else {
             return;
         };
         member.is_ready |= backend.is_ready;
         member.is_serving |= backend.is_serving;
         member.is_terminating &= backend.is_terminating;
-        for service in services {
+        for service in &*endpoint.services {
             let served = member.served.entry(Arc::clone(service)).or_default();
-            for (port, target) in ports {
+            for (port, target) in &endpoint.ports {
                 served.entry(*port).or_insert(*target);
             }
         }
@@ -104,56 +110,23 @@ impl<'a> WorkloadMerger<'a> {
             }
         }
         member.workload.addresses = addresses.into();
-        self.note_places(site, own, index);
-    }
-
-    /// Records the places of a workload.
-    fn note_places(&mut self, site: Site<'a>, own: &[IpAddr], index: usize) {
-        let is_unnamed = self.is_without_pod(index);
-        for place in places(site, own) {
-            let unnamed = is_unnamed.then_some(index);
-            let known = self.by_place.get(&place).copied();
-            let there = known.unwrap_or(PlaceEntry { first: index, first_without_pod: unnamed });
-            let known = there.first_without_pod.filter(|index| self.is_without_pod(*index));
-            let unnamed = known.or(unnamed);
-            self.by_place.insert(place, PlaceEntry { first_without_pod: unnamed, ..there });
+        for place in places(*site, own) {
+            self.by_place.entry(place).or_insert(index);
         }
     }
 
-    /// Returns whether a workload is not known to be a pod.
-    fn is_without_pod(&self, index: usize) -> bool {
-        let member = self.members.get(index);
-        member.is_some_and(|member| member.pod.is_none())
-    }
-
-    /// Returns the index of an endpoint's workload, which may be new. Endpoints at one place
-    /// are merged, except pods that are known to differ and share the address of their node. A
-    /// pod with a known name is found by its uid.
-    fn index_of(&mut self, site: Site<'a>, backend: &'a SliceEndpoint, own: &[IpAddr]) -> usize {
-        let uid: Arc<str> = uid(site, backend, own).into();
-        if let Some(index) = self.by_uid.get(&uid) {
-            return *index;
-        }
+    /// Returns the index of an endpoint's workload, which may be new. A pod is found by its uid,
+    /// any other endpoint also by its place.
+    fn index_of(&mut self, endpoint: &ServedEndpoint<'a>) -> usize {
+        let ServedEndpoint { site, backend, addresses: own, .. } = endpoint;
+        let uid: Arc<str> = uid(*site, backend, own).into();
         let is_pod = backend.own_pod(site.namespace).is_some();
-        let there = places(site, own);
-        let mut there = there.filter_map(|place| self.by_place.get(&place));
-        let same = if is_pod {
-            let mut unnamed = there.filter_map(|there| there.first_without_pod);
-            unnamed.find(|index| self.is_without_pod(*index))
-        } else {
-            there.next().map(|there| there.first)
-        };
-        let new = member(site, backend, &uid);
-        let index = same.unwrap_or(self.members.len());
-        match self.members.get_mut(index) {
-            // An entry with a pod name has more information than one without.
-            Some(known) if known.pod.is_none() && new.pod.is_some() => {
-                known.pod = new.pod;
-                let addresses = std::mem::take(&mut known.workload.addresses);
-                known.workload = Workload { addresses, ..new.workload };
-            }
-            Some(_) => {}
-            None => self.members.push(new),
+        let mut there = places(*site, own).filter(|_| !is_pod);
+        let known = self.by_uid.get(&uid).copied();
+        let known = known.or_else(|| there.find_map(|place| self.by_place.get(&place).copied()));
+        let index = known.unwrap_or(self.members.len());
+        if known.is_none() {
+            self.members.push(member(*site, backend, &uid));
         }
         self.by_uid.insert(uid, index);
         index
@@ -172,6 +145,9 @@ impl<'a> WorkloadMerger<'a> {
         mesh: &mut Mesh,
         may_use: impl Fn(&str, IpAddr, u16) -> bool,
     ) {
+        for endpoint in std::mem::take(&mut self.unnamed) {
+            self.merge(&endpoint);
+        }
         self.set_health();
         if self.members.is_empty() {
             return;
@@ -283,7 +259,6 @@ fn member(site: Site<'_>, backend: &SliceEndpoint, uid: &Arc<str>) -> MergedWork
     MergedWorkload {
         workload,
         served: ServicePorts::new(),
-        pod: pod.cloned(),
         is_ready: false,
         is_serving: false,
         is_terminating: true,

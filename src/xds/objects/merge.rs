@@ -255,7 +255,8 @@ impl<'a> Merger<'a> {
                 }
             }
         }
-        let (bindings, beyond) = limit(bindings, BINDINGS_MAX, |donors| &donors[0].namespace);
+        let (bindings, beyond) =
+            limit(bindings, BINDINGS_MAX, |donors| Arc::clone(&donors[0].namespace));
         for donors in beyond {
             let what = format!(
                 "objects have more than {BINDINGS_MAX} bindings, and namespace {} has the most of \
@@ -341,7 +342,7 @@ fn addresses<'a>(bindings: &[Donors<'a>], network: IpNet) -> BTreeMap<&'a str, I
     let mut seen = HashSet::new();
     let names = bindings.iter().map(|donors| donors[0]);
     let names = names.filter(|of| seen.insert(&of.name)).collect();
-    let (names, _) = limit(names, places, |of| &of.namespace);
+    let (names, _) = limit(names, places, |of| Arc::clone(&of.namespace));
     let mut taken = BTreeSet::new();
     let address = |of: &'a BoundService| {
         let ip = only.or_else(|| vip(network, &of.name, &mut taken))?;

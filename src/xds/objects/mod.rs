@@ -7,15 +7,17 @@
 //! [`merge()`] adds exposed services and bindings to the configuration. [`join()`] builds the mesh
 //! from the objects and the configuration. [`distribute()`] adds distributions that fit the mesh.
 
+mod addresses;
+mod claims;
 mod distribute;
 mod entries;
 mod files;
+mod findings;
 mod join;
 mod members;
 mod merge;
 mod meta;
 mod names;
-mod owners;
 mod ports;
 mod read;
 mod service;
@@ -24,7 +26,6 @@ mod slice;
 #[cfg(test)]
 mod tests;
 mod view;
-mod vips;
 mod waypoints;
 
 use std::path::{Path, PathBuf};
@@ -34,11 +35,11 @@ use std::time::SystemTime;
 use crate::config::Line;
 use crate::yaml::{Finding, Findings, Severity};
 
+pub use addresses::AddressHolders;
 pub use distribute::distribute;
 pub use files::object_files;
 pub use join::{JoinResult, join};
 pub use merge::merge;
-pub use owners::AddressHolders;
 
 use entries::Entries;
 use meta::Meta;

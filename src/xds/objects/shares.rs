@@ -48,13 +48,13 @@ impl Shares {
 pub(super) fn limit<T>(
     entries: Vec<T>,
     limit: usize,
-    namespace: impl Fn(&T) -> &Arc<str>,
+    namespace: impl Fn(&T) -> Arc<str>,
 ) -> (Vec<T>, Vec<T>) {
     let mut shares = Shares::new(limit);
     for entry in &entries {
-        shares.take(Arc::clone(namespace(entry)));
+        shares.take(namespace(entry));
     }
-    let has_place = |entry: &T| shares.use_up(namespace(entry));
+    let has_place = |entry: &T| shares.use_up(&namespace(entry));
     entries.into_iter().partition(has_place)
 }
 

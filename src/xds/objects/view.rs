@@ -155,19 +155,37 @@ impl<'a> ObjectIndex<'a> {
         slices.map(|slice| (self.cluster(slice.cluster.as_ref()), *slice))
     }
 
-    /// Returns the invalid slices, each with its service and its cluster.
-    pub(super) fn bad_slices(&self) -> impl Iterator<Item = (Key<'a>, &'a str, &'a Slice)> {
-        let slices = self.passed_over.slices.iter();
+    /// Returns the slices of all services, each with its cluster. Invalid ones serve nothing, but
+    /// their addresses remain unavailable to others.
+    pub(super) fn all_slices(&self) -> impl Iterator<Item = (Key<'a>, &'a str, &'a Slice)> {
+        let slices = self.slices.values().flatten().copied().chain(&self.passed_over.slices);
         slices.map(|slice| {
             let key = (&*slice.namespace, &*slice.service);
             (key, self.cluster(slice.cluster.as_ref()), slice)
         })
     }
 
-    /// Returns the invalid imports into our cluster.
-    pub(super) fn bad_imports(&self) -> impl Iterator<Item = (Key<'a>, &'a Import)> {
-        let imports = own_imports(&self.passed_over.imports, self.config);
-        imports.map(|import| (key(&import.meta), import))
+    /// Returns whether the controller of Kubernetes reverts changes of a slice by others. It finds
+    /// the slices of a Service with a selector by the service name label of this cluster (see
+    /// [`super::slice`]). It does not see copies or objects that claim to be of another cluster.
+    pub(super) fn is_managed(&self, key: Key<'a>, cluster: &str, slice: &Slice) -> bool {
+        let own = self.own_cluster();
+        let is_own = !slice.is_copy && cluster == own;
+        let service = self.service(key, own);
+        is_own && slice.is_managed && service.is_some_and(|service| service.has_selector)
+    }
+
+    /// Returns the Services of our cluster.
+    pub(super) fn own_services(&self) -> impl Iterator<Item = (Key<'a>, &'a Service)> {
+        let services = self.services.iter();
+        services.filter_map(|(key, clusters)| Some((*key, *clusters.get(self.own_cluster())?)))
+    }
+
+    /// Returns the imports into our cluster. Of invalid ones the addresses remain claimed.
+    pub(super) fn imports(&self) -> impl Iterator<Item = (Key<'a>, &'a Import)> {
+        let good = self.imports.iter().map(|(key, import)| (*key, *import));
+        let bad = own_imports(&self.passed_over.imports, self.config);
+        good.chain(bad.map(|import| (key(&import.meta), import)))
     }
 
     /// Returns whether a cluster keeps a service to itself. It does if a Service declares it,
@@ -263,13 +281,14 @@ impl<'a> ObjectIndex<'a> {
         nodes.chain(pods.flat_map(|pod| pod.addresses.iter().copied()))
     }
 
-    /// Returns the pods in our network.
+    /// Returns the pods in our network. A tenant can write the label of a pod, which therefore
+    /// brings no pod of another network here.
     pub(super) fn pods(&self) -> impl Iterator<Item = &'a RunningPod> {
         self.pods.iter().filter(|pod| {
             let cluster = self.cluster(pod.meta.cluster.as_ref());
-            let network = pod.meta.network();
-            let network = network.unwrap_or_else(|| self.network_of_cluster(cluster));
-            *network == *self.config.gateway.network
+            let networks = [Some(self.network_of_cluster(cluster)), pod.meta.network()];
+            let own = &*self.config.gateway.network;
+            networks.into_iter().flatten().all(|network| network == own)
         })
     }
 

@@ -141,11 +141,11 @@ fn a_prefix_names_the_service_of_an_identity_and_environment() {
         assert_eq!(merged.traffic[0].regions.len(), 2);
     }
     // The selector has the identity as well, and a policy without one needs `dns`.
-    let by_selector = of_identity("sample", "", "default")
+    let by_selector = of_identity("sample", "annotations: {}", "default")
         .replace("spec:", "spec:\n  selector: {identity: greeting, env: stage}");
     let (selected, reported) = merged(&config, &by_selector);
     assert_eq!((selected.traffic.len(), &*reported), (1, ""));
-    let (none, reported) = merged(&config, &of_identity("sample", "", "default"));
+    let (none, reported) = merged(&config, &of_identity("sample", "annotations: {}", "default"));
     assert_eq!(none.traffic, []);
     assert!(reported.contains("`spec.policy[]` has no `dns`"), "{reported}");
 }

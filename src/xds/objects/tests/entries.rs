@@ -367,7 +367,7 @@ fn a_list_of_a_kind_is_read_and_one_without_items_is_an_error() {
 fn kinds_of_other_groups_are_warnings_and_those_of_supported_groups_are_errors() {
     let config = gateway("services: []", "");
     for (version, kind, severity) in [
-        ("v1", "Pod", "warning"),
+        ("v1", "ConfigMap", "warning"),
         ("v1", "Endpoints", "warning"),
         ("v1", "ServiceAccount", "warning"),
         ("networking.istio.io/v1", "ServiceEntry", "warning"),

@@ -176,7 +176,7 @@ fn an_address_that_a_forged_slice_claimed_before_its_pod_existed_belongs_to_the_
         assert_eq!(dialled(&joined), [vec![], vec![ONE.to_owned()]], "{}", joined.conflicts);
         let reported = joined.conflicts.to_string();
         let want = "the address 10.0.0.1 of a/hello is not used: it belongs to namespace b by \
-                    o.yaml:37";
+                    o.yaml:38";
         assert!(reported.contains(want), "{reported}");
     }
     // A pod needs no slice to keep its address from others.
@@ -185,8 +185,11 @@ fn an_address_that_a_forged_slice_claimed_before_its_pod_existed_belongs_to_the_
     // One that has ended has no address, and one of another network has none of this one.
     let ended = [running_pod("b", "", "Succeeded"), running_pod("b", "", "Failed")];
     let far = running.replace("{name:", "{labels: {topology.istio.io/network: far}, name:");
+    let labels =
+        "{labels: {topology.istio.io/cluster: west, topology.istio.io/network: east}, name:";
+    let labelled = running.replace("{name:", labels);
     let pending = running.replace(", podIPs: [{ip: 10.0.0.1}]", "");
-    for other in [&ended[0], &ended[1], &far, &pending] {
+    for other in [&ended[0], &ended[1], &far, &labelled, &pending] {
         let joined = joined_in_turn(&[&forged, &format!("{slices}{other}")]);
         assert_eq!(dialled(&joined), [vec![ONE.to_owned()], vec![]], "{other}");
     }

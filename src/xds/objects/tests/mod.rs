@@ -359,13 +359,13 @@ fn a_directory_is_its_yaml_and_json_files_and_one_that_is_no_object_spoils_all()
     let paths = [folder.path().to_owned()];
     write("b.yml", &service("east", ""));
     write("a.yaml", &slice("east", "", &at("10.0.0.1")));
-    write("c.json", "{\"apiVersion\": \"v1\", \"kind\": \"Pod\"}");
+    write("c.json", "{\"apiVersion\": \"v1\", \"kind\": \"ConfigMap\"}");
     write(".hidden.yaml", "broken: [");
     write("notes.txt", "broken: [");
     std::fs::create_dir(folder.path().join("d.yaml")).unwrap();
     let (objects, findings) = load(&paths).unwrap();
     assert_eq!((objects.services.len(), objects.slices.len()), (1, 1));
-    assert!(findings.to_string().contains("c.json:1: warning: objects of Pod of v1"));
+    assert!(findings.to_string().contains("c.json:1: warning: objects of ConfigMap of v1"));
     write("d.yml", "kind: Service\n");
     let reported = load(&paths).unwrap_err().to_string();
     assert!(reported.contains("d.yml:1: error: `object` has no `apiVersion`"), "{reported}");
