@@ -167,15 +167,19 @@ fn an_endpoint_that_never_answers_a_client_hello_is_named_and_ejected() {
             let _ = stream.read_to_end(&mut Vec::new()).await;
         });
         let client = gateway.client(identities()).await;
-        let hello = client_hello("any.example", &[]);
         let record = |part: &[u8]| {
             let length = u8::try_from(part.len()).expect("a short part");
             [&[22, 3, 1, 0, length], part].concat()
         };
-        let records = hello[5..].chunks(30).flat_map(record).collect::<Vec<_>>();
-        // In one record, in several, and in several segments.
-        let hellos = [(&hello, hello.len()), (&records, records.len()), (&records, 7)];
-        let ask = async |(hello, segment): (&Vec<u8>, usize)| {
+        // In one record, in several, and in several segments. Each has a random of its own.
+        let ask = async |form: usize| {
+            let hello = client_hello("any.example", &[]);
+            let records = hello[5..].chunks(30).flat_map(record).collect::<Vec<_>>();
+            let (hello, segment) = match form % 3 {
+                0 => (&hello, hello.len()),
+                1 => (&records, records.len()),
+                _ => (&records, 7),
+            };
             let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
             for part in hello.chunks(segment) {
                 tunnel.write_all(part).await.expect("a part of a hello");
@@ -184,7 +188,7 @@ fn an_endpoint_that_never_answers_a_client_hello_is_named_and_ejected() {
         };
         let mut tunnels = Vec::new();
         for index in 0..12 {
-            tunnels.push(ask(hellos[index % hellos.len()]).await);
+            tunnels.push(ask(index).await);
         }
         let (mut answered, mut failed) = (0, 0);
         for tunnel in &mut tunnels {
@@ -199,7 +203,7 @@ fn an_endpoint_that_never_answers_a_client_hello_is_named_and_ejected() {
         assert_eq!(gateway.tunnels("endpoint_silent").await, failed as f64);
         gateway.logged("no byte within 5 s of the ClientHello").await;
         for _ in 0..20 {
-            let answer = timeout(Duration::from_secs(4), ask(hellos[0]).await.read_u8()).await;
+            let answer = timeout(Duration::from_secs(4), ask(0).await.read_u8()).await;
             assert_eq!(answer.expect("no wait").expect("an echo"), 22);
         }
         assert_eq!(gateway.metric("strait_endpoint_ejections_total").await, 1.0);

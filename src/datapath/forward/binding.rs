@@ -302,7 +302,7 @@ async fn pick_and_open(
         let started = Instant::now();
         let target = (binding, account, &source);
         let pick = (&*endpoints, &*endpoint);
-        let try_end = tries.deadline(data_path, pick.0, pick.1);
+        let try_end = tries.deadline(data_path, pick.0, pick.1, deadline);
         let opened = open(data_path, pick, target, try_end);
         let failure = match Box::pin(opened).await {
             Ok(stream) => {

@@ -191,7 +191,7 @@ async fn pick_and_dial(
         record.set_detail(why);
     }
     while Instant::now() < deadline {
-        tries.admit(permit.route().endpoints(), record)?;
+        tries.admit(permit.route().endpoints(), deadline, record)?;
         let Ok(pick) = balance::pick(permit, &tries.tried, &links) else {
             break;
         };
@@ -201,7 +201,7 @@ async fn pick_and_dial(
             continue;
         }
         tries.begin(endpoint);
-        let try_end = tries.deadline(data_path, endpoints, endpoint);
+        let try_end = tries.deadline(data_path, endpoints, endpoint, deadline);
         // In place of nested matches, which would keep the first result while the second waits.
         let failed = 'failed: {
             let authorized = match authorize::run(data_path, peer, pick) {

@@ -31,10 +31,10 @@ pub struct Tries {
     /// False if another gateway forwarded the tunnel. After a loop, only the first gateway tries
     /// other endpoints, which bounds the connections of the loop.
     is_from_client: bool,
-    deadline: Instant,
-    /// Deadline for the own network while an endpoint of another one is left, so that endpoints
-    /// that do not answer do not use up the time of the others.
-    own_network_deadline: Instant,
+    /// Milliseconds before the deadline that the own network leaves to endpoints of other networks,
+    /// so that endpoints that do not answer do not use up the time of these. A number, as the
+    /// future of a tunnel has little room.
+    reserved_ms: u16,
     /// Endpoints that are not picked again: those that failed, and those that are left out.
     pub tried: Tried,
     rejected_by: Vec<Arc<Endpoint>>,
@@ -49,8 +49,8 @@ impl Tries {
         let time = deadline.saturating_duration_since(Instant::now());
         Self {
             is_from_client,
-            deadline,
-            own_network_deadline: deadline - remote::TRY_MIN.min(time / 2),
+            reserved_ms: u16::try_from(remote::TRY_MIN.min(time / 2).as_millis())
+                .unwrap_or(u16::MAX),
             tried: Tried::default(),
             rejected_by: Vec::new(),
             probe: None,
@@ -62,12 +62,17 @@ impl Tries {
     ///
     /// # Errors
     /// The reason, if no endpoint of another network is left either.
-    pub fn admit(&mut self, set: &EndpointSet, record: &mut Record) -> Result<(), Reason> {
+    pub fn admit(
+        &mut self,
+        set: &EndpointSet,
+        deadline: Instant,
+        record: &mut Record,
+    ) -> Result<(), Reason> {
         if self.tried.is_own_network_left_out {
             return Ok(());
         }
         let now = Instant::now();
-        if self.own_network_deadline <= now && self.has_other_network(set) {
+        if self.own_network_deadline(deadline) <= now && self.has_other_network(set) {
             self.leave_out(None, set);
             return Ok(());
         }
@@ -89,17 +94,22 @@ impl Tries {
         Ok(())
     }
 
-    /// Returns the deadline for a try of an endpoint.
+    /// Returns the deadline for a try of an endpoint of a tunnel with this `deadline`.
     pub fn deadline(
         &self,
         data_path: &DataPath,
         set: &EndpointSet,
         endpoint: &Endpoint,
+        deadline: Instant,
     ) -> Instant {
         if endpoint.remote.is_none() && self.has_other_network(set) {
-            return self.own_network_deadline;
+            return self.own_network_deadline(deadline);
         }
-        remote::deadline_of_try(data_path, set, endpoint, &self.tried, self.deadline)
+        remote::deadline_of_try(data_path, set, endpoint, &self.tried, deadline)
+    }
+
+    fn own_network_deadline(&self, deadline: Instant) -> Instant {
+        deadline - Duration::from_millis(self.reserved_ms.into())
     }
 
     /// Returns true if an endpoint of another network is left.

@@ -53,8 +53,12 @@ fn endpoint(uid: String, weight: u32, network: Option<&str>) -> Arc<Endpoint> {
     })
 }
 
+fn deadline() -> Instant {
+    Instant::now() + TOTAL_DIAL_TIMEOUT
+}
+
 fn tries() -> Tries {
-    Tries::new(true, Instant::now() + TOTAL_DIAL_TIMEOUT)
+    Tries::new(true, deadline())
 }
 
 impl World {
@@ -86,14 +90,14 @@ impl World {
     /// Picks and dials as `forward::establish` does. Endpoints that answer a dial do so at once.
     async fn open(&mut self, tries: &mut Tries) -> Result<Arc<Endpoint>, Reason> {
         let (mut record, mut reason) = (self.record(), Reason::NoEndpoint);
-        let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
+        let deadline = deadline();
         while Instant::now() < deadline {
-            tries.admit(&self.set, &mut record)?;
+            tries.admit(&self.set, deadline, &mut record)?;
             let Some(endpoint) = choose_next(&self.set, &tries.tried, NO_LINK_FACTORS) else {
                 return Err(reason);
             };
             tries.begin(&endpoint);
-            let end = tries.deadline(&self.data_path, &self.set, &endpoint);
+            let end = tries.deadline(&self.data_path, &self.set, &endpoint, deadline);
             endpoint.state.begin_dial(Instant::now());
             self.dials += 1;
             if !self.dead.contains(endpoint.uid()) {
@@ -149,7 +153,7 @@ async fn while_all_dials_fail_one_tunnel_dials_and_the_first_success_ends_it() {
         advance(Duration::from_secs(1)).await;
         let mut probe = tries();
         let mut record = world.record();
-        assert_eq!(probe.admit(&world.set, &mut record), Ok(()));
+        assert_eq!(probe.admit(&world.set, deadline(), &mut record), Ok(()));
         let before = world.dials;
         for _ in 0..100 {
             assert_eq!(world.tunnel().await.unwrap_err(), Reason::DialFailed);
@@ -170,11 +174,11 @@ async fn a_tunnel_that_is_cancelled_while_it_dials_lets_another_one_dial() {
     }
     advance(Duration::from_secs(1)).await;
     let (mut first, mut second, mut record) = (tries(), tries(), world.record());
-    assert_eq!(first.admit(&world.set, &mut record), Ok(()));
-    let refused = second.admit(&world.set, &mut record);
+    assert_eq!(first.admit(&world.set, deadline(), &mut record), Ok(()));
+    let refused = second.admit(&world.set, deadline(), &mut record);
     assert_eq!(refused, Err(Reason::DialFailed));
     drop(first);
-    assert_eq!(tries().admit(&world.set, &mut record), Ok(()));
+    assert_eq!(tries().admit(&world.set, deadline(), &mut record), Ok(()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -222,9 +226,9 @@ async fn endpoints_that_never_answer_leave_time_for_another_network() {
         assert!(served.remote.is_some());
         assert!(start.elapsed() <= TOTAL_DIAL_TIMEOUT - Duration::from_secs(3), "{endpoints}");
     }
-    let tries = Tries::new(true, Instant::now() + Duration::from_secs(2));
-    let world = World::silent(1);
-    let end = tries.deadline(&world.data_path, &world.set, &world.set.endpoints[0]);
+    let short = Instant::now() + Duration::from_secs(2);
+    let (tries, world) = (Tries::new(true, short), World::silent(1));
+    let end = tries.deadline(&world.data_path, &world.set, &world.set.endpoints[0], short);
     assert_eq!(end - Instant::now(), Duration::from_secs(1), "half of a short time");
 }
 
@@ -297,7 +301,7 @@ async fn a_service_whose_endpoints_change_keeps_the_results_of_its_dials() {
             advance(Duration::from_secs(1)).await;
         }
         let (mut probe, mut record) = (tries(), world.record());
-        assert_eq!(probe.admit(&world.set, &mut record), Ok(()));
+        assert_eq!(probe.admit(&world.set, deadline(), &mut record), Ok(()));
         snapshot = with_pods(&snapshot, 4..44);
         world.set = set(&snapshot, name);
         let before = world.dials;

@@ -153,8 +153,8 @@ impl Scope {
         })
     }
 
-    /// Returns whether the scope includes a certificate: by its role, and, if both have distribution
-    /// points, by a common one (RFC 5280 section 6.3.3).
+    /// Returns whether the scope includes a certificate: by its role, and, if both have
+    /// distribution points, by a common one (RFC 5280 section 6.3.3).
     fn covers(&self, certificate: &X509Certificate<'_>, is_leaf: bool) -> bool {
         if is_leaf && self.only_authorities || !is_leaf && self.only_leaves {
             return false;

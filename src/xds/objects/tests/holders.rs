@@ -207,7 +207,8 @@ fn a_pod_in_the_network_of_its_host_says_that_its_address_is_that_of_a_node() {
 
 #[test]
 fn a_namespace_keeps_a_port_of_a_node_beside_those_that_the_mesh_file_gives_it() {
-    let mesh = "services: [{name: hello, namespace: a, hostname: hello.a, ports: {80: 8080}}]
+    let mesh = "services: [{name: hello, namespace: a, hostname: hello.a,
+  vips: [east/10.9.9.9], ports: {80: 8080}}]
 workloads: [{uid: w, workloadIps: [10.0.0.1], namespace: a, networkMode: HostNetwork,
   services: {a/hello.a: {80: 8080}}}]
 ";
