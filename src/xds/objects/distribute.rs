@@ -57,12 +57,15 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
     findings
 }
 
+/// Namespace to which an entry is limited, if it is, and its line.
+type KnownEntry = (Option<Arc<str>>, Line);
+
 struct Distributor<'a> {
     config: &'a Config,
     exposed: ExposureIndex,
     mesh: Option<MeshIndex<'a>>,
     /// Entries of each service, by the namespace to which they are limited.
-    known: HashMap<String, Vec<(Option<Arc<str>>, Line)>>,
+    known: HashMap<String, Vec<KnownEntry>>,
     findings: Vec<Finding>,
 }
 
