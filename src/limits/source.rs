@@ -69,6 +69,15 @@ impl Source {
         self.parent().map_or(self, Self::root)
     }
 
+    /// Returns the part whose certificate or address was verified: a gateway for the first peers
+    /// that it forwards, which it could invent, otherwise the source itself.
+    pub fn verified(&self) -> &Self {
+        match self.parent() {
+            Some(parent) if parent.parent().is_some() => parent.verified(),
+            _ => self,
+        }
+    }
+
     pub fn cluster_name(&self) -> Option<&Arc<str>> {
         match &self.0.name {
             Name::Cluster(name) => Some(name),

@@ -83,7 +83,8 @@ type Http2 = h2::client::Connection<TlsStream<Socket>, Bytes>;
 pub(super) struct Connection {
     send: SendRequest<Bytes>,
     pub(super) state: Arc<State>,
-    /// Its place among those of the gateway, and its descriptor.
+    /// Its place among those of the gateway, and its descriptor. They are given back when no
+    /// tunnel uses it any more, up to a PING deadline before the socket is closed.
     _charges: [Held; 2],
 }
 
@@ -248,7 +249,11 @@ async fn connect_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
             tokio::select! {
                 ended = attempts.join_next() => match ended {
                     Some(Ok(Ok(stream))) => return Ok(stream),
-                    Some(Ok(Err(error))) => failure = error,
+                    // A lack of this host does not hide a failure of another address.
+                    Some(Ok(Err(error))) if Reason::of_dial(&failure) == Reason::Overloaded => {
+                        failure = error;
+                    }
+                    Some(Ok(Err(_))) => {}
                     Some(Err(_)) => {}
                     None => return Err(failure),
                 },

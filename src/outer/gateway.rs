@@ -385,8 +385,8 @@ impl GatewayConnections {
         let mut connections = self.connections.lock();
         let now = Instant::now();
         connections.last_error.clone_from(&failure.detail);
-        let before = connections.lost_by.replace((source.clone(), now));
-        if before.is_some_and(|(other, at)| other != *source && now - at < LOSS_TIME) {
+        let before = connections.lost_by.replace((source.verified().clone(), now));
+        if before.is_some_and(|(other, at)| other != *source.verified() && now - at < LOSS_TIME) {
             connections.proved_at = Some(now);
             return OpenError::Gateway(failure);
         }

@@ -1,5 +1,6 @@
 //! Connections to one gateway by source, and its health, which is common to all.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -47,7 +48,7 @@ pub(super) struct Connections {
     pub(super) failed_at: Option<Instant>,
     /// Time of the last failure that the gateway alone can have caused.
     pub(super) proved_at: Option<Instant>,
-    /// Source whose CONNECT was the last to end by an error, since the last answer to any.
+    /// Verified source whose CONNECT was the last to end by an error, since the last answer to any.
     pub(super) lost_by: Option<(Source, Instant)>,
     pub(super) ejections: u64,
     pub(super) last_error: String,
@@ -124,40 +125,42 @@ impl Connections {
         source: &Source,
     ) -> Result<Held, LimitReached> {
         let account = pool.account(source);
-        let mut charge = account.take(1);
+        let charge = account.take(1);
+        if charge.is_ok() {
+            return charge;
+        }
         let reserve = pool.reserve();
-        let terms = Terms { free: reserve + 1, reserve };
-        let (of, most) = match account.check_on(1, terms) {
-            Ok(()) => (None, reserve + 1),
+        let (of, missing) = match account.check_on(1, Terms { free: reserve + 1, reserve }) {
+            Ok(()) => (None, (reserve + 1).saturating_sub(pool.free())),
             Err(_) => (Some(source.root()), 1),
         };
-        for _ in 0..most {
-            if charge.is_ok() || !self.release_idle(of) {
-                break;
-            }
-            charge = account.take(1);
-        }
-        charge
+        if self.release_idle(of, missing) { account.take(1) } else { charge }
     }
 
-    /// Releases the connection that was idle for longest, of a part of the sources or of all.
-    /// Returns false if there is none.
-    fn release_idle(&mut self, of: Option<&Source>) -> bool {
-        let sources = self.by_source.iter_mut();
+    /// Releases the connections that were idle for longest, of a part of the sources or of all.
+    /// Returns false, and releases none, if fewer are idle.
+    fn release_idle(&mut self, of: Option<&Source>, count: usize) -> bool {
+        let sources = self.by_source.iter();
         let sources = sources
             .filter(|(source, own)| own.waiters == 0 && of.is_none_or(|of| source.root() == of));
-        let idle = sources.filter_map(|(_, own)| {
-            let times = own.open.iter().map(|one| one.state.idle_time());
-            let longest = times.enumerate().max_by_key(|(_, time)| *time)?;
-            Some((longest.1?, longest.0, own))
-        });
-        if let Some((_, at, own)) = idle.max_by_key(|(time, ..)| *time)
-            && own.open.get(at).is_some_and(|one| one.state.retire_if_idle(Duration::ZERO))
-        {
-            own.open.remove(at);
-            return true;
+        let mut idle: Vec<_> = sources
+            .flat_map(|(source, own)| own.open.iter().map(move |one| (source, one)))
+            .filter_map(|(source, one)| {
+                Some((one.state.idle_time()?, source.clone(), Arc::clone(one)))
+            })
+            .collect();
+        if idle.len() < count {
+            return false;
         }
-        false
+        idle.sort_unstable_by_key(|(time, ..)| Reverse(*time));
+        for (_, source, connection) in idle.into_iter().take(count) {
+            if connection.state.retire_if_idle(Duration::ZERO)
+                && let Some(own) = self.by_source.get_mut(&source)
+            {
+                own.open.retain(|one| !Arc::ptr_eq(one, &connection));
+            }
+        }
+        true
     }
 
     /// Notes the answer to a CONNECT on a connection that was opened at this time.

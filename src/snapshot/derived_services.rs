@@ -47,7 +47,13 @@ impl Snapshot {
             let ranking = Ranking::new(&definition, port, &alias.host, network, balancing);
             ranking.with_subset(alias.subset.as_ref())
         };
-        let earlier = before.derived_services.get(&alias.label);
+        // The results of dials of other targets say nothing.
+        let host = alias.targets.first().map_or("", |(host, _)| host);
+        let mut same = before.names.derived_aliases_for(host).iter();
+        let same = same.any(|one| {
+            one.label == alias.label && one.targets == alias.targets && one.subset == alias.subset
+        });
+        let earlier = before.derived_services.get(&alias.label).filter(|_| same);
         let service = self.index.service(&definition, &behind, Some(alias), earlier, ranking);
         self.derived_services.insert(Arc::clone(&alias.label), Arc::new(service));
     }

@@ -194,8 +194,6 @@ impl EndpointState {
             match before & CAUSE_MASK {
                 DIAL => Some(until.max(probe) << CAUSE_BITS | PROBED),
                 TUNNEL if is_over => Some(probe << CAUSE_BITS | PROBED_TUNNEL),
-                // The tunnel that tried it was cancelled.
-                cause @ (PROBED | PROBED_TUNNEL) if is_over => Some(probe << CAUSE_BITS | cause),
                 _ => None,
             }
         });

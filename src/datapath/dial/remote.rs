@@ -23,7 +23,7 @@ use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
 
 /// Shortest time for a try of a gateway while others are left, and time that the own network leaves
-/// for gateways, unless it is more than half of the time. A gateway whose first endpoint is dead
+/// for gateways, as far as one whole dial has passed. A gateway whose first endpoint is dead
 /// answers after [`DIAL_TIMEOUT`](super::DIAL_TIMEOUT).
 pub const TRY_MIN: Duration = Duration::from_secs(3);
 /// Time for which a service avoids the endpoint of an ejected gateway before it looks again.

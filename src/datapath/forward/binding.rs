@@ -291,7 +291,6 @@ async fn pick_and_open(
         if remote::avoid(data_path, &endpoints, &endpoint) {
             continue;
         }
-        endpoint.state.begin_dial(Instant::now());
         let in_flight = InFlight::new(&endpoint.state);
         let holders = peer.holders.as_ref();
         let dialling = holders.map_or(Err(LimitReached::Share), Holders::dial);
@@ -300,6 +299,7 @@ async fn pick_and_open(
             full.reason()
         })?;
         let started = Instant::now();
+        endpoint.state.begin_dial(started);
         let target = (binding, account, &source);
         let pick = (&*endpoints, &*endpoint);
         let try_end = tries.deadline(data_path, pick.0, pick.1, deadline);

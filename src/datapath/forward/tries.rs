@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::datapath::DataPath;
 use crate::datapath::balance::{self, FAILED_DIALS_MAX, Tried};
-use crate::datapath::dial::remote;
+use crate::datapath::dial::{DIAL_TIMEOUT, remote};
 use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{DialAdmission, Endpoint, EndpointSet, Probe};
@@ -47,10 +47,11 @@ impl Tries {
     /// client.
     pub fn new(is_from_client: bool, deadline: Instant) -> Self {
         let time = deadline.saturating_duration_since(Instant::now());
+        // One whole dial comes first: a cut dial would eject an endpoint that lost one SYN.
+        let reserved = remote::TRY_MIN.min(time.saturating_sub(DIAL_TIMEOUT));
         Self {
             is_from_client,
-            reserved_ms: u16::try_from(remote::TRY_MIN.min(time / 2).as_millis())
-                .unwrap_or(u16::MAX),
+            reserved_ms: u16::try_from(reserved.as_millis()).unwrap_or(u16::MAX),
             tried: Tried::default(),
             rejected_by: Vec::new(),
             probe: None,
