@@ -39,7 +39,7 @@ section! {
         crl: Option<Crl> = default(None, "revocation is not checked");
         /// Limit of the intermediates between a peer's certificate and its root. Roots that a peer
         /// sends, and duplicates, do not count; with them at most 6 certificates are received.
-        max_verify_depth: usize as VerifyDepth = default(VERIFY_DEPTH) since "0.2.0";
+        max_verify_depth: usize as VerifyDepth = default(VERIFY_DEPTH) since "0.1.0";
         /// Acceptance of trust domains that `trust.domains` lacks, under the shared roots alone,
         /// for meshes with Istio's `SKIP_VALIDATE_TRUST_DOMAIN`. The name of such a domain is its
         /// cluster, unless a named domain stands for a cluster of that name. Metrics and shares of
