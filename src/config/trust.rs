@@ -296,6 +296,20 @@ mod tests {
     }
 
     #[test]
+    fn the_depth_of_chains_and_the_treatment_of_missing_lists_are_read() {
+        let of = |more: &str| {
+            let (config, reported) = check(&GOOD.replacen("  domains:", more, 1));
+            assert_eq!(reported, "", "{more}");
+            config.expect("a configuration").trust
+        };
+        assert_eq!(of("  domains:").max_verify_depth, 3);
+        assert_eq!(of("  max_verify_depth: 0\n  domains:").max_verify_depth, 0);
+        let crl = of("  crl: {files: [/absent.pem], on_missing: accept}\n  domains:").crl;
+        let crl = crl.expect("revocation lists");
+        assert_eq!((crl.on_missing, crl.on_stale), (CrlPolicy::Accept, CrlPolicy::Reject));
+    }
+
+    #[test]
     fn a_domain_may_name_its_issuers() {
         let of = |issuers: &str| {
             let new = format!("{{name: west.local, cluster: west, issuers: {issuers}}}");
