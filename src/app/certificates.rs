@@ -228,8 +228,8 @@ impl Certificates {
             CertificateEvent::Restored(material) => (material, true),
             CertificateEvent::Failed(error) => return self.fetch_failed(error),
         };
-        let verified = material.verify(self.trust.crls.as_deref(), SystemTime::now());
-        match verified.and_then(|_| self.server_config(Some(&material), None)) {
+        let accepted = self.accepts(&material, self.trust.crls.as_deref());
+        match accepted.and_then(|()| self.server_config(Some(&material), None)) {
             Ok(served) => {
                 if is_restored {
                     info!("serving with the certificate on disk");
@@ -280,9 +280,8 @@ impl Certificates {
         let trust = trust.map_err(|error| errors.push(error.to_string())).ok();
         let trust = trust.filter(|trust| *trust != self.trust);
         let crls = trust.as_ref().unwrap_or(&self.trust).crls.as_deref();
-        let verified = own.map(|own| {
-            own.and_then(|own| own.verify(crls, SystemTime::now()).map(|_| Arc::new(own)))
-        });
+        let verified =
+            own.map(|own| own.and_then(|own| self.accepts(&own, crls).map(|()| Arc::new(own))));
         let own_error =
             verified.as_ref().and_then(|own| own.as_ref().err()).map(ToString::to_string);
         let own = verified.and_then(Result::ok).filter(|own| !self.is_in_force(own));
@@ -297,6 +296,17 @@ impl Certificates {
             errors.push(error);
         }
         if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+    }
+
+    /// Verifies a certificate that is to be used. Revocation of the one in use is no reason against
+    /// new roots for it, which would keep removed roots in force.
+    ///
+    /// # Errors
+    /// As [`IdentityMaterial::verify`].
+    fn accepts(&self, own: &IdentityMaterial, crls: Option<&Crls>) -> Result<(), TlsError> {
+        let known = self.material.as_ref();
+        let is_known = known.is_some_and(|known| known.chain == own.chain && known.key == own.key);
+        own.verify(crls.filter(|_| !is_known), SystemTime::now()).map(drop)
     }
 
     fn is_in_force(&self, own: &IdentityMaterial) -> bool {

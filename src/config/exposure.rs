@@ -33,7 +33,7 @@ section! {
         /// export exposes: `off`, `failover` or `always`, or a list of rules. The hostname of a
         /// service counts first, then the longest `*.NAME`, its namespace, and a rule without
         /// both. `strait check` lists the services.
-        transit: Vec<TransitRule> as TransitRules = default(Vec::new()) since "0.2.0";
+        transit: Vec<TransitRule> as TransitRules = default(Vec::new()) since "0.1.0";
         /// Exposed services.
         services: Vec<ExposedService> = default(Vec::new());
         /// Files of Kubernetes objects, and directories, of which every `.yaml`, `.yml` and `.json`

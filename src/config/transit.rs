@@ -15,12 +15,12 @@ section! {
     {
         /// Hostname of the service, or `*.NAME` for all below it at any depth. One name of a family
         /// stands for all.
-        service: Option<SniPattern> = default(None, "every service") since "0.2.0";
+        service: Option<SniPattern> = default(None, "every service") since "0.1.0";
         /// Namespace of the services.
         namespace: Option<String> as Option<Segment> = default(
-            None, "every namespace") since "0.2.0";
+            None, "every namespace") since "0.1.0";
         /// Use of other networks.
-        transit: Transit = required("failover") since "0.2.0";
+        transit: Transit = required("failover") since "0.1.0";
         /// The line, for findings that need the mesh.
         line: Line = aside(Line::of);
     }

@@ -39,7 +39,7 @@ section! {
         crl: Option<Crl> = default(None, "revocation is not checked");
         /// Limit of the intermediates between a peer's certificate and its root. Roots that a peer
         /// sends, and duplicates, do not count; with them at most 6 certificates are received.
-        max_verify_depth: usize as VerifyDepth = default(VERIFY_DEPTH) since "0.2.0";
+        max_verify_depth: usize as VerifyDepth = default(VERIFY_DEPTH) since "0.1.0";
         /// Acceptance of trust domains that `trust.domains` lacks, under the shared roots alone,
         /// for meshes with Istio's `SKIP_VALIDATE_TRUST_DOMAIN`. The name of such a domain is its
         /// cluster, unless a named domain stands for a cluster of that name. Metrics and shares of
@@ -293,6 +293,20 @@ mod tests {
         let shown = serde_json::to_value(&trust).expect("JSON");
         assert_eq!(shown["clusters"][0]["issuers"][0], HASH.to_lowercase());
         assert_eq!(shown["unknown_issuers"], "reject");
+    }
+
+    #[test]
+    fn the_depth_of_chains_and_the_treatment_of_missing_lists_are_read() {
+        let of = |more: &str| {
+            let (config, reported) = check(&GOOD.replacen("  domains:", more, 1));
+            assert_eq!(reported, "", "{more}");
+            config.expect("a configuration").trust
+        };
+        assert_eq!(of("  domains:").max_verify_depth, 3);
+        assert_eq!(of("  max_verify_depth: 0\n  domains:").max_verify_depth, 0);
+        let crl = of("  crl: {files: [/absent.pem], on_missing: accept}\n  domains:").crl;
+        let crl = crl.expect("revocation lists");
+        assert_eq!((crl.on_missing, crl.on_stale), (CrlPolicy::Accept, CrlPolicy::Reject));
     }
 
     #[test]

@@ -92,6 +92,14 @@ impl Source {
         }
     }
 
+    /// Returns the address of [`Self::prefix`] or [`Self::client`].
+    pub fn address(&self) -> Option<IpAddr> {
+        match &self.0.name {
+            Name::Prefix(address) => Some(*address),
+            _ => None,
+        }
+    }
+
     /// Returns the `cluster` label of what the source holds. Only clusters of peers have one each,
     /// because the configuration bounds their number. None if it is counted with its parent.
     pub(super) fn metric_cluster(&self) -> Option<&str> {

@@ -2,8 +2,9 @@
 //!
 //! Lines of tunnels that were open are never limited: they cost the peer an exposed service and a
 //! dial, and are the operator's audit trail. A rejection costs the peer nothing, so the lines of
-//! each identity are limited, and those of all peers without an identity together.
+//! each identity are limited, and those of each source address without an identity.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,10 +16,10 @@ use super::Source;
 use crate::config::Access;
 use crate::limits::{self, Rate, Rates};
 
-/// Limit of lines per second about the rejections of one identity, or of all peers without one.
+/// Limit of lines per second about the rejections of one identity, or of one address without one.
 const REFUSALS_A_SECOND: u32 = 10;
-/// Number of identities with a limit of their own.
-const IDENTITIES_MAX: usize = 256;
+/// Number of identities, and of addresses, with a limit of their own.
+const SOURCES_MAX: usize = 256;
 /// Time in which used credit is whole again.
 pub(super) const CREDIT_TIME: Duration = Duration::from_secs(1);
 /// Sampling divisor of [`Access::Sampled`] for tunnels without an error.
@@ -29,7 +30,7 @@ const SAMPLE: u32 = 100;
 pub(super) struct AccessLog {
     mode: AtomicU8,
     identities: Mutex<Rates>,
-    without_identity: Mutex<Rate>,
+    addresses: Mutex<Rates>,
     suppressed: Counter,
 }
 
@@ -44,8 +45,8 @@ impl AccessLog {
         let rate = lines_per_second(REFUSALS_A_SECOND);
         Self {
             mode: AtomicU8::new(Access::All as u8),
-            identities: Mutex::new(Rates::new(rate.clone(), IDENTITIES_MAX)),
-            without_identity: Mutex::new(rate),
+            identities: Mutex::new(Rates::new(rate.clone(), SOURCES_MAX)),
+            addresses: Mutex::new(Rates::new(rate, SOURCES_MAX)),
             suppressed,
         }
     }
@@ -77,7 +78,7 @@ impl AccessLog {
             return Some(0);
         }
         if peer.principal.is_empty() {
-            return self.admit_without_identity();
+            return self.admit_without_identity(peer.address.ip());
         }
         let identity = limits::Source::cluster(&peer.counted_cluster).identity(&peer.principal);
         let now = Instant::now();
@@ -87,12 +88,13 @@ impl AccessLog {
 
     /// Decides like [`AccessLog::admit`], for a refused handshake or a connection closed before
     /// it.
-    pub(super) fn admit_handshake(&self) -> Option<u64> {
-        if self.is(Access::Off) { None } else { self.admit_without_identity() }
+    pub(super) fn admit_handshake(&self, address: IpAddr) -> Option<u64> {
+        if self.is(Access::Off) { None } else { self.admit_without_identity(address) }
     }
 
-    fn admit_without_identity(&self) -> Option<u64> {
-        let admitted = self.without_identity.lock().spend_on_report(Instant::now());
+    fn admit_without_identity(&self, address: IpAddr) -> Option<u64> {
+        let (source, now) = (limits::Source::prefix(address), Instant::now());
+        let admitted = self.addresses.lock().of(&source, now).spend_on_report(now);
         self.count_suppressed(admitted)
     }
 
@@ -106,17 +108,16 @@ impl AccessLog {
     /// Logs the counts of suppressed lines that no later line has reported.
     pub(super) fn sweep(&self, now: Instant) {
         let mut left = self.identities.lock().sweep(now);
-        let mut others = self.without_identity.lock();
-        if others.is_full(now) {
-            left.push((None, others.take_refused()));
-        }
-        drop(others);
+        left.extend(self.addresses.lock().sweep(now));
         for (source, suppressed) in left.into_iter().filter(|&(_, count)| count > 0) {
             let identity = source.as_ref().and_then(limits::Source::principal).map(|name| &**name);
+            let address = source.as_ref().and_then(limits::Source::address);
+            let address = address.map(|address| address.to_string());
             tracing::event!(
                 target: "access",
                 parent: None,
                 Level::WARN,
+                "src.addr" = address.as_deref(),
                 "src.identity" = identity,
                 direction = "inbound",
                 suppressed,
@@ -163,10 +164,12 @@ mod tests {
     fn what_is_suppressed_is_counted() {
         let suppressed = Counter::default();
         let log = AccessLog::new(suppressed.clone());
-        let lines = (0..500).filter(|_| log.admit_handshake().is_some()).count();
+        let [flood, other] = [[192_u8, 0, 2, 1], [192_u8, 0, 2, 2]].map(IpAddr::from);
+        let lines = (0..500).filter(|_| log.admit_handshake(flood).is_some()).count();
+        assert_eq!(log.admit_handshake(other), Some(0), "another address has its own limit");
         assert_eq!(suppressed.get(), 500 - lines as u64);
         log.set(Access::Off);
-        assert_eq!(log.admit_handshake(), None);
+        assert_eq!(log.admit_handshake(flood), None);
         assert_eq!(suppressed.get(), 500 - lines as u64, "off suppresses nothing");
     }
 }

@@ -27,9 +27,17 @@ fn folder(kind: &str) -> PathBuf {
 /// Compares the findings about all cases of a kind with the expected ones.
 fn compare(kind: &str, base: &str, check: impl Fn(&Path, &str) -> String) {
     let files = fs::read_dir(folder(kind)).expect("cases").map(|file| file.expect("a file").path());
+    let (expected, others): (Vec<_>, Vec<_>) =
+        files.partition(|file| file.extension().is_some_and(|extension| extension == "txt"));
+    let of = |expected: &PathBuf| expected.with_extension("yaml");
+    let orphans: Vec<_> = expected.iter().filter(|file| !others.contains(&of(file))).collect();
+    assert!(orphans.is_empty(), "findings without cases: {orphans:?}");
+    let files = others.into_iter();
     let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+    let files: Vec<_> = files.filter(|file| !file.ends_with("base.yaml")).collect();
+    assert!(!files.is_empty(), "no cases of {kind}");
     let mut wrong = Vec::new();
-    for file in files.filter(|file| !file.ends_with("base.yaml")) {
+    for file in files {
         let found = reported(&file, base, &check);
         let expected = file.with_extension("txt");
         if std::env::var_os("STRAIT_UPDATE").is_some() {

@@ -174,7 +174,16 @@ fn failures_for_several_reasons_are_summed_and_those_of_peers_do_not_count() {
         for (failures, firing) in [
             // Of 1,000 tunnels a minute.
             (&[("dial_timeout", 30), ("remote_unavailable", 15), ("panic", 10)][..], true),
-            (&[("dial_timeout", 30), ("not_for_peer", 200), ("idle_timeout", 200)], false),
+            (
+                &[
+                    ("dial_timeout", 30),
+                    ("not_for_peer", 200),
+                    ("idle_timeout", 200),
+                    ("tunnel_limit", 200),
+                    ("remote_rejected", 200),
+                ],
+                false,
+            ),
         ] {
             let failed: u32 = failures.iter().map(|(_, count)| count).sum();
             let all = failures.iter().copied().chain([("completed", 1000 - failed)]);

@@ -375,6 +375,17 @@ fn the_own_certificate_in_a_new_list_ends_readiness_until_it_is_replaced() {
         // The lists of peers decide, not those of this gateway.
         echoes(&mut open).await;
         assert!(serves(&gateway, &tls).await);
+        // Roots change nevertheless.
+        let added = Authority::new().expect("a root");
+        let of_added = added.intermediate("west").and_then(|west| west.leaf(CLIENT));
+        let of_added = world.client(&of_added.expect("a leaf"));
+        let both = world.identities.root.clone() + &added.root_pem();
+        replace(&gateway.file("root.crt"), &both);
+        let serves_added = async || serves(&gateway, &of_added).await;
+        until("a new root", serves_added, |&serves| serves).await;
+        replace(&gateway.file("root.crt"), &world.identities.root);
+        until("no new root", serves_added, |&serves| !serves).await;
+        assert_eq!(gateway.readiness().await.0, 500);
 
         let config = gateway.file("strait.yaml");
         let checked = strait().arg("check").arg("-c").arg(&config).kill_on_drop(true).output();

@@ -303,7 +303,7 @@ impl Drop for Record {
 /// Writes the line about a connection without a tunnel, if the limit of such lines permits it.
 macro_rules! refused {
     ($metrics:expr, $address:expr, $message:literal, $($extra:tt)+) => {
-        if let Some(suppressed) = $metrics.access.admit_handshake() {
+        if let Some(suppressed) = $metrics.access.admit_handshake($address.ip()) {
             tracing::event!(
                 target: "access",
                 parent: None,

@@ -131,10 +131,9 @@ pub(super) fn read<'a>(
         created: created.map(Into::into),
         place,
     };
-    meta.cluster = meta
-        .label_or_annotation(SOURCE_CLUSTER)
-        .or_else(|| meta.label_or_annotation(CLUSTER))
-        .map(Into::into);
+    // A copy has a label. An annotation would change the cluster of an object that is no copy.
+    let source = meta.label(SOURCE_CLUSTER).filter(|cluster| !cluster.is_empty());
+    meta.cluster = source.or_else(|| meta.label_or_annotation(CLUSTER)).map(Into::into);
     Some(meta)
 }
 

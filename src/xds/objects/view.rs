@@ -171,14 +171,17 @@ impl<'a> ObjectIndex<'a> {
     pub(super) fn is_managed(&self, key: Key<'a>, cluster: &str, slice: &Slice) -> bool {
         let own = self.own_cluster();
         let is_own = !slice.is_copy && cluster == own;
-        let service = self.service(key, own);
+        let service = self.service(key, own).filter(|service| !service.meta.is_copy());
         is_own && slice.is_managed && service.is_some_and(|service| service.has_selector)
     }
 
-    /// Returns the Services of our cluster.
+    /// Returns the Services of our cluster. Only slices and imports are copied. A tenant of another
+    /// cluster can write the label of a copy.
     pub(super) fn own_services(&self) -> impl Iterator<Item = (Key<'a>, &'a Service)> {
         let services = self.services.iter();
-        services.filter_map(|(key, clusters)| Some((*key, *clusters.get(self.own_cluster())?)))
+        let services =
+            services.filter_map(|(key, clusters)| Some((*key, *clusters.get(self.own_cluster())?)));
+        services.filter(|(_, service)| !service.meta.is_copy())
     }
 
     /// Returns the imports into our cluster. Of invalid ones the addresses remain claimed.
@@ -281,10 +284,11 @@ impl<'a> ObjectIndex<'a> {
         nodes.chain(pods.flat_map(|pod| pod.addresses.iter().copied()))
     }
 
-    /// Returns the pods in our network. A tenant can write the label of a pod, which therefore
-    /// brings no pod of another network here.
+    /// Returns the pods in our network. A tenant can write the labels of a pod, which therefore
+    /// bring no pod of another network here. Only slices and imports are copied.
     pub(super) fn pods(&self) -> impl Iterator<Item = &'a RunningPod> {
-        self.pods.iter().filter(|pod| {
+        let pods = self.pods.iter().filter(|pod| !pod.meta.is_copy());
+        pods.filter(|pod| {
             let cluster = self.cluster(pod.meta.cluster.as_ref());
             let networks = [Some(self.network_of_cluster(cluster)), pod.meta.network()];
             let own = &*self.config.gateway.network;

@@ -78,7 +78,10 @@ fn the_page_of_reasons_lists_every_reason_of_a_tunnel() {
 
 #[test]
 fn the_alert_about_tunnels_counts_what_is_the_fault_of_endpoints_or_of_the_gateway() {
+    // A peer can cause the first two by what it asks for.
     let configured = [
+        Reason::TunnelLimit,
+        Reason::RemoteRejected,
         Reason::DropOverload,
         Reason::DrainDeadline,
         Reason::IdleTimeout,

@@ -196,6 +196,30 @@ fn an_address_that_a_forged_slice_claimed_before_its_pod_existed_belongs_to_the_
 }
 
 #[test]
+fn a_pod_or_service_of_another_cluster_that_is_labelled_as_a_copy_of_ours_claims_nothing() {
+    const COPIED: &str = "multicluster.kubernetes.io/source-cluster: east";
+    let own = pod_of("a", MANAGED);
+    let labels = format!("{{labels: {{topology.istio.io/cluster: west, {COPIED}}}, name:");
+    for spec in ["", "hostNetwork: true"] {
+        let forged = running_pod("b", spec, "Running").replace("{name:", &labels);
+        let joined = joined_in_turn(&[&(own.clone() + &forged)]);
+        assert_eq!(dialled(&joined), [vec![ONE.to_owned()], vec![]], "{}", joined.conflicts);
+    }
+    let import = import("a", "10.9.0.1");
+    let of_west = |text: String| {
+        text.replace("topology.istio.io/cluster: east", "topology.istio.io/cluster: west")
+    };
+    let forged = of_west(service_in("b", COPIED, "clusterIP: 10.9.0.1, "));
+    let joined = joined_in_turn(&[&(import + &forged)]);
+    assert_eq!(holders(&joined, "10.9.0.1"), ["hello.a.svc.clusterset.local"]);
+    // Its selector makes no slice of the same name evidence.
+    let selected = of_west(service_in("b", COPIED, SELECTOR));
+    let slice = slice_in("b", MANAGED, &pod_at("b", "web", "10.0.0.1"));
+    let joined = joined_in_turn(&[&format!("{own}{selected}{slice}")]);
+    assert_eq!(dialled(&joined), [vec![ONE.to_owned()], vec![]], "{}", joined.conflicts);
+}
+
+#[test]
 fn a_pod_in_the_network_of_its_host_says_that_its_address_is_that_of_a_node() {
     let different = at_port("a", MANAGED, 8080) + &at_port("b", MANAGED, 9090);
     let joined =
