@@ -174,7 +174,7 @@ impl Pool {
         }
     }
 
-    /// Returns the amounts by the metric label of their cluster. Their sum is what all sources hold.
+    /// Returns the amounts by the metric label of their cluster. All together are what is held.
     pub fn held_by_cluster(&self) -> BTreeMap<String, i64> {
         let mut by_cluster = BTreeMap::new();
         for (source, held) in self.holders() {
