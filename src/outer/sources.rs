@@ -129,38 +129,35 @@ impl Connections {
         if charge.is_ok() {
             return charge;
         }
-        let reserve = pool.reserve();
-        let (of, missing) = match account.check_on(1, Terms { free: reserve + 1, reserve }) {
-            Ok(()) => (None, (reserve + 1).saturating_sub(pool.free())),
-            Err(_) => (Some(source.root()), 1),
-        };
-        if self.release_idle(of, missing) { account.take(1) } else { charge }
-    }
-
-    /// Releases the connections that were idle for longest, of a part of the sources or of all.
-    /// Returns false, and releases none, if fewer are idle.
-    fn release_idle(&mut self, of: Option<&Source>, count: usize) -> bool {
-        let sources = self.by_source.iter();
-        let sources = sources
-            .filter(|(source, own)| own.waiters == 0 && of.is_none_or(|of| source.root() == of));
-        let mut idle: Vec<_> = sources
-            .flat_map(|(source, own)| own.open.iter().map(move |one| (source, one)))
-            .filter_map(|(source, one)| {
-                Some((one.state.idle_time()?, source.clone(), Arc::clone(one)))
-            })
-            .collect();
-        if idle.len() < count {
-            return false;
-        }
-        idle.sort_unstable_by_key(|(time, ..)| Reverse(*time));
-        for (_, source, connection) in idle.into_iter().take(count) {
+        let (free, reserve) = (pool.free(), pool.reserve());
+        let idle = self.idle();
+        let enough = (1..=idle.len().min(reserve + 1)).find(|more| {
+            let terms = Terms { free: free + more, reserve };
+            account.check_on(1, terms).is_ok()
+        });
+        let of = source.root();
+        let (is_of_all, count) = enough.map_or((false, 1), |count| (true, count));
+        let idle = idle.into_iter().filter(|(one, _)| is_of_all || one.root() == of);
+        for (source, connection) in idle.take(count) {
             if connection.state.retire_if_idle(Duration::ZERO)
                 && let Some(own) = self.by_source.get_mut(&source)
             {
                 own.open.retain(|one| !Arc::ptr_eq(one, &connection));
             }
         }
-        true
+        account.take(1)
+    }
+
+    /// Returns the connections without a tunnel, of sources that do not wait for one. Those that
+    /// were idle for longest are first.
+    fn idle(&self) -> Vec<(Source, Arc<Connection>)> {
+        let sources = self.by_source.iter().filter(|(_, own)| own.waiters == 0);
+        let mut idle: Vec<_> = sources
+            .flat_map(|(source, own)| own.open.iter().map(move |one| (source, one)))
+            .filter_map(|(source, one)| Some((one.state.idle_time()?, source, one)))
+            .collect();
+        idle.sort_unstable_by_key(|(time, ..)| Reverse(*time));
+        idle.into_iter().map(|(_, source, one)| (source.clone(), Arc::clone(one))).collect()
     }
 
     /// Notes the answer to a CONNECT on a connection that was opened at this time.
