@@ -280,11 +280,8 @@ impl Stream {
             self.queue.emptied.register(cx.waker());
             // Writes that have left before the registration have woken no task.
             if self.waits_for_socket() {
-                // The frame that is being written outlives a reset.
-                return match ready!(self.send.poll_reset(cx)) {
-                    Ok(code) => Poll::Ready(Err(self.reset_by(code, code.into()))),
-                    Err(error) => Poll::Ready(Err(self.fail(error))),
-                };
+                // A reset or the end of the connection drops all writes.
+                return Poll::Pending;
             }
         }
         Poll::Ready(Ok(()))
@@ -352,14 +349,8 @@ impl Stream {
     }
 
     fn fail(&mut self, error: h2::Error) -> io::Error {
-        match error.reason().filter(|_| error.is_reset()) {
-            Some(code) => self.reset_by(code, error),
-            None => io::Error::new(io::ErrorKind::ConnectionReset, error),
-        }
-    }
-
-    fn reset_by(&mut self, code: h2::Reason, error: h2::Error) -> io::Error {
-        self.is_cancelled |= matches!(code, h2::Reason::CANCEL | h2::Reason::NO_ERROR);
+        let code = error.reason().filter(|_| error.is_reset());
+        self.is_cancelled |= matches!(code, Some(h2::Reason::CANCEL | h2::Reason::NO_ERROR));
         io::Error::new(io::ErrorKind::ConnectionReset, error)
     }
 }
