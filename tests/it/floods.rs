@@ -235,7 +235,8 @@ fn a_flood_of_one_first_peer_ends_its_tunnels_and_none_of_another() {
 
 #[test]
 fn requests_whose_reset_is_in_the_same_record_dial_no_endpoint() {
-    const ROUNDS: u32 = 100;
+    // Less work than that of one turn, whose end may fall between a request and its reset.
+    const ROUNDS: u32 = 50;
     run(async {
         let net = Net::new();
         let gateway =

@@ -39,19 +39,12 @@ impl Server {
     ) -> Result<usize, ConnectionError> {
         let (mut at, mut received) = (start, Ok(()));
         mem::swap(&mut self.events, events);
-        while at < input.len() && received.is_ok() && !self.is_turn_over() {
+        while at < input.len() && received.is_ok() && !self.meter.is_turn_over() {
             let step = self.receive_step(&input[at..], at);
             received = step.map(|bytes| at += bytes);
         }
         mem::swap(&mut self.events, events);
         received.map(|()| at)
-    }
-
-    /// Returns true if the turn has had its work. A reset whose header was received is completed, so
-    /// that the request before it starts no task.
-    fn is_turn_over(&self) -> bool {
-        let is_in_reset = matches!(&self.read, Read::Payload(of) if of.kind == kind::RST_STREAM);
-        self.meter.is_turn_over() && !is_in_reset
     }
 
     /// Receives at least one byte of `input`, which begins at position `at`. Returns the number of
