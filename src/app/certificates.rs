@@ -204,19 +204,20 @@ impl Certificates {
         let material = self.material.as_ref();
         let verified = material.map(|material| material.verify(crls, SystemTime::now()));
         let refused = verified.and_then(|verified| verified.err()).map(|error| error.to_string());
+        let identity = &self.identity;
         match &refused {
-            Some(error) if self.refused.is_none() => {
-                error!(
-                    identity = self.identity,
-                    error, "peers would refuse the certificate in force"
-                );
-                self.status.pending(CERTIFICATES);
+            Some(error) if self.refused != refused => {
+                error!(identity, error, "peers would refuse the certificate in force");
             }
             None if self.refused.is_some() => {
-                info!(identity = self.identity, "the certificate in force is valid again");
-                self.status.clear_pending(CERTIFICATES);
+                info!(identity, "the certificate in force is valid again");
             }
             _ => {}
+        }
+        if refused.is_some() {
+            self.status.pending(CERTIFICATES);
+        } else if self.material.is_some() {
+            self.status.clear_pending(CERTIFICATES);
         }
         self.refused = refused;
         self.update_status();
@@ -362,9 +363,8 @@ impl Certificates {
         let end = humantime::Timestamp::from(material.valid_until);
         info!(identity, expires = %end, "certificate in force");
         (self.identity, self.material) = (identity, Some(material));
-        (self.failure, self.refused) = (None, None);
+        self.failure = None;
         self.data_path.metrics.set_certificate_failing(false);
-        self.status.clear_pending(CERTIFICATES);
         if let Some(first) = self.first_certificate.take() {
             // The receiver may have stopped.
             let _ = first.send(());
@@ -467,7 +467,7 @@ impl Certificates {
         };
         let has_problem = shown.renewal_problem(SystemTime::now()).is_some();
         let is_usable = self.material.is_some() && self.refused.is_none();
-        let has_failed = !is_usable && shown.state != "Initializing";
+        let has_failed = !is_usable && (self.material.is_some() || self.failure.is_some());
         self.data_path.metrics.set_renewal_problem(has_problem || has_failed);
         self.status.set_certificate(shown);
     }

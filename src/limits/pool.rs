@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::status::{Holder, ResourceUsage};
@@ -31,6 +32,9 @@ const FLOOR_RESERVE_DIVISOR: usize = 16;
 /// Identities below it may take the rest of the previous reserve, while their cluster holds less
 /// than three quarters of the pool.
 const GROUP_RESERVE_DIVISOR: usize = 32;
+/// Divisor of the pool for the reserve of each listener: 1/16. It is less with more than eight
+/// listeners, as half of the pool stays common.
+const LISTENER_RESERVE_DIVISOR: usize = 16;
 
 #[derive(Debug)]
 pub struct Pool {
@@ -40,6 +44,8 @@ pub struct Pool {
     /// Sources with an account. An entry is removed with its last account, so their number is
     /// bounded by what is held and asked for.
     nodes: Mutex<HashMap<Source, Weak<Node>>>,
+    /// Amounts that the clients of each listener with a reserve hold.
+    listeners: ArcSwap<Vec<Arc<AtomicUsize>>>,
 }
 
 /// Pool with what it belongs to, where its resource has several: the address of a gateway, a
@@ -108,7 +114,40 @@ impl Pool {
             max: AtomicUsize::new(max),
             used: AtomicUsize::new(0),
             nodes: Mutex::default(),
+            listeners: ArcSwap::default(),
         })
+    }
+
+    /// Reserves a part for the clients of a listener, which others cannot take. Returns the amount
+    /// that they hold, as the caller counts it, and by which it ends the reserve.
+    pub fn reserve_for_listener(&self) -> Arc<AtomicUsize> {
+        let held = Arc::new(AtomicUsize::new(0));
+        self.listeners.rcu(|all| {
+            let mut all = Vec::clone(all);
+            all.push(Arc::clone(&held));
+            all
+        });
+        held
+    }
+
+    /// Ends the reserve of a listener.
+    pub fn end_reserve(&self, of: &Arc<AtomicUsize>) {
+        self.listeners.rcu(|all| {
+            let others = all.iter().filter(|it| !Arc::ptr_eq(it, of));
+            others.cloned().collect::<Vec<_>>()
+        });
+    }
+
+    /// Returns the amount that is free for the clients of a listener, or for holders that no
+    /// listener has accepted, without the reserves of other listeners.
+    pub fn free_for(&self, listener: Option<&Arc<AtomicUsize>>) -> usize {
+        let listeners = self.listeners.load();
+        let reserve = self.max() / LISTENER_RESERVE_DIVISOR.max(2 * listeners.len());
+        let is_own = |it: &Arc<AtomicUsize>| listener.is_some_and(|own| Arc::ptr_eq(it, own));
+        let others = listeners.iter().filter(|it| !is_own(it));
+        let unclaimed: usize =
+            others.map(|held| reserve.saturating_sub(held.load(Ordering::Relaxed))).sum();
+        self.free().saturating_sub(unclaimed)
     }
 
     /// Replaces the maximum. What is held above it stays held.
@@ -230,8 +269,9 @@ impl Pool {
         self.max() / FLOOR_RESERVE_DIVISOR
     }
 
-    fn terms(&self) -> Terms {
-        Terms { free: self.free(), reserve: self.reserve() }
+    /// Returns the terms of holders that no listener has accepted.
+    pub fn terms(&self) -> Terms {
+        Terms { free: self.free_for(None), reserve: self.reserve() }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::tls::InboundTls;
 
 use super::connection::{self, Connection, Slot};
 use super::rtt::MinRtt;
-use super::sources::Connections;
+use super::sources::{Connections, Loss};
 use super::{AddressFilter, Failure, OpenError, Target};
 
 /// Limit of tunnels through one gateway. One source may hold half.
@@ -381,13 +381,36 @@ impl GatewayConnections {
     /// Notes that a CONNECT of a source, or its connection, has ended by an error before the
     /// answer. The source itself may be the cause, unless another one has lost a CONNECT too, and
     /// none was answered meanwhile.
-    pub(super) fn note_loss(&self, source: &Source, failure: Failure) -> OpenError {
+    pub(super) fn note_loss(&self, lost: (&Source, &str), failure: Failure) -> OpenError {
+        self.lose(lost, failure, |before, now| before.source != now.source)
+    }
+
+    /// Notes that a CONNECT was not answered in time. Its source or the endpoints of its service
+    /// may be the cause, unless another source waited for another service in vain too, and none was
+    /// answered meanwhile.
+    pub(super) fn note_silence(&self, lost: (&Source, &str), failure: Failure) -> OpenError {
+        self.lose(lost, failure, |before, now| {
+            before.source != now.source && before.authority != now.authority
+        })
+    }
+
+    /// Notes a CONNECT without an answer. The gateway is the cause if `proves` it by the last loss,
+    /// or if it has answered none since it was ejected.
+    fn lose(
+        &self,
+        (source, authority): (&Source, &str),
+        failure: Failure,
+        proves: impl Fn(&Loss, &Loss) -> bool,
+    ) -> OpenError {
         let mut connections = self.connections.lock();
-        let now = Instant::now();
+        let at = Instant::now();
         connections.last_error.clone_from(&failure.detail);
-        let before = connections.lost_by.replace((source.verified().clone(), now));
-        if before.is_some_and(|(other, at)| other != *source.verified() && now - at < LOSS_TIME) {
-            connections.proved_at = Some(now);
+        let loss = Loss { source: source.verified().clone(), authority: authority.to_owned(), at };
+        let before = connections.lost.as_ref().filter(|before| at - before.at < LOSS_TIME);
+        let is_proved = before.is_some_and(|before| proves(before, &loss));
+        connections.lost = Some(loss);
+        if is_proved || connections.health.was_ejected() {
+            connections.proved_at = Some(at);
             return OpenError::Gateway(failure);
         }
         OpenError::Tunnel(failure)

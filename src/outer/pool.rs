@@ -22,6 +22,9 @@ use super::{AddressFilter, OpenError, Target};
 
 /// Limit of connections that one tunnel tries at one gateway.
 const CONNECTIONS_TRIED: usize = 3;
+/// Wait after which a missing answer counts against the gateway. It gives an endpoint that cannot
+/// be dialled up earlier.
+const SILENCE_MIN: Duration = Duration::from_millis(2500);
 /// Minimum number of gateways before those without connections that have left the mesh are
 /// forgotten.
 const PRUNE_ENTRIES_MIN: usize = 64;
@@ -81,6 +84,7 @@ impl Pool {
             let slot = slot.map_err(|failure| gateway.classify(failure))?;
             tries += 1;
             let opened = slot.state().epoch;
+            let asked_at = Instant::now();
             let sent = request::send(slot, request, deadline).await;
             if matches!(sent, Ok(_) | Err(Refused::Processed(_))) {
                 gateway.answered(source, opened);
@@ -96,8 +100,17 @@ impl Pool {
                 Err(Refused::Unprocessed(failure) | Refused::Silent(failure)) => {
                     return Err(gateway.classify(failure));
                 }
-                Err(Refused::Broken(failure)) => return Err(gateway.note_loss(source, failure)),
-                Err(Refused::Unanswered(failure) | Refused::Processed(failure)) => {
+                Err(Refused::Broken(failure)) => {
+                    return Err(gateway.note_loss((source, request.authority()), failure));
+                }
+                Err(Refused::Unanswered(failure)) if asked_at.elapsed() >= SILENCE_MIN => {
+                    return Err(gateway.note_silence((source, request.authority()), failure));
+                }
+                Err(
+                    Refused::Unanswered(failure)
+                    | Refused::Processed(failure)
+                    | Refused::Unsent(failure),
+                ) => {
                     return Err(OpenError::Tunnel(failure));
                 }
             }

@@ -55,13 +55,15 @@ pub(super) enum Refused {
     Unprocessed(Failure),
     /// No PING was acknowledged: the connection is dead, and another one may succeed.
     Silent(Failure),
-    /// The request was not sent, or the gateway has not answered in time.
+    /// The gateway has not answered in time.
     Unanswered(Failure),
     /// The gateway has ended the connection or the stream by an error. Another connection might end
     /// in the same way.
     Broken(Failure),
     /// The gateway has answered.
     Processed(Failure),
+    /// The request cannot be encoded.
+    Unsent(Failure),
 }
 
 impl Request {
@@ -85,6 +87,10 @@ impl Request {
             }
             _ => false,
         }
+    }
+
+    pub(super) fn authority(&self) -> &str {
+        &self.authority
     }
 
     fn to_http(&self) -> Result<http::Request<()>, http::Error> {
@@ -118,7 +124,7 @@ pub(super) async fn send(
 ) -> Result<(Stream, Option<HeaderValue>), Refused> {
     let connect = request.to_http().map_err(|error| {
         let detail = format!("{}: {error}", request.authority);
-        Refused::Unanswered(Failure::new(Reason::RemoteRejected, detail))
+        Refused::Unsent(Failure::new(Reason::RemoteRejected, detail))
     })?;
     let state = slot.state();
     state.probe_if_quiet();

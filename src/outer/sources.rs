@@ -48,10 +48,19 @@ pub(super) struct Connections {
     pub(super) failed_at: Option<Instant>,
     /// Time of the last failure that the gateway alone can have caused.
     pub(super) proved_at: Option<Instant>,
-    /// Verified source whose CONNECT was the last to end by an error, since the last answer to any.
-    pub(super) lost_by: Option<(Source, Instant)>,
+    /// Last CONNECT that ended by an error or was not answered, since the last answer to any.
+    pub(super) lost: Option<Loss>,
     pub(super) ejections: u64,
     pub(super) last_error: String,
+}
+
+/// CONNECT without an answer.
+#[derive(Debug)]
+pub(super) struct Loss {
+    /// Verified source.
+    pub(super) source: Source,
+    pub(super) authority: String,
+    pub(super) at: Instant,
 }
 
 /// Connections of one source.
@@ -129,7 +138,7 @@ impl Connections {
         if charge.is_ok() {
             return charge;
         }
-        let (free, reserve) = (pool.free(), pool.reserve());
+        let Terms { free, reserve } = pool.terms();
         let idle = self.idle();
         let enough = (1..=idle.len().min(reserve + 1)).find(|more| {
             let terms = Terms { free: free + more, reserve };
@@ -165,7 +174,7 @@ impl Connections {
         if let Some(own) = self.by_source.get_mut(source) {
             own.unanswered = 0;
         }
-        self.lost_by = None;
+        self.lost = None;
         if self.failed_at.is_some_and(|at| at <= opened) {
             self.failed_at = None;
             self.health = EndpointState::new();

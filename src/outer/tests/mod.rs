@@ -253,6 +253,8 @@ enum Answer {
     Abort,
     /// As `Echo`, but the stream of a request for [`POISON`] is reset with this code.
     Reset(h2::Reason),
+    /// As `Echo` for `echo.app:80`. Other requests get no answer.
+    EchoOrNone,
 }
 
 impl Script {
@@ -376,6 +378,10 @@ async fn answer(
             Answer::Reset(code) => respond.send_reset(code),
             _ => std::future::pending().await,
         };
+    }
+    let is_echo = request.uri().authority().is_some_and(|of| of == "echo.app:80");
+    if matches!(answer, Answer::EchoOrNone) && !is_echo {
+        return std::future::pending().await;
     }
     let large = "x".repeat(20 * 1024);
     let (status, outcome) = match answer {

@@ -125,6 +125,25 @@ async fn connections_have_descriptors_of_the_process_and_its_lack_is_no_failure_
     assert_eq!(refused.reason, Reason::Overloaded, "{refused:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_gateway_fails_once_two_sources_have_waited_for_two_services_in_vain() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::EchoOrNone)).await;
+    let at = target(&gateway);
+    let is_of_gateway = async |account, authority| {
+        let opened = world.try_open(&source(account), &at, authority).await;
+        matches!(opened.expect_err("no answer"), OpenError::Gateway(_))
+    };
+    assert!(!is_of_gateway("a", "one.app:80").await);
+    assert!(!is_of_gateway("a", "two.app:80").await, "one source");
+    assert!(!is_of_gateway("b", "two.app:80").await, "one service");
+    world.open_for("c", &at, "echo.app:80").await.expect("a tunnel");
+    assert!(!is_of_gateway("a", "one.app:80").await, "another one was answered");
+    assert!(is_of_gateway("b", "two.app:80").await);
+    world.pool.eject(&at);
+    assert!(is_of_gateway("b", "two.app:80").await, "no answer since the ejection");
+}
+
 #[tokio::test]
 async fn one_source_leaves_places_at_a_gateway_to_others() {
     let world = World::new();

@@ -7,7 +7,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use arc_swap::ArcSwap;
 use thiserror::Error;
 
 use crate::limits::{self, Account, Pool, Resource, Source, Terms};
@@ -17,9 +16,6 @@ use crate::reason::Reason;
 /// to 11 KiB. Measured usage replaces the
 /// estimate every 100 ms.
 const DESCRIPTOR_BYTES: usize = 8 * 1024;
-/// Divisor of the pool for the reserve of each listener, which other listeners cannot take:
-/// 1/16. It is less with more than eight listeners, as half of the pool stays common.
-const LISTENER_RESERVE_DIVISOR: usize = 16;
 /// Divisor of the pool for the reserve that tunnels leave to sources below their floor.
 const FLOOR_RESERVE_DIVISOR: usize = 16;
 /// Divisor of the pool for the reserve that connections leave to the tunnels of open
@@ -38,7 +34,6 @@ pub struct DescriptorPool {
     tunnels: Arc<Pool>,
     /// Dials in flight, whose endpoint has not answered.
     dials: Arc<Pool>,
-    listeners: ArcSwap<Vec<Arc<AtomicUsize>>>,
 }
 
 /// Share of one listener, whose clients hold descriptors.
@@ -102,7 +97,6 @@ impl DescriptorPool {
             pool: Pool::new(Resource::Descriptors, files),
             tunnels: Pool::new(Resource::Tunnels, usize::MAX),
             dials: Pool::new(Resource::Dials, dials_max(files)),
-            listeners: ArcSwap::default(),
         })
     }
 
@@ -137,12 +131,7 @@ impl DescriptorPool {
     /// Registers a listener, whose part of the pool is reserved until
     /// [`ListenerReserve::release`].
     pub fn register_listener(self: &Arc<Self>) -> Arc<ListenerReserve> {
-        let held = Arc::new(AtomicUsize::new(0));
-        self.listeners.rcu(|all| {
-            let mut all = Vec::clone(all);
-            all.push(Arc::clone(&held));
-            all
-        });
+        let held = self.pool.reserve_for_listener();
         let pool = Arc::clone(self);
         Arc::new(ListenerReserve { pool, held })
     }
@@ -194,10 +183,7 @@ impl ListenerReserve {
     /// Ends the reserve of a listener that accepts no more. Its connections keep the share
     /// alive.
     pub fn release(&self) {
-        self.pool.listeners.rcu(|all| {
-            let others = all.iter().filter(|it| !Arc::ptr_eq(it, &self.held));
-            others.cloned().collect::<Vec<_>>()
-        });
+        self.pool.pool.end_reserve(&self.held);
     }
 
     /// Returns the holders of a connection before its peer is authenticated.
@@ -218,12 +204,7 @@ impl ListenerReserve {
     /// Returns the number of descriptors that are free for this listener's clients, without the
     /// reserves of other listeners.
     fn free(&self) -> usize {
-        let listeners = self.pool.listeners.load();
-        let reserve = self.pool.pool.max() / LISTENER_RESERVE_DIVISOR.max(2 * listeners.len());
-        let others = listeners.iter().filter(|it| !Arc::ptr_eq(it, &self.held));
-        let unclaimed: usize =
-            others.map(|held| reserve.saturating_sub(held.load(Ordering::Relaxed))).sum();
-        self.pool.pool.free().saturating_sub(unclaimed)
+        self.pool.pool.free_for(Some(&self.held))
     }
 
     fn terms(&self, reserve_divisor: usize) -> Terms {

@@ -59,6 +59,21 @@ fn a_quiet_identity_of_a_busy_cluster_and_a_quiet_source_get_in() {
 }
 
 #[test]
+fn connections_that_no_listener_has_accepted_leave_the_parts_of_listeners() {
+    let pool = DescriptorPool::new(1600);
+    let hbone = pool.register_listener();
+    let sources = (0..u32::MAX).map(|at| Source::prefix(IpAddr::V4(at.into())));
+    let mut held = Vec::new();
+    for source in sources {
+        let Ok(taken) = pool.pool.account(&source).take(1) else { break };
+        held.push(taken);
+    }
+    assert_eq!(held.len(), 1500, "all but a sixteenth");
+    assert!(hbone.has_free_descriptor());
+    assert!(peer(&hbone, "west", "a").connection().is_ok());
+}
+
+#[test]
 fn the_clients_of_one_listener_leave_the_part_of_another() {
     let pool = DescriptorPool::new(1600);
     let (tls, hbone) = (pool.register_listener(), pool.register_listener());
