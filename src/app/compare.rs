@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
+use crate::config::{Config, Discovery, Enforcement, HostPort, Listener};
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
@@ -59,7 +59,7 @@ pub(super) fn run(
     warnings.extend(check_bindings(config, &snapshot));
     warnings.extend(routes::check_routes(config, &snapshot));
     warnings.extend(names::check_names(config, &snapshot));
-    if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
+    if !policies.is_empty() && config.policy.istio == Enforcement::Off {
         warnings.push(format!(
             "{}: warning: its {} authorization policies are not enforced at this gateway; write \
              `policy: {{istio: enforce}}` if they are to be",

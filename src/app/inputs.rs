@@ -7,13 +7,13 @@ use std::time::SystemTime;
 use anyhow::Context;
 
 use crate::config::{
-    Config, Discovery, Examined, Identity, IdentityFiles, IstioCa, Listener, PolicyMode, Source,
+    Config, Discovery, Examined, Identity, IdentityFiles, IstioCa, Listener, Source,
     parse_identity,
 };
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Enforcement, Policies, ServiceVisibility};
+use crate::snapshot::{Policies, ServiceVisibility};
 use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
 use crate::yaml::{Findings, Severity};
@@ -87,7 +87,7 @@ impl Inputs {
             exposure: Some(exposure_table(&self.config)),
             names: Some(name_table(&self.config)),
             policies: self.received_policies(),
-            enforcement: Some(enforcement(&self.config)),
+            enforcement: Some(self.config.policy.istio),
             scope: Some(self.scope.clone()),
             has_passthrough: Some(self.config.listeners.iter().any(Listener::is_tls)),
             position: Some(traffic::position(&self.config, None)),
@@ -374,14 +374,5 @@ fn located(
     match file {
         Some(file) if !names_file => format!("{at}{}: {error}", file.display()),
         _ => format!("{at}{error}"),
-    }
-}
-
-/// Returns the enforcement mode of Istio's policies.
-pub(super) fn enforcement(config: &Config) -> Enforcement {
-    match config.policy.istio {
-        PolicyMode::Off => Enforcement::Off,
-        PolicyMode::Audit => Enforcement::Audit,
-        PolicyMode::Enforce => Enforcement::Enforce,
     }
 }

@@ -25,7 +25,7 @@ use crate::xds::{self, objects::object_files};
 use crate::yaml::FILE_BYTES_MAX;
 
 use super::certificates::SharedCertificates;
-use super::inputs::{self, Inputs, Report};
+use super::inputs::{Inputs, Report};
 use super::listeners::ClosedListeners;
 use super::mesh_files::{Joined, MeshFiles};
 use super::signals::ReloadSignal;
@@ -334,7 +334,7 @@ impl Reloader {
             has_passthrough: Some(new.listeners.iter().any(Listener::is_tls)),
             trust: Some(set),
             names: Some(tables::name_table(&new)),
-            enforcement: Some(inputs::enforcement(&new)),
+            enforcement: Some(new.policy.istio),
             ..self.change(&new, joined)
         };
         let file = new.file.display().to_string();

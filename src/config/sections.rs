@@ -92,13 +92,13 @@ section! {
     pub struct Policy at "policy" or default, derive(Copy, Eq), planned("files") {
         /// Treatment of Istio's authorization policies, from istiod or the mesh file. With
         /// `discovery.kind: envoy` there are no policies, and only `off` is accepted.
-        istio: PolicyMode = default(PolicyMode::Off);
+        istio: Enforcement = default(Enforcement::Off);
     }
 }
 
 words! {
     /// Treatment of authorization policies.
-    pub enum PolicyMode or Off {
+    pub enum Enforcement or Off {
         /// Policies are not evaluated, as in an Envoy in this place.
         Off = "off",
         /// Violations are logged and counted, and let through.
