@@ -19,8 +19,7 @@ use crate::yaml::Finding;
 /// contains its record. Only istiod sends records of pods.
 pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
     let gateway = &config.gateway;
-    let (locality, is_istiod) =
-        (&gateway.locality, matches!(config.discovery, Discovery::Istio { .. }));
+    let is_istiod = matches!(config.discovery, Discovery::Istio { .. });
     let (origin, is_final) = match &gateway.locality_origin {
         LocalityOrigin::Unknown => ("", false),
         LocalityOrigin::Configuration => ("gateway.locality", true),
@@ -31,11 +30,7 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
         origin: origin.into(),
         own_uid: record.and_then(|pod| Some(pod.record.as_deref()?.into())),
         cluster: config.gateway.cluster.as_str().into(),
-        locality: Locality {
-            region: locality.region.as_str().into(),
-            zone: locality.zone.as_str().into(),
-            subzone: locality.subzone.as_str().into(),
-        },
+        locality: gateway.locality.clone(),
     }
 }
 
