@@ -11,7 +11,6 @@ mod explain;
 mod inputs;
 mod listeners;
 mod memory;
-mod mesh_files;
 mod names;
 mod reload;
 mod routes;

@@ -21,13 +21,13 @@ use crate::status::ReloadSource;
 use crate::telemetry::LogHandle;
 use crate::tls::{IdentityMaterial, PeerTrust};
 use crate::watch::FileWatcher;
-use crate::xds::{self, objects::object_files};
+use crate::xds;
+use crate::xds::objects::{self, JoinResult, object_files};
 use crate::yaml::FILE_BYTES_MAX;
 
 use super::certificates::SharedCertificates;
-use super::inputs::{Inputs, Report};
+use super::inputs::{Inputs, MeshFiles, Report};
 use super::listeners::ClosedListeners;
-use super::mesh_files::{Joined, MeshFiles};
 use super::signals::ReloadSignal;
 use super::state::App;
 use super::{tables, traffic, trust};
@@ -310,8 +310,9 @@ impl Reloader {
         let new = new.map(|(new, (objects, object_findings))| {
             let restart_only = old.restart_only_changes(&new);
             let own = without_restart_only(&old, new);
-            let mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
-            let (new, joined) = report.join(&own, &mesh_files);
+            let mut mesh_files =
+                MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
+            let (new, joined) = report.join(&own, &mut mesh_files);
             (own, new, mesh_files, joined, restart_only)
         });
         report.to_result()?;
@@ -329,7 +330,6 @@ impl Reloader {
         let set = trust::set(&new, &trust);
         certificates.replace(None, Some(trust), served);
         drop(certificates);
-        let holders = Arc::clone(&joined.holders);
         let change = Change {
             has_passthrough: Some(new.listeners.iter().any(Listener::is_tls)),
             trust: Some(set),
@@ -339,7 +339,7 @@ impl Reloader {
         };
         let file = new.file.display().to_string();
         self.own_config = own;
-        self.mesh_files = MeshFiles { holders, ..mesh_files };
+        self.mesh_files = mesh_files;
         let closed = self.publish(new, change);
         let mut left = closed.own;
         left.extend(restart_only.into_iter().map(|key| {
@@ -386,7 +386,7 @@ impl Reloader {
     }
 
     fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
-        let (objects, object_findings) = xds::objects::load(&self.own_config.exposure.files)?;
+        let (objects, object_findings) = objects::load(&self.own_config.exposure.files)?;
         let mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
         let left = self.publish_files(mesh_files, None);
         self.passed_over.clone_from(&left);
@@ -404,14 +404,13 @@ impl Reloader {
 
     /// Joins the files with the configuration, and publishes both. Returns the parts of objects
     /// that are not in use.
-    fn publish_files(&mut self, files: MeshFiles, policies: Option<Policies>) -> Vec<String> {
+    fn publish_files(&mut self, mut files: MeshFiles, policies: Option<Policies>) -> Vec<String> {
         let config = self.app.config.load_full();
         let mut report = Report::from_findings(&files.mesh_findings);
         report.note(&files.object_findings);
-        let (new, joined) = report.join(&self.own_config, &files);
-        let holders = Arc::clone(&joined.holders);
+        let (new, joined) = report.join(&self.own_config, &mut files);
         let change = Change { policies, ..self.change(&new, joined) };
-        self.mesh_files = MeshFiles { holders, ..files };
+        self.mesh_files = files;
         let closed = if new == *config {
             self.app.publisher.update(change);
             self.app.listeners.apply(&new)
@@ -424,8 +423,8 @@ impl Reloader {
 
     /// Returns the change of the snapshot for the joined files, and publishes their conflicts in
     /// the status. A control plane provides the mesh itself.
-    fn change(&self, config: &Config, joined: Joined) -> Change {
-        self.app.status.set_conflicts(joined.conflicts);
+    fn change(&self, config: &Config, joined: JoinResult) -> Change {
+        self.app.status.set_conflicts(joined.conflicts.lines());
         let network = config.gateway.network.as_str();
         Change {
             mesh: match config.discovery {

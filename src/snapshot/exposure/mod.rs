@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::config::Config;
 use crate::wire::sni::{RouteBy, SniPattern};
 use crate::wire::{Authority, Host, Transit};
 
@@ -88,6 +89,23 @@ pub struct ServiceVisibility {
     pub linked: Option<HashSet<Box<str>>>,
     /// Services that links expose to all peers of a cluster, by cluster.
     pub by_link: HashMap<Box<str>, Vec<SniPattern>>,
+}
+
+impl ServiceVisibility {
+    /// Returns the visibility by the links of a configuration. Without `links`, all clusters are
+    /// linked.
+    pub fn of_links(config: &Config) -> Self {
+        let own = config.gateway.cluster.as_str();
+        let here = || config.links.iter().flatten().filter(|link| link.to == own);
+        let linked = here().map(|link| link.from.as_str()).chain([own]).map(Into::into);
+        let exposing = here().filter(|link| !link.exposes.is_empty());
+        let exposed = exposing.map(|link| (link.from.as_str().into(), link.exposes.clone()));
+        Self {
+            linked: config.links.is_some().then(|| linked.collect()),
+            by_link: exposed.collect(),
+            ..Self::default()
+        }
+    }
 }
 
 /// Entry of the exposure list.
