@@ -9,8 +9,7 @@ use std::time::SystemTime;
 use anyhow::Context;
 
 use crate::config::{
-    Config, Discovery, Examined, Identity, IdentityFiles, IstioCa, Listener, Source,
-    parse_identity,
+    Config, Discovery, Examined, Identity, IdentityFiles, IstioCa, Source, parse_identity,
 };
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
@@ -21,7 +20,6 @@ use crate::xds;
 use crate::xds::objects::{self, AddressHolders, JoinResult, Objects};
 use crate::yaml::{Findings, Severity};
 
-use super::tables::{exposure_table, name_table};
 use super::trust::Certificates;
 use super::{compare, traffic, trust};
 
@@ -103,16 +101,10 @@ impl Inputs {
         Change {
             mesh: Some((self.mesh.clone(), self.config.gateway.network.as_str().into())),
             trust: Some(trust::set(&self.config, &self.trust)),
-            exposure: Some(exposure_table(&self.config)),
-            names: Some(name_table(&self.config)),
             policies: self.received_policies(),
-            enforcement: Some(self.config.policy.istio),
             scope: Some(self.scope.clone()),
-            has_passthrough: Some(self.config.listeners.iter().any(Listener::is_tls)),
             position: Some(traffic::position(&self.config, None)),
-            traffic: Some(traffic::traffic_rules(&self.config)),
-            networks: Some(traffic::networks(&self.config)),
-            ..Change::default()
+            ..Change::of(&self.config)
         }
     }
 

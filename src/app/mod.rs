@@ -17,7 +17,6 @@ mod routes;
 mod server;
 mod signals;
 mod state;
-mod tables;
 mod thread;
 mod traffic;
 mod transit;

@@ -1,7 +1,7 @@
 //! Warnings about aliases and names that lead nowhere in the mesh, or to an unexpected service.
 
 use crate::config::{Alias, Config, Discovery};
-use crate::snapshot::{Audience, Snapshot};
+use crate::snapshot::{self, Audience, Snapshot};
 
 /// Returns warnings about aliases, and about entries of `exposure` that another one hides. The
 /// snapshot contains the mesh and the configuration.
@@ -210,7 +210,7 @@ fn missing_targets(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<S
 /// Returns whether an alias of a region has an endpoint, in this network or in one that peers may
 /// use.
 fn has_endpoint(config: &Config, alias: &Alias, snapshot: &Snapshot) -> bool {
-    let derived = super::tables::alias(config, alias);
+    let derived = snapshot::Alias::of(alias, &config.exposure.services);
     let Some(service) = snapshot.derived_services.get(&derived.label) else {
         return false;
     };

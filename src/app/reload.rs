@@ -14,7 +14,7 @@ use anyhow::Context;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::config::{Config, Discovery, Examined, Identity, Listener, Log, Source};
+use crate::config::{Config, Discovery, Examined, Identity, Log, Source};
 use crate::snapshot::Policies;
 use crate::snapshot::builder::Change;
 use crate::status::ReloadSource;
@@ -30,7 +30,7 @@ use super::inputs::{Inputs, MeshFiles, Report};
 use super::listeners::ClosedListeners;
 use super::signals::ReloadSignal;
 use super::state::App;
-use super::{tables, traffic, trust};
+use super::trust;
 
 /// Interval at which rejected certificates are tried again.
 const CERTIFICATE_RETRY: Duration = Duration::from_secs(10);
@@ -310,8 +310,7 @@ impl Reloader {
         let new = new.map(|(new, (objects, object_findings))| {
             let restart_only = old.restart_only_changes(&new);
             let own = without_restart_only(&old, new);
-            let mut mesh_files =
-                MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
+            let mut mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
             let (new, joined) = report.join(&own, &mut mesh_files);
             (own, new, mesh_files, joined, restart_only)
         });
@@ -330,13 +329,7 @@ impl Reloader {
         let set = trust::set(&new, &trust);
         certificates.replace(None, Some(trust), served);
         drop(certificates);
-        let change = Change {
-            has_passthrough: Some(new.listeners.iter().any(Listener::is_tls)),
-            trust: Some(set),
-            names: Some(tables::name_table(&new)),
-            enforcement: Some(new.policy.istio),
-            ..self.change(&new, joined)
-        };
+        let change = Change { trust: Some(set), ..self.change(&new, joined) };
         let file = new.file.display().to_string();
         self.own_config = own;
         self.mesh_files = mesh_files;
@@ -356,13 +349,7 @@ impl Reloader {
         // Before the snapshot update, whose generation causes open tunnels to be evaluated with
         // them.
         let listeners = self.app.listeners.update_in_place(&new);
-        self.app.publisher.update(Change {
-            listeners,
-            exposure: Some(tables::exposure_table(&new)),
-            traffic: Some(traffic::traffic_rules(&new)),
-            networks: Some(traffic::networks(&new)),
-            ..change
-        });
+        self.app.publisher.update(Change { listeners, ..change });
         // After the snapshot update, which contains the targets of a new listener.
         let closed = self.app.listeners.apply(&new);
         self.app.config.store(Arc::new(new));
@@ -421,7 +408,7 @@ impl Reloader {
         [report.skipped_objects, closed.of_objects].concat()
     }
 
-    /// Returns the change of the snapshot for the joined files, and publishes their conflicts in
+    /// Returns the change of the snapshot for a configuration and the joined files, and publishes their conflicts in
     /// the status. A control plane provides the mesh itself.
     fn change(&self, config: &Config, joined: JoinResult) -> Change {
         self.app.status.set_conflicts(joined.conflicts.lines());
@@ -432,7 +419,7 @@ impl Reloader {
                 Discovery::Istio { .. } | Discovery::Envoy { .. } => None,
             },
             scope: Some(joined.scope),
-            ..Change::default()
+            ..Change::of(config)
         }
     }
 

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::define::Type;
 use super::{
-    ADMIN, Discovery, Distribution, Enforcement, Exposure, Gateway, Identity, Link, METRICS, Names, Policy,
-    READINESS, Traffic, Trust,
+    ADMIN, Discovery, Distribution, Enforcement, Exposure, Gateway, Identity, Link, METRICS, Names,
+    Policy, READINESS, Traffic, Trust,
 };
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::label::KNOWN_LABELS;

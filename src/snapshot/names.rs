@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use super::Subset;
 use super::mesh::Workload;
+use super::subset::{self, Subset};
+use crate::config::{self, Config, ExposedService};
 use crate::wire::{Authority, Host};
 
 /// Families and aliases of the configuration. The table is independent of the mesh, like the
@@ -73,6 +74,23 @@ impl Alias {
         }
     }
 
+    /// Returns an alias of the configuration. Its subset is one of `services`.
+    pub fn of(alias: &config::Alias, services: &[ExposedService]) -> Self {
+        let to = alias.to.iter().map(|target| (target.host.as_str().into(), target.port));
+        let consumers = alias.consumers.as_ref();
+        let consumers = consumers.map(|list| list.iter().map(|one| one.as_str().into()).collect());
+        let region = alias.region.as_deref().map(Into::into);
+        let named = Self::new(&alias.name.host, alias.name.port, to.collect(), consumers, region);
+        let subset = alias.to.first().zip(alias.subset.as_ref()).and_then(|(target, name)| {
+            let of = subset::find(services, &target.host, name)?;
+            Some(Subset::of(&target.host, of, services))
+        });
+        match subset {
+            Some(subset) => named.with_subset(subset),
+            None => named,
+        }
+    }
+
     /// Restricts the endpoints to a subset.
     #[must_use]
     pub fn with_subset(self, subset: Subset) -> Self {
@@ -119,18 +137,39 @@ impl NameTable {
         let mut table =
             Self { suffixes: suffixes.into_iter().map(Into::into).collect(), ..Self::default() };
         for (host, alias) in aliases {
-            let alias = Arc::new(alias);
-            if alias.single_target().is_none() {
-                for (target, _) in &alias.targets {
-                    let key = table.family_key(target).into();
-                    let derived = table.derived.entry(key).or_default();
-                    derived.push(Arc::clone(&alias));
-                }
-            }
-            let key = table.alias_key(host).into_owned();
-            table.aliases.entry(key.into()).or_default().push(alias);
+            table.add(host, alias);
         }
         table
+    }
+
+    /// Returns the table of a configuration.
+    pub fn of(config: &Config) -> Self {
+        let services = &config.exposure.services;
+        let mut table = Self::new(config.names.suffixes.iter().map(String::as_str), []);
+        for alias in &config.names.aliases {
+            table.add(&alias.name.host, Alias::of(alias, services));
+        }
+        for exposed in services {
+            let host = exposed.service.host.as_str();
+            for of in &exposed.subsets {
+                let alias = Alias::new(host, None, vec![(host.into(), None)], None, None);
+                let alias = alias.with_subset(Subset::of(host, of, services));
+                table.add(&format!("{host}@{}", of.name), alias);
+            }
+        }
+        table
+    }
+
+    fn add(&mut self, host: &str, alias: Alias) {
+        let alias = Arc::new(alias);
+        if alias.single_target().is_none() {
+            for (target, _) in &alias.targets {
+                let key = self.family_key(target).into();
+                self.derived.entry(key).or_default().push(Arc::clone(&alias));
+            }
+        }
+        let key = self.alias_key(host).into_owned();
+        self.aliases.entry(key.into()).or_default().push(alias);
     }
 
     /// Returns the alias that matches `requested` for peers of `cluster`. An alias with consumers

@@ -314,7 +314,7 @@ fn traffic(rng: &mut Rng) -> Traffic {
         let mut regions = vec![every];
         regions.extend((0..rng.u8(..3)).map(|_| (pattern(rng), rng.u32(..5))));
         TrafficRule {
-            namespace: None,
+            namespaces: Vec::new(),
             preferences: one_in(rng, 4).then(|| *rng.choice(&PREFERENCES).expect("some")),
             spill: one_in(rng, 3).then(|| Spill::below(rng.u8(1..=100))),
             regions: if one_in(rng, 4) { Regions::new(regions) } else { Regions::default() },

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::config::Config;
+use crate::config::{Config, DefaultExposure, Listener};
 use crate::wire::sni::{RouteBy, SniPattern};
 use crate::wire::{Authority, Host, Transit};
 
@@ -149,6 +149,31 @@ impl ExposureTable {
     /// Returns an empty table; `expose_all` is the rule for services without an entry.
     pub fn new(expose_all: bool) -> Self {
         Self { exposes_by_default: expose_all, ..Self::default() }
+    }
+
+    /// Returns the table of a configuration.
+    pub fn of(config: &Config) -> Self {
+        let table = Self::new(config.exposure.default == DefaultExposure::All);
+        let mut table = table.with_transit(config.exposure.transit.iter().cloned());
+        for (index, entry) in config.exposure.services.iter().enumerate() {
+            let exposure = Exposure {
+                index,
+                port: entry.service.port,
+                namespace: entry.namespace.as_deref().map(Into::into),
+                audiences: entry.to.clone(),
+                exposes_workloads: entry.workloads,
+                route_by: entry.route_by,
+                transit: entry.transit,
+                limits: entry.limits,
+                is_of_object: entry.is_of_object,
+                open: Arc::default(),
+            };
+            let names = entry.names.iter().map(|name| (name.host.as_str(), name.port));
+            table.add_entry(&entry.service.host, &exposure, names);
+        }
+        let routes = config.listeners.iter().flat_map(Listener::routes);
+        table.add_passthrough_hosts(routes.map(|route| route.to.host.as_str()));
+        table
     }
 
     /// Adds an entry for `host`, reachable under its own name and under `names`. Each name has the

@@ -271,7 +271,8 @@ impl<'a> Joiner<'a> {
 
     /// Returns the waypoint of a service that has endpoints in this cluster.
     fn waypoint(&self, key: Key<'a>, suffix: &str) -> Option<Waypoint> {
-        let is_here = suffix == LOCAL_SUFFIX || self.scope.exported.contains(&*host(key, LOCAL_SUFFIX));
+        let is_here =
+            suffix == LOCAL_SUFFIX || self.scope.exported.contains(&*host(key, LOCAL_SUFFIX));
         let service = self.view.service(key, self.view.own_cluster())?;
         let named = NamedWaypoint::find(self.view, service).filter(|_| is_here)?;
         Some(named.waypoint())
