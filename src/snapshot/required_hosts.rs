@@ -47,8 +47,7 @@ impl<'a> WantedHosts<'a> {
             Self { snapshot, passthrough_names: HashSet::new(), waypoints: OnceCell::new() };
         for name in snapshot.exposure.passthrough_hosts() {
             let aliases = snapshot.names.aliases_of(name).iter();
-            let targets = aliases.flat_map(|alias| &alias.targets);
-            let targets = targets.map(|(target, _)| &**target);
+            let targets = aliases.flat_map(|alias| &alias.to).map(|target| &*target.host);
             let hosts = targets.chain(snapshot.exposure.hosts_with_alias(name));
             let families = hosts.chain([name]).map(|host| pass.family(host));
             let families: Vec<_> = families.collect();
@@ -133,7 +132,7 @@ mod tests {
     use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Waypoint};
     use super::super::{Alias, Audience, ExportSet, Exposure, ExposureTable, NameTable};
     use super::*;
-    use crate::snapshot::tests::samples;
+    use crate::snapshot::tests::{alias, samples};
 
     fn service(name: &str, behind: Option<&str>) -> Service {
         let waypoint = |name: &str| Waypoint {
@@ -297,8 +296,7 @@ mod tests {
         let named = |name: &str| {
             let mut routed = exposure(Vec::new());
             routed.add_passthrough_hosts([name]);
-            let target = ("echo.app.one".into(), None);
-            let alias = Alias::new("alias", None, vec![target], None, None);
+            let alias = Alias::new(alias("alias", &["echo.app.one"]), None);
             let mut mesh = mesh();
             let service = "app/echo.app.two";
             let two = workload("two", |of| {

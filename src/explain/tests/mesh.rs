@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use fastrand::Rng;
 use tokio::time::Instant;
 
+use crate::config;
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
@@ -15,6 +16,7 @@ use crate::snapshot::mesh::{
     Assignment, GatewayAddress, Locality, LocalityWeight, Mesh, Place, PodLabels, Protocol, Scope,
     Service, Template, Waypoint, Workload,
 };
+use crate::snapshot::tests::alias;
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
     Alias, Audience, Endpoint, Exposure, ExposureTable, FACTOR_ONE, InFlight, LinkFactors,
@@ -344,12 +346,13 @@ fn exposure(rng: &mut Rng) -> ExposureTable {
 }
 
 fn names(rng: &mut Rng) -> NameTable {
-    let both = || vec![(ECHO.into(), None), (TWIN.into(), Some(80))];
-    let consumers = || Some(vec!["west".into()]);
-    let region = (*rng.choice(&["r1", "r2"]).expect("a region")).into();
-    let plain = Alias::new("plain.example", None, vec![(ECHO.into(), None)], None, None);
-    let several = Alias::new("both.example", Some(80), both(), consumers(), None);
-    let regional = Alias::new("regional.example", None, both(), None, Some(region));
+    let twin = format!("{TWIN}:80");
+    let both = |name| alias(name, &[ECHO, &twin]);
+    let consumers = Some(vec!["west".into()]);
+    let region = Some((*rng.choice(&["r1", "r2"]).expect("a region")).into());
+    let plain = Alias::new(alias("plain.example", &[ECHO]), None);
+    let several = Alias::new(config::Alias { consumers, ..both("both.example:80") }, None);
+    let regional = Alias::new(config::Alias { region, ..both("regional.example") }, None);
     let part = |name: &str, labels: &[(&str, &str)], weight| SubsetPart {
         name: name.into(),
         labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
@@ -364,8 +367,7 @@ fn names(rng: &mut Rng) -> NameTable {
         parts.push(part("near", &[(CLUSTER, "east")], rng.u32(1..100)));
     }
     let subset = Subset { name: "mix".into(), parts: parts.into() };
-    let echo = || vec![(ECHO.into(), None)];
-    let of_subset = Alias::new("subset.example", None, echo(), None, None).with_subset(subset);
+    let of_subset = Alias::new(alias("subset.example", &[ECHO]), Some(subset));
     NameTable::new(
         ["svc.cluster.local", "global"],
         [

@@ -16,6 +16,7 @@ use super::mesh::{
 };
 use super::traffic::{Override, Regions, TrafficRule};
 use super::{EndpointState, Snapshot};
+use crate::config::{self, HostPort};
 use crate::wire::HBONE_PORT;
 use crate::wire::RegionPattern;
 use oracle::{Inputs, PLACES};
@@ -29,6 +30,12 @@ pub(crate) fn locality(text: &str) -> Locality {
     let mut parts = text.split('/').map(Arc::from);
     let mut part = || parts.next().unwrap_or_default();
     Locality { region: part(), zone: part(), subzone: part() }
+}
+
+/// Returns an alias of services, each `HOST` or `HOST:PORT`.
+pub(crate) fn alias(name: &str, to: &[&str]) -> config::Alias {
+    let parse = |text: &str| HostPort::parse(text).expect("a name");
+    config::Alias::new(parse(name), to.iter().map(|target| parse(target)).collect())
 }
 
 /// Returns a rule with these weights of regions.

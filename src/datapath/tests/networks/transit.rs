@@ -13,6 +13,7 @@ use crate::datapath::route;
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Scope, Service};
+use crate::snapshot::tests::alias;
 use crate::snapshot::traffic::{Traffic, TrafficRule};
 use crate::snapshot::{
     Alias, Audience, ExportSet, Exposure, ExposureTable, NO_LINK_FACTORS, NameTable,
@@ -155,8 +156,7 @@ fn an_endpoint_of_an_alias_has_the_authority_of_its_own_service() {
     let mut of_twin = pod("west", 2);
     of_twin.services = [("app/twin.app".into(), [(81, 8080)].into())].into();
     let workloads = [pod("west", 1), of_twin, gateway("west", 1)];
-    let targets = vec![("echo.app".into(), None), ("twin.app".into(), Some(81))];
-    let both = Alias::new("both.example", Some(80), targets, None, None);
+    let both = Alias::new(alias("both.example:80", &["echo.app", "twin.app:81"]), None);
     let change = Change {
         mesh: Some((Mesh::new([service(&[]), twin], workloads), "east".into())),
         exposure: Some(exposure(Transit::Always)),

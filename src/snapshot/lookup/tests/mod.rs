@@ -7,8 +7,10 @@ mod rules;
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::config;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, GatewayAddress, Locality, Mesh, Place, Protocol, Waypoint};
+use crate::snapshot::tests::alias;
 use crate::snapshot::{
     Audience, ExportSet, Exposure, ExposureTable, NameTable, ServicePort, TrustSet,
 };
@@ -61,24 +63,17 @@ fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
     }
 }
 
-fn target(text: &str) -> (Box<str>, Option<u16>) {
-    match text.split_once(':') {
-        Some((host, port)) => (host.into(), port.parse().ok()),
-        None => (text.into(), None),
-    }
-}
-
 /// Alias as configured: name, targets, consumers and region.
 type AliasSpec<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
 
 fn names(aliases: &[AliasSpec<'_>]) -> NameTable {
-    let parsed: Vec<_> = aliases.iter().map(|(name, ..)| target(name)).collect();
-    let aliases = aliases.iter().zip(&parsed);
-    let aliases = aliases.map(|((_, to, consumers, region), (host, port))| {
-        let to = to.iter().map(|text| target(text)).collect();
-        let consumers = consumers.map(|of| of.iter().map(|&one| one.into()).collect());
-        let region = (!region.is_empty()).then(|| (*region).into());
-        (&**host, Alias::new(host, *port, to, consumers, region))
+    let aliases = aliases.iter().map(|(name, to, consumers, region)| {
+        let entry = config::Alias {
+            consumers: consumers.map(|of| of.iter().map(|&one| one.into()).collect()),
+            region: (!region.is_empty()).then(|| (*region).into()),
+            ..alias(name, to)
+        };
+        (name.split(':').next().unwrap(), Alias::new(entry, None))
     });
     NameTable::new(SUFFIXES, aliases)
 }

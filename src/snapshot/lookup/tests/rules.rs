@@ -185,9 +185,8 @@ fn a_split_of_subsets_is_kept_and_each_part_is_divided_by_the_weights_of_regions
         placed(3, "v2", "us-west"),
         placed(4, "v2", "evacuated"),
     ];
-    let alias = Alias::new(ECHO, None, vec![(ECHO.into(), None)], None, None);
     let split = Subset { name: "mix".into(), parts: [part("v1", 3), part("v2", 1)].into() };
-    let alias = (format!("{ECHO}@mix"), alias.with_subset(split));
+    let alias = (format!("{ECHO}@mix"), Alias::new(alias(ECHO, &[ECHO]), Some(split)));
     let rule = region_weights(&[("us-west", 10), ("us-east", 90), ("evacuated", 0)]);
     let mesh = Mesh::new([service(ECHO, &[80])], workloads);
     let names = NameTable::new(SUFFIXES, [(&*alias.0, alias.1)]);
@@ -213,9 +212,8 @@ fn a_subset_has_the_endpoints_with_its_labels_and_shares_those_of_its_parts() {
     let workloads =
         [of_version(1, "v1"), of_version(2, "v1"), of_version(3, "v2"), of_version(4, "v3")];
     let subset = |name: &str, parts: Vec<SubsetPart>| {
-        let alias = Alias::new(ECHO, None, vec![(ECHO.into(), None)], None, None);
         let subset = Subset { name: name.into(), parts: parts.into() };
-        (format!("{ECHO}@{name}"), alias.with_subset(subset))
+        (format!("{ECHO}@{name}"), Alias::new(alias(ECHO, &[ECHO]), Some(subset)))
     };
     let subsets =
         [subset("v1", vec![part("v1", 1)]), subset("mix", vec![part("v1", 30), part("v2", 10)])];
