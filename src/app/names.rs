@@ -110,7 +110,7 @@ fn is_exposed(
     let entries = snapshot.exposure.entries(&entry).iter();
     let mut to = entries
         .filter(|entry| port.is_none_or(|port| entry.applies_to(port)))
-        .flat_map(|entry| &entry.audiences);
+        .flat_map(|entry| &entry.to);
     let admits = |to: &Audience| {
         let is_its = |own: &str| cluster.is_none_or(|cluster| *own == *cluster);
         to.anyone || to.cluster.as_deref().is_none_or(is_its)

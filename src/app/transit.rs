@@ -82,7 +82,7 @@ fn relies_on_default(snapshot: &Snapshot, service: &Service) -> bool {
     }
     if snapshot.exposure.has_entry(&entry) {
         let mut entries = snapshot.exposure.entries(&entry).iter();
-        return entries.any(|entry| entry.transit.is_none() && !entry.audiences.is_empty());
+        return entries.any(|entry| entry.transit.is_none() && !entry.to.is_empty());
     }
     let mut ports = service.definition.ports.keys();
     snapshot.is_exposed_by_default(host) || ports.any(|port| snapshot.is_exported(host, *port))

@@ -46,7 +46,7 @@ impl ConfigPositions {
             index: entry.index,
             line: line.map(Line::number),
             file: line.and_then(|line| line.file_beside(&self.file)),
-            to: entry.audiences.iter().map(ToString::to_string).collect(),
+            to: entry.to.iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -177,10 +177,10 @@ pub(super) fn admission(
     peer: &Peer,
 ) -> Option<String> {
     let nearly = entries.iter().find_map(|entry| {
-        let mut to = entry.audiences.iter().enumerate();
+        let mut to = entry.to.iter().enumerate();
         let (at, what) = to.find_map(|(at, to)| Some((at, missing_item(to, peer)?)))?;
         let place = places.service(entry.index);
-        Some(match entry.audiences.len() {
+        Some(match entry.to.len() {
             1 => format!("add {what} to {place}"),
             _ => format!("add {what} to `to[{at}]` of {place}"),
         })

@@ -460,7 +460,7 @@ fn allowed(state: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> R
     let description = subjects.iter().map(|subject| {
         let mut entries = subject.entries.iter();
         let entry = entries.find(|entry| {
-            let mut to = entry.audiences.iter();
+            let mut to = entry.to.iter();
             to.any(|to| to.admits(caller, &snapshot.trust))
         });
         let description = match entry {
@@ -555,7 +555,6 @@ fn entries<'a>(
     }
     let entries = snapshot.exposure.entries(&snapshot.exposure_host(to.host)).iter();
     let of_port = entries.filter(|entry| entry.applies_to(to.port));
-    let opens =
-        |one: &&Exposure| one.exposes_workloads || !matches!(matched_by, MatchedBy::Workload(_));
+    let opens = |one: &&Exposure| one.workloads || !matches!(matched_by, MatchedBy::Workload(_));
     of_port.filter(opens).collect()
 }

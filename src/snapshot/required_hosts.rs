@@ -104,7 +104,7 @@ impl<'a> WantedHosts<'a> {
         let entry = snapshot.exposure_host(host);
         if snapshot.exposure.has_entry(&entry) {
             let mut entries = snapshot.exposure.entries(&entry).iter();
-            return entries.any(|entry| !entry.audiences.is_empty());
+            return entries.any(|entry| !entry.to.is_empty());
         }
         snapshot.is_exposed_by_default(host) || ports.any(|port| snapshot.is_exported(host, port))
     }
@@ -130,9 +130,9 @@ mod tests {
     use super::super::builder::{Change, build};
     use super::super::mesh::Template;
     use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Waypoint};
-    use super::super::{Alias, Audience, ExportSet, Exposure, ExposureTable, NameTable};
+    use super::super::{Alias, Audience, ExportSet, ExposureTable, NameTable};
     use super::*;
-    use crate::snapshot::tests::{alias, samples};
+    use crate::snapshot::tests::{alias, entry, samples};
 
     fn service(name: &str, behind: Option<&str>) -> Service {
         let waypoint = |name: &str| Waypoint {
@@ -192,8 +192,7 @@ mod tests {
 
     fn exposure(to: Vec<Audience>) -> ExposureTable {
         let mut table = ExposureTable::new(false);
-        let exposure = Exposure { audiences: to, ..Exposure::default() };
-        table.add_entry("echo.app", &exposure, []);
+        table.add(entry("echo.app", to));
         table
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use fastrand::Rng;
 use tokio::time::Instant;
 
-use crate::config;
+use crate::config::{self, ExposedService};
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
@@ -16,11 +16,11 @@ use crate::snapshot::mesh::{
     Assignment, GatewayAddress, Locality, LocalityWeight, Mesh, Place, PodLabels, Protocol, Scope,
     Service, Template, Waypoint, Workload,
 };
-use crate::snapshot::tests::alias;
+use crate::snapshot::tests::{alias, entry, hosts};
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
-    Alias, Audience, Endpoint, Exposure, ExposureTable, FACTOR_ONE, InFlight, LinkFactors,
-    NameTable, Snapshot, Subset, SubsetPart, TrustSet,
+    Alias, Audience, Endpoint, ExposureTable, FACTOR_ONE, InFlight, LinkFactors, NameTable,
+    Snapshot, Subset, SubsetPart, TrustSet,
 };
 use crate::status::ReducedLink;
 use crate::tls::Identity;
@@ -333,15 +333,14 @@ fn traffic(rng: &mut Rng) -> Traffic {
 fn exposure(rng: &mut Rng) -> ExposureTable {
     let mut table = ExposureTable::new(rng.bool());
     let to = vec![Audience { cluster: Some("west".into()), ..Audience::default() }];
-    let mut entry = |index| Exposure {
-        index,
-        transit: Some(Transit::ALL[rng.usize(..3)]),
-        audiences: to.clone(),
-        exposes_workloads: true,
-        ..Exposure::default()
-    };
-    table.add_entry(ECHO, &entry(0), [("exposed.example", None)]);
-    table.add_entry(TWIN, &entry(1), []);
+    for (service, names) in [(ECHO, &["exposed.example"][..]), (TWIN, &[])] {
+        table.add(ExposedService {
+            transit: Some(Transit::ALL[rng.usize(..3)]),
+            names: hosts(names),
+            workloads: true,
+            ..entry(service, to.clone())
+        });
+    }
     table
 }
 

@@ -16,7 +16,7 @@ use super::mesh::{
 };
 use super::traffic::{Override, Regions, TrafficRule};
 use super::{EndpointState, Snapshot};
-use crate::config::{self, HostPort};
+use crate::config::{self, Audience, ExposedService, HostPort};
 use crate::wire::HBONE_PORT;
 use crate::wire::RegionPattern;
 use oracle::{Inputs, PLACES};
@@ -32,10 +32,19 @@ pub(crate) fn locality(text: &str) -> Locality {
     Locality { region: part(), zone: part(), subzone: part() }
 }
 
-/// Returns an alias of services, each `HOST` or `HOST:PORT`.
+/// Returns names, each `HOST` or `HOST:PORT`.
+pub(crate) fn hosts(names: &[&str]) -> Vec<HostPort> {
+    names.iter().map(|name| HostPort::parse(name).expect("a name")).collect()
+}
+
+/// Returns an alias of services.
 pub(crate) fn alias(name: &str, to: &[&str]) -> config::Alias {
-    let parse = |text: &str| HostPort::parse(text).expect("a name");
-    config::Alias::new(parse(name), to.iter().map(|target| parse(target)).collect())
+    config::Alias::new(hosts(&[name]).remove(0), hosts(to))
+}
+
+/// Returns an entry that exposes a service.
+pub(crate) fn entry(service: &str, to: Vec<Audience>) -> ExposedService {
+    ExposedService { to, ..ExposedService::new(hosts(&[service]).remove(0)) }
 }
 
 /// Returns a rule with these weights of regions.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::config::parse_identity;
+use crate::config::{ExposedService, parse_identity};
 use crate::datapath::balance::{Tried, choose};
 use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
 use crate::datapath::identity::Peer;
@@ -13,11 +13,11 @@ use crate::datapath::route;
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Scope, Service};
-use crate::snapshot::tests::alias;
+use crate::snapshot::tests::{alias, entry, hosts};
 use crate::snapshot::traffic::{Traffic, TrafficRule};
 use crate::snapshot::{
-    Alias, Audience, ExportSet, Exposure, ExposureTable, NO_LINK_FACTORS, NameTable,
-    ServiceVisibility, Snapshot, TransitRule,
+    Alias, Audience, ExportSet, ExposureTable, NO_LINK_FACTORS, NameTable, ServiceVisibility,
+    Snapshot, TransitRule,
 };
 use crate::tls::Identity;
 use crate::wire::sni::SniPattern;
@@ -272,14 +272,14 @@ fn an_entry_has_its_own_transit_or_that_of_a_rule() {
     ] {
         let mut snapshot = exported(&[], true);
         for to in ["echo.app:80", "echo.example:80"] {
-            let entry = Exposure {
-                audiences: vec![Audience::default()],
+            let entry = ExposedService {
+                names: hosts(&["echo.example"]),
                 transit: own,
-                ..Exposure::default()
+                ..entry("echo.app", vec![Audience::default()])
             };
             let default = TransitRule { transit: rule, ..TransitRule::default() };
             let mut table = ExposureTable::new(false).with_transit([default]);
-            table.add_entry("echo.app", &entry, [("echo.example", None)]);
+            table.add(entry);
             let change = Change { exposure: Some(table), ..Change::default() };
             snapshot = build(&snapshot, change);
             let peer = peer(&snapshot, CLIENT, Always);

@@ -7,9 +7,10 @@ use super::*;
 use crate::config::{Config, SUFFIXES};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
+use crate::snapshot::tests::entry;
 use crate::snapshot::{
-    Audience, Caller, Exposure, ExposureTable, ExposureVerdict, NameTable, Service as Built,
-    ServicePort, Snapshot, TrustSet,
+    Audience, Caller, ExposureTable, ExposureVerdict, NameTable, Service as Built, ServicePort,
+    Snapshot, TrustSet,
 };
 use crate::wire::Authority;
 
@@ -196,12 +197,11 @@ fn an_entry_narrows_an_export_under_all_its_names() {
     text += &service("west", "istio.io/global: \"true\"");
     text += &slice("west", "topology.istio.io/network: east", &at("10.0.0.2"));
     let exported = snapshot(&joined(&text));
-    for entry in [None, Some(OWN), Some(GLOBAL)] {
+    for own in [None, Some(OWN), Some(GLOBAL)] {
         let mut table = ExposureTable::new(false);
-        if let Some(host) = entry {
+        if let Some(host) = own {
             let to = vec![Audience { namespaces: vec!["shop".into()], ..Audience::default() }];
-            let exposure = Exposure { audiences: to, ..Exposure::default() };
-            table.add_entry(host, &exposure, []);
+            table.add(entry(host, to));
         }
         let change = Change {
             exposure: Some(table),
@@ -226,12 +226,12 @@ fn an_entry_narrows_an_export_under_all_its_names() {
                 ServicePort { host, port: 80 },
                 &found.matched_by,
             );
-            let want = if entry.is_none() || namespace == "shop" {
+            let want = if own.is_none() || namespace == "shop" {
                 ExposureVerdict::Allowed
             } else {
                 ExposureVerdict::NotForPeer
             };
-            assert_eq!(verdict, want, "{entry:?}: {namespace} asks for {host}");
+            assert_eq!(verdict, want, "{own:?}: {namespace} asks for {host}");
         }
     }
 }
