@@ -160,7 +160,7 @@ impl App {
             status.clear_pending(DISCOVERY);
         }
         status.set_conflicts(mem::take(&mut inputs.conflicts));
-        let entries = listeners::bind_all(inputs.config.all_listeners())?;
+        let entries = listeners::bind_all(&inputs.config, &front.lifecycle)?;
         let sockets = Sockets::bind(&inputs.config)?;
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
