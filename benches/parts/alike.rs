@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
-use strait::config::{self, HostPort, Line, ListenerProtocol, TlsRouting};
+use strait::config::{self, ExposedService, HostPort, Line, ListenerProtocol, TlsRouting};
 use strait::datapath::listener::Listener;
 use strait::lifecycle::DrainScope;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::{Mesh, Service};
-use strait::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
+use strait::snapshot::{Audience, ExposureTable, TrustSet};
 use strait::tools::hbone::{Client, ConnectError};
 use strait::wire::sni::{RouteBy, SniPattern};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -189,13 +189,13 @@ fn change() -> Change {
     };
     let hosts = [NOT_EXPOSED, NOT_FOR_PEER, "door.app"];
     let mut table = ExposureTable::new(false);
-    let to = |cluster: &str| Exposure {
-        audiences: vec![Audience { cluster: Some(cluster.into()), ..Audience::default() }],
-        ..Exposure::default()
+    let exposed = |service, cluster: &str| ExposedService {
+        to: vec![Audience { cluster: Some(cluster.into()), ..Audience::default() }],
+        ..ExposedService::new(mesh::host(service))
     };
-    table.add_entry(NOT_FOR_PEER, &to("north"), []);
-    let door = Exposure { route_by: Some(RouteBy::Sni), ..to("west") };
-    table.add_entry("door.app", &door, []);
+    table.add(exposed(NOT_FOR_PEER, "north"));
+    let route_by = Some(RouteBy::Sni);
+    table.add(ExposedService { route_by, ..exposed("door.app", "west") });
     Change {
         mesh: Some((Mesh::new(hosts.map(service), []), mesh::NETWORK.into())),
         trust: Some(TrustSet::new([("west.local", "west"), ("north.local", "north")])),

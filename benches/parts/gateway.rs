@@ -82,7 +82,7 @@ impl Running {
     /// Starts a gateway with one worker, and the endpoints behind it.
     pub fn start(tls: ServerTls) -> Self {
         let mut exposure = ExposureTable::new(false);
-        exposure.add_entry("endpoint.app", &mesh::to_west(), []);
+        exposure.add(mesh::to_west("endpoint.app"));
         let change = Change {
             mesh: Some((endpoints(), mesh::NETWORK.into())),
             trust: Some(TrustSet::new([("west.local", "west")])),

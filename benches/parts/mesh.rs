@@ -3,12 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use strait::config::SUFFIXES;
+use strait::config::{ExposedService, HostPort, SUFFIXES};
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
 use strait::snapshot::{
-    Audience, Endpoint, EndpointSet, EndpointState, Exposure, ExposureTable, NameTable, Snapshot,
-    TrustSet,
+    Audience, Endpoint, EndpointSet, EndpointState, ExposureTable, NameTable, Snapshot, TrustSet,
 };
 
 /// Cluster and network of the gateway.
@@ -77,7 +76,7 @@ pub fn snapshot(mesh: Mesh) -> Snapshot {
     let mut exposure = ExposureTable::new(false);
     for index in 0..mesh.services.len() {
         let alias = format!("service-{index}.global");
-        exposure.add_entry(&hostname(index), &to_west(), [(alias.as_str(), None)]);
+        exposure.add(ExposedService { names: vec![host(&alias)], ..to_west(&hostname(index)) });
     }
     let trust = TrustSet::new([("west.local", "west"), ("north.local", "north")]);
     let change = Change {
@@ -91,14 +90,19 @@ pub fn snapshot(mesh: Mesh) -> Snapshot {
 }
 
 /// Returns an exposure to two other audiences, and then to the requesting one.
-pub fn to_west() -> Exposure {
+pub fn to_west(service: &str) -> ExposedService {
     let audience = |cluster: &str, namespace: &str| Audience {
         cluster: Some(cluster.into()),
         namespaces: vec![namespace.into()],
         ..Audience::default()
     };
     let to = vec![audience("north", "shop"), audience("west", "other"), audience("west", "shop")];
-    Exposure { audiences: to, ..Exposure::default() }
+    ExposedService { to, ..ExposedService::new(host(service)) }
+}
+
+/// Returns a name without a port.
+pub fn host(name: &str) -> HostPort {
+    HostPort::parse(name).expect("a name")
 }
 
 /// Returns a set of endpoints without tunnels in flight.

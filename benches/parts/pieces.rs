@@ -169,7 +169,7 @@ fn update(criterion: &mut Criterion) {
     let old = mesh::snapshot(mesh::mesh(2_000, 50));
     let change = || {
         let mut exposure = ExposureTable::new(false);
-        exposure.add_entry(&mesh::hostname(0), &mesh::to_west(), []);
+        exposure.add(mesh::to_west(&mesh::hostname(0)));
         Change { exposure: Some(exposure), ..Change::default() }
     };
     group.bench_function("exposure of 100000", |b| {

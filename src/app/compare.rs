@@ -5,7 +5,8 @@
 
 use std::net::SocketAddr;
 
-use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
+use crate::config::{Config, Discovery, Enforcement, HostPort};
+use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
@@ -13,7 +14,6 @@ use crate::snapshot::{
 };
 use crate::wire::HBONE_PORT;
 
-use super::tables::{deny_list, exposure_table, name_table};
 use super::{names, routes, traffic, transit};
 
 /// Returns the warnings, one line each. Missing services are reported only if the mesh is in a
@@ -59,7 +59,7 @@ pub(super) fn run(
     warnings.extend(check_bindings(config, &snapshot));
     warnings.extend(routes::check_routes(config, &snapshot));
     warnings.extend(names::check_names(config, &snapshot));
-    if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
+    if !policies.is_empty() && config.policy.istio == Enforcement::Off {
         warnings.push(format!(
             "{}: warning: its {} authorization policies are not enforced at this gateway; write \
              `policy: {{istio: enforce}}` if they are to be",
@@ -75,12 +75,10 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &ServiceVisibility) -> Snaps
     let network = config.gateway.network.as_str().into();
     let change = Change {
         mesh: Some((mesh.clone(), network)),
-        exposure: Some(exposure_table(config)),
-        names: Some(name_table(config)),
         scope: Some(scope.clone()),
-        networks: Some(traffic::networks(config)),
-        has_passthrough: Some(config.listeners.iter().any(Listener::is_tls)),
-        ..Change::default()
+        // Weights and preferences exclude endpoints that exist.
+        traffic: None,
+        ..Change::of(config)
     };
     builder::build(&Snapshot::default(), change)
 }
@@ -97,7 +95,7 @@ fn subset_warnings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         for (subset, (key, value)) in labels {
             let part = SubsetPart {
                 name: subset.as_str().into(),
-                labels: [(key.as_str().into(), value.as_str().into())].into(),
+                labels: vec![(key.clone(), value.clone())],
                 weight: 1,
             };
             let of_label = Subset { name: subset.as_str().into(), parts: [part].into() };
@@ -118,7 +116,7 @@ fn subset_warnings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
     let network = config.gateway.network.as_str();
-    let deny = deny_list(config);
+    let deny = DenyList::of(config);
     for exposed in &config.exposure.services {
         let HostPort { host, port } = &exposed.service;
         let Some(service) = snapshot.service_by_name(host) else {
@@ -159,7 +157,7 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 /// Returns warnings about gateways of other networks that are never dialled. The addresses of
 /// hostnames are known only at run time.
 fn check_gateways(config: &Config) -> Vec<String> {
-    let deny = deny_list(config);
+    let deny = DenyList::of(config);
     let networks = config.networks.iter();
     let gateways = networks.flat_map(|network| {
         let gateways = network.gateways.iter();

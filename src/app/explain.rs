@@ -6,14 +6,14 @@ use tokio::time::Instant;
 
 use crate::admin::ExplainHandler;
 use crate::config::{self, Config, Discovery};
+use crate::datapath::dial::DenyList;
 use crate::datapath::listener::{Listener, ListenerRules};
 use crate::explain::{self, Answer, ConfigPositions, ExplainState, Outcome, Question};
 use crate::lifecycle::{DrainScope, Phase};
-use crate::snapshot::{Snapshot, builder};
+use crate::snapshot::{Alias, Snapshot, builder};
 
 use super::Inputs;
 use super::state::{App, LISTENERS};
-use super::tables::{self, deny_list};
 
 /// Answers for a gateway that starts with these files and has no load.
 ///
@@ -35,7 +35,7 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
     });
     let world = ExplainState {
         snapshot: &snapshot,
-        deny: &deny_list(config),
+        deny: &DenyList::of(config),
         listeners: &listeners(config),
         bindings: &bindings.collect::<Vec<_>>(),
         places: &places(config),
@@ -83,7 +83,7 @@ fn places(config: &Config) -> ConfigPositions {
     let services = config.exposure.services.iter().map(|entry| entry.line.clone());
     let aliases = config.names.aliases.iter().enumerate();
     let aliases = aliases.map(|(index, alias)| {
-        let label = tables::alias(config, alias).label;
+        let label = Alias::of(alias, &config.exposure.services).label;
         (label, (index, alias.line.number()))
     });
     ConfigPositions {

@@ -1,30 +1,47 @@
 //! Files that a start needs: loaded and checked together, and converted into snapshot types.
 
+use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::Context;
 
 use crate::config::{
-    Config, Discovery, Examined, Identity, IdentityFiles, IstioCa, Listener, PolicyMode, Source,
-    parse_identity,
+    Config, Discovery, Examined, Identity, IdentityFiles, IstioCa, Source, parse_identity,
 };
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Enforcement, Policies, ServiceVisibility};
+use crate::snapshot::{Policies, ServiceVisibility};
 use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
-use crate::xds::{self, objects::Objects};
+use crate::xds;
+use crate::xds::objects::{self, AddressHolders, JoinResult, Objects};
 use crate::yaml::{Findings, Severity};
 
-use super::mesh_files::{Joined, MeshFiles};
-use super::tables::{exposure_table, name_table};
 use super::trust::Certificates;
-use super::{traffic, trust};
+use super::{compare, traffic, trust};
 
 /// Permission bits of users who are neither the owner nor in the group of the file.
 const OTHER_USERS_MODE: u32 = 0o007;
+
+/// Content of the mesh file and of the files of objects.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MeshFiles {
+    /// Mesh of the mesh file; empty if a control plane provides the mesh.
+    pub(super) mesh: Mesh,
+    /// Policies of the mesh file.
+    pub(super) policies: Policies,
+    /// Findings about the mesh file.
+    pub(super) mesh_findings: Findings,
+    /// Kubernetes objects.
+    pub(super) objects: Objects,
+    /// Findings about the objects.
+    pub(super) object_findings: Findings,
+    /// Holders of the addresses of objects by the last join.
+    pub(super) holders: Arc<AddressHolders>,
+}
 
 /// Content of all files.
 #[derive(Debug)]
@@ -84,16 +101,10 @@ impl Inputs {
         Change {
             mesh: Some((self.mesh.clone(), self.config.gateway.network.as_str().into())),
             trust: Some(trust::set(&self.config, &self.trust)),
-            exposure: Some(exposure_table(&self.config)),
-            names: Some(name_table(&self.config)),
             policies: self.received_policies(),
-            enforcement: Some(enforcement(&self.config)),
             scope: Some(self.scope.clone()),
-            has_passthrough: Some(self.config.listeners.iter().any(Listener::is_tls)),
             position: Some(traffic::position(&self.config, None)),
-            traffic: Some(traffic::traffic_rules(&self.config)),
-            networks: Some(traffic::networks(&self.config)),
-            ..Change::default()
+            ..Change::of(&self.config)
         }
     }
 
@@ -145,8 +156,7 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
             ..MeshFiles::default()
         };
         let own_config = config;
-        let (config, joined) = report.join(&own_config, &mesh_files);
-        mesh_files.holders = joined.holders;
+        let (config, joined) = report.join(&own_config, &mut mesh_files);
         let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
         report.inputs = Some(Inputs {
             config,
@@ -158,7 +168,7 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
             trust,
             warnings,
             skipped_objects: passed_over,
-            conflicts: joined.conflicts,
+            conflicts: joined.conflicts.lines(),
         });
     }
     report.warnings.extend(revocation);
@@ -202,18 +212,28 @@ impl Report {
 
     /// Loads the Kubernetes objects.
     pub(super) fn load_objects(&mut self, paths: &[PathBuf]) -> Option<(Objects, Findings)> {
-        let loaded = self.record_errors(xds::objects::load(paths));
+        let loaded = self.record_errors(objects::load(paths));
         loaded.inspect(|(_, findings)| self.note(findings))
     }
 
-    /// Returns the configuration with the entries of objects, and the joined files under it.
-    pub(super) fn join(&mut self, config: &Config, files: &MeshFiles) -> (Config, Joined) {
-        let (mut merged, findings) = xds::objects::merge(config, &files.objects, &files.mesh);
+    /// Returns the configuration with the entries of objects, and the joined files under it. Under
+    /// a control plane, which provides the services and endpoints itself, objects add none.
+    pub(super) fn join(&mut self, config: &Config, files: &mut MeshFiles) -> (Config, JoinResult) {
+        let (mut config, findings) = objects::merge(config, &files.objects, &files.mesh);
         self.note(&findings);
-        let joined = files.join(&mut merged);
-        self.note(&joined.distributed);
-        self.warnings.extend(joined.warnings.iter().cloned());
-        (merged, joined)
+        let mut joined = objects::join(&files.mesh, &files.objects, &config, &files.holders);
+        files.holders = Arc::new(mem::take(&mut joined.holders));
+        let is_of_file = matches!(config.discovery, Discovery::File { .. });
+        if !is_of_file {
+            (joined.mesh, joined.conflicts) = (files.mesh.clone(), Findings::default());
+        }
+        let of_file = is_of_file.then_some(&joined.mesh);
+        self.note(&objects::distribute(&mut config, &files.objects, of_file));
+        self.warnings.extend(joined.conflicts.lines());
+        self.warnings.extend(joined.warnings.lines());
+        let compared = compare::run(&config, &joined.mesh, &joined.scope, &files.policies);
+        self.warnings.extend(compared);
+        (config, joined)
     }
 
     /// Loads the certificates and checks that they match. Certificates from an authority are not
@@ -374,14 +394,5 @@ fn located(
     match file {
         Some(file) if !names_file => format!("{at}{}: {error}", file.display()),
         _ => format!("{at}{error}"),
-    }
-}
-
-/// Returns the enforcement mode of Istio's policies.
-pub(super) fn enforcement(config: &Config) -> Enforcement {
-    match config.policy.istio {
-        PolicyMode::Off => Enforcement::Off,
-        PolicyMode::Audit => Enforcement::Audit,
-        PolicyMode::Enforce => Enforcement::Enforce,
     }
 }

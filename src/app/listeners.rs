@@ -19,7 +19,7 @@ use crate::config::{self, Config};
 use crate::datapath::accept::{self, RegisteredListener, WorkerHandle};
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
-use crate::lifecycle::DrainScope;
+use crate::lifecycle::Lifecycle;
 
 use super::thread::{spawn_thread, with_bind_context};
 
@@ -41,9 +41,9 @@ struct State {
     threads: Option<DataPathThreads>,
 }
 
-/// Listener of the configuration.
+/// Listener of the configuration, and its socket.
 pub(super) struct Entry {
-    config: config::Listener,
+    listener: Arc<Listener>,
     socket: SocketState,
 }
 
@@ -58,7 +58,6 @@ enum SocketState {
 struct Open {
     socket: Arc<RegisteredListener>,
     address: SocketAddr,
-    listener: Arc<Listener>,
 }
 
 /// Removed listener that is draining. It ends with its last connection.
@@ -95,14 +94,14 @@ impl ClosedListeners {
 ///
 /// # Errors
 /// An address of the configuration is in use or does not belong to this host.
-pub(super) fn bind_all(listeners: Vec<config::Listener>) -> anyhow::Result<Vec<Entry>> {
-    let entries = listeners.into_iter().map(|listener| {
+pub(super) fn bind_all(config: &Config, lifecycle: &Lifecycle) -> anyhow::Result<Vec<Entry>> {
+    let entries = config.all_listeners().into_iter().map(|listener| {
         let socket = match bind(&listener) {
             Err(error) if !listener.is_of_object() => return Err(error),
             bound => SocketState::of(bound),
         };
-        let config = listener;
-        Ok(Entry { config, socket })
+        let listener = Arc::new(Listener::new(&listener, lifecycle.drain_scope()));
+        Ok(Entry { listener, socket })
     });
     entries.collect()
 }
@@ -144,14 +143,8 @@ impl Listeners {
     /// Returns the listeners of bindings. One that is not open has no client.
     pub(super) fn bindings(&self) -> Vec<Arc<Listener>> {
         let state = self.state.lock();
-        let bindings = state.entries.iter().filter(|entry| entry.config.is_binding());
-        let listener = |entry: &Entry| match &entry.socket {
-            SocketState::Open(open) => Arc::clone(&open.listener),
-            SocketState::Closed(_) | SocketState::Bound(_) => {
-                Arc::new(Listener::new(&entry.config, DrainScope::default()))
-            }
-        };
-        bindings.map(listener).collect()
+        let listeners = state.entries.iter().map(|entry| &entry.listener);
+        listeners.filter(|listener| listener.binding().is_some()).cloned().collect()
     }
 
     /// Starts the workers and accepts connections.
@@ -173,15 +166,12 @@ impl Listeners {
     pub(super) fn update_in_place(&self, config: &Config) -> bool {
         let mut has_changed = false;
         let all = config.all_listeners();
-        for entry in &mut self.state.lock().entries {
-            let mut new = all.iter();
-            let new = new.find(|new| entry.config.is_same_socket(new));
-            if let Some(new) = new.filter(|new| **new != entry.config) {
-                if let SocketState::Open(open) = &entry.socket {
-                    open.listener.replace_rules(new);
-                    has_changed = true;
-                }
-                entry.config = new.clone();
+        for entry in &self.state.lock().entries {
+            let old = entry.listener.rules();
+            let new = all.iter().find(|new| old.config.is_same_socket(new));
+            if let Some(new) = new.filter(|new| **new != old.config) {
+                entry.listener.replace_rules(new);
+                has_changed |= matches!(entry.socket, SocketState::Open(_));
             }
         }
         has_changed
@@ -194,9 +184,13 @@ impl Listeners {
         let mut old = std::mem::take(&mut state.entries);
         let entry = |new: config::Listener| {
             let mut known = old.iter();
-            let known = known.position(|entry| entry.config.is_same_socket(&new));
-            let known = known.map(|place| old.swap_remove(place).socket);
-            Entry { config: new, socket: known.unwrap_or(SocketState::Closed(String::new())) }
+            match known.position(|entry| entry.listener.rules().config.is_same_socket(&new)) {
+                Some(place) => old.swap_remove(place),
+                None => Entry {
+                    listener: Arc::new(Listener::new(&new, self.data_path.lifecycle.drain_scope())),
+                    socket: SocketState::Closed(String::new()),
+                },
+            }
         };
         let mut entries: Vec<_> = config.all_listeners().into_iter().map(entry).collect();
         // First, because a new listener may use one of their addresses.
@@ -205,7 +199,7 @@ impl Listeners {
         }
         for entry in &mut entries {
             if let SocketState::Closed(_) = entry.socket {
-                entry.socket = SocketState::of(bind(&entry.config));
+                entry.socket = SocketState::of(bind(&entry.listener.rules().config));
             }
         }
         state.entries = entries;
@@ -225,11 +219,11 @@ impl Listeners {
         let (SocketState::Open(open), Some(threads)) = (entry.socket, &state.threads) else {
             return;
         };
-        open.listener.drain.drain();
+        entry.listener.drain.drain();
         open.socket.stop();
-        let (name, address) = (&entry.config.name, open.address);
-        info!(listener = name, %address, "listener removed; its connections drain");
-        let listener = Arc::downgrade(&open.listener);
+        let (config, address) = (entry.listener.rules().config.clone(), open.address);
+        info!(listener = config.name, %address, "listener removed; its connections drain");
+        let listener = Arc::downgrade(&entry.listener);
         let (left, deadline) = (Weak::clone(&listener), self.deadline);
         threads.acceptors.spawn(async move {
             sleep(deadline).await;
@@ -237,12 +231,8 @@ impl Listeners {
                 listener.drain.close();
             }
         });
-        let row = ListenerRow {
-            listener: entry.config,
-            address,
-            state: ListenerState::Draining,
-            error: None,
-        };
+        let row =
+            ListenerRow { listener: config, address, state: ListenerState::Draining, error: None };
         state.removed.push(Removed { row, listener });
     }
 
@@ -252,16 +242,17 @@ impl Listeners {
         let mut state = self.state.lock();
         state.forget_ended();
         let own = state.entries.iter().map(|entry| {
-            let bind = entry.config.bind;
+            let config = entry.listener.rules().config.clone();
+            let bind = config.bind;
             let (address, state, error) = match &entry.socket {
                 SocketState::Closed(why) => (bind, ListenerState::Failed, Some(why.clone())),
                 SocketState::Bound(_) => (bind, ListenerState::Waiting, None),
-                SocketState::Open(open) if open.listener.drain.is_draining() => {
+                SocketState::Open(open) if entry.listener.drain.is_draining() => {
                     (open.address, ListenerState::Draining, None)
                 }
                 SocketState::Open(open) => (open.address, ListenerState::Open, None),
             };
-            ListenerRow { listener: entry.config.clone(), address, state, error }
+            ListenerRow { listener: config, address, state, error }
         });
         let removed = state.removed.iter().map(|removed| removed.row.clone());
         own.chain(removed).collect()
@@ -281,12 +272,13 @@ impl State {
             let SocketState::Closed(why) = &entry.socket else {
                 continue;
             };
-            let (line, name) = (&entry.config.line, &entry.config.name);
+            let config = &entry.listener.rules().config;
+            let (line, name) = (&config.line, &config.name);
             let message = format!(
                 "{line}: listener `{name}` is not open: {why}; it is tried again with the \
                  next change of a file"
             );
-            closed.push(entry.config.is_of_object(), message);
+            closed.push(config.is_of_object(), message);
         }
         closed
     }
@@ -302,17 +294,18 @@ impl State {
         for entry in &mut self.entries {
             let place = std::mem::replace(&mut entry.socket, SocketState::Closed(String::new()));
             entry.socket = match place {
-                SocketState::Bound(socket) => match open(data_path, threads, &entry.config, socket)
-                {
-                    Ok(open) => SocketState::Open(open),
-                    Err(error) => {
-                        let error = format!("{error:#}");
-                        if !entry.config.is_of_object() {
-                            failed.push(error.clone());
+                SocketState::Bound(socket) => {
+                    match open(data_path, threads, &entry.listener, socket) {
+                        Ok(open) => SocketState::Open(open),
+                        Err(error) => {
+                            let error = format!("{error:#}");
+                            if !entry.listener.rules().config.is_of_object() {
+                                failed.push(error.clone());
+                            }
+                            SocketState::Closed(error)
                         }
-                        SocketState::Closed(error)
                     }
-                },
+                }
                 other => other,
             };
         }
@@ -324,23 +317,22 @@ impl State {
 fn open(
     data_path: &Arc<DataPath>,
     threads: &DataPathThreads,
-    config: &config::Listener,
+    listener: &Arc<Listener>,
     socket: Socket,
 ) -> anyhow::Result<Open> {
-    let socket = listen(config, socket)?;
+    let socket = listen(&listener.rules().config, socket)?;
     let address = socket.local_addr()?;
     let registered = {
         let _runtime = threads.acceptors.enter();
         Arc::new(accept::register(socket)?)
     };
-    let listener = Arc::new(Listener::new(config, data_path.lifecycle.drain_scope()));
     let (socket, data_path) = (Arc::clone(&registered), Arc::clone(data_path));
-    let (accepting, workers) = (Arc::clone(&listener), threads.workers.clone());
+    let (accepting, workers) = (Arc::clone(listener), threads.workers.clone());
     threads.acceptors.spawn(async move {
         accept::run(&data_path, &socket, accepting, workers).await;
     });
-    info!(listener = config.name, %address, "listener opened");
-    Ok(Open { socket: registered, address, listener })
+    info!(listener = listener.rules().config.name, %address, "listener opened");
+    Ok(Open { socket: registered, address })
 }
 
 fn listen(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListener> {

@@ -11,14 +11,12 @@ mod explain;
 mod inputs;
 mod listeners;
 mod memory;
-mod mesh_files;
 mod names;
 mod reload;
 mod routes;
 mod server;
 mod signals;
 mod state;
-mod tables;
 mod thread;
 mod traffic;
 mod transit;
@@ -162,7 +160,7 @@ impl App {
             status.clear_pending(DISCOVERY);
         }
         status.set_conflicts(mem::take(&mut inputs.conflicts));
-        let entries = listeners::bind_all(inputs.config.all_listeners())?;
+        let entries = listeners::bind_all(&inputs.config, &front.lifecycle)?;
         let sockets = Sockets::bind(&inputs.config)?;
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));

@@ -1,7 +1,7 @@
 //! Warnings about aliases and names that lead nowhere in the mesh, or to an unexpected service.
 
 use crate::config::{Alias, Config, Discovery};
-use crate::snapshot::{Audience, Snapshot};
+use crate::snapshot::{self, Audience, Snapshot};
 
 /// Returns warnings about aliases, and about entries of `exposure` that another one hides. The
 /// snapshot contains the mesh and the configuration.
@@ -110,7 +110,7 @@ fn is_exposed(
     let entries = snapshot.exposure.entries(&entry).iter();
     let mut to = entries
         .filter(|entry| port.is_none_or(|port| entry.applies_to(port)))
-        .flat_map(|entry| &entry.audiences);
+        .flat_map(|entry| &entry.to);
     let admits = |to: &Audience| {
         let is_its = |own: &str| cluster.is_none_or(|cluster| *own == *cluster);
         to.anyone || to.cluster.as_deref().is_none_or(is_its)
@@ -210,7 +210,7 @@ fn missing_targets(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<S
 /// Returns whether an alias of a region has an endpoint, in this network or in one that peers may
 /// use.
 fn has_endpoint(config: &Config, alias: &Alias, snapshot: &Snapshot) -> bool {
-    let derived = super::tables::alias(config, alias);
+    let derived = snapshot::Alias::of(alias, &config.exposure.services);
     let Some(service) = snapshot.derived_services.get(&derived.label) else {
         return false;
     };

@@ -14,23 +14,23 @@ use anyhow::Context;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::config::{Config, Discovery, Examined, Identity, Listener, Log, Source};
+use crate::config::{Config, Discovery, Examined, Identity, Log, Source};
 use crate::snapshot::Policies;
 use crate::snapshot::builder::Change;
 use crate::status::ReloadSource;
 use crate::telemetry::LogHandle;
 use crate::tls::{IdentityMaterial, PeerTrust};
 use crate::watch::FileWatcher;
-use crate::xds::{self, objects::object_files};
+use crate::xds;
+use crate::xds::objects::{self, JoinResult, object_files};
 use crate::yaml::FILE_BYTES_MAX;
 
 use super::certificates::SharedCertificates;
-use super::inputs::{self, Inputs, Report};
+use super::inputs::{Inputs, MeshFiles, Report};
 use super::listeners::ClosedListeners;
-use super::mesh_files::{Joined, MeshFiles};
 use super::signals::ReloadSignal;
 use super::state::App;
-use super::{tables, traffic, trust};
+use super::trust;
 
 /// Interval at which rejected certificates are tried again.
 const CERTIFICATE_RETRY: Duration = Duration::from_secs(10);
@@ -310,8 +310,8 @@ impl Reloader {
         let new = new.map(|(new, (objects, object_findings))| {
             let restart_only = old.restart_only_changes(&new);
             let own = without_restart_only(&old, new);
-            let mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
-            let (new, joined) = report.join(&own, &mesh_files);
+            let mut mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
+            let (new, joined) = report.join(&own, &mut mesh_files);
             (own, new, mesh_files, joined, restart_only)
         });
         report.to_result()?;
@@ -329,17 +329,10 @@ impl Reloader {
         let set = trust::set(&new, &trust);
         certificates.replace(None, Some(trust), served);
         drop(certificates);
-        let holders = Arc::clone(&joined.holders);
-        let change = Change {
-            has_passthrough: Some(new.listeners.iter().any(Listener::is_tls)),
-            trust: Some(set),
-            names: Some(tables::name_table(&new)),
-            enforcement: Some(inputs::enforcement(&new)),
-            ..self.change(&new, joined)
-        };
+        let change = Change { trust: Some(set), ..self.change(&new, joined) };
         let file = new.file.display().to_string();
         self.own_config = own;
-        self.mesh_files = MeshFiles { holders, ..mesh_files };
+        self.mesh_files = mesh_files;
         let closed = self.publish(new, change);
         let mut left = closed.own;
         left.extend(restart_only.into_iter().map(|key| {
@@ -356,13 +349,7 @@ impl Reloader {
         // Before the snapshot update, whose generation causes open tunnels to be evaluated with
         // them.
         let listeners = self.app.listeners.update_in_place(&new);
-        self.app.publisher.update(Change {
-            listeners,
-            exposure: Some(tables::exposure_table(&new)),
-            traffic: Some(traffic::traffic_rules(&new)),
-            networks: Some(traffic::networks(&new)),
-            ..change
-        });
+        self.app.publisher.update(Change { listeners, ..change });
         // After the snapshot update, which contains the targets of a new listener.
         let closed = self.app.listeners.apply(&new);
         self.app.config.store(Arc::new(new));
@@ -386,7 +373,7 @@ impl Reloader {
     }
 
     fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
-        let (objects, object_findings) = xds::objects::load(&self.own_config.exposure.files)?;
+        let (objects, object_findings) = objects::load(&self.own_config.exposure.files)?;
         let mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
         let left = self.publish_files(mesh_files, None);
         self.passed_over.clone_from(&left);
@@ -404,14 +391,13 @@ impl Reloader {
 
     /// Joins the files with the configuration, and publishes both. Returns the parts of objects
     /// that are not in use.
-    fn publish_files(&mut self, files: MeshFiles, policies: Option<Policies>) -> Vec<String> {
+    fn publish_files(&mut self, mut files: MeshFiles, policies: Option<Policies>) -> Vec<String> {
         let config = self.app.config.load_full();
         let mut report = Report::from_findings(&files.mesh_findings);
         report.note(&files.object_findings);
-        let (new, joined) = report.join(&self.own_config, &files);
-        let holders = Arc::clone(&joined.holders);
+        let (new, joined) = report.join(&self.own_config, &mut files);
         let change = Change { policies, ..self.change(&new, joined) };
-        self.mesh_files = MeshFiles { holders, ..files };
+        self.mesh_files = files;
         let closed = if new == *config {
             self.app.publisher.update(change);
             self.app.listeners.apply(&new)
@@ -422,10 +408,10 @@ impl Reloader {
         [report.skipped_objects, closed.of_objects].concat()
     }
 
-    /// Returns the change of the snapshot for the joined files, and publishes their conflicts in
+    /// Returns the change of the snapshot for a configuration and the joined files, and publishes their conflicts in
     /// the status. A control plane provides the mesh itself.
-    fn change(&self, config: &Config, joined: Joined) -> Change {
-        self.app.status.set_conflicts(joined.conflicts);
+    fn change(&self, config: &Config, joined: JoinResult) -> Change {
+        self.app.status.set_conflicts(joined.conflicts.lines());
         let network = config.gateway.network.as_str();
         Change {
             mesh: match config.discovery {
@@ -433,7 +419,7 @@ impl Reloader {
                 Discovery::Istio { .. } | Discovery::Envoy { .. } => None,
             },
             scope: Some(joined.scope),
-            ..Change::default()
+            ..Change::of(config)
         }
     }
 

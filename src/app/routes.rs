@@ -10,8 +10,6 @@ use crate::snapshot::{Caller, LookupResult, Snapshot};
 use crate::wire::HBONE_PORT;
 use crate::wire::{Authority, Host};
 
-use super::tables::deny_list;
-
 /// Returns warnings about routes to services that are missing or that are gateways. Also warns of
 /// listeners with Istio's names if no service is exposed to anyone.
 pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> {
@@ -57,7 +55,7 @@ impl Gateways {
             Place::Address(_, ip) => Some(*ip),
             Place::Name(_) => None,
         });
-        Self { deny: deny_list(config), networks: addresses.collect() }
+        Self { deny: DenyList::of(config), networks: addresses.collect() }
     }
 
     /// Returns a warning if an endpoint of the route's service is a gateway. If that gateway

@@ -1,16 +1,13 @@
-//! Load balancing of the configuration: snapshot types, and checks against the mesh.
+//! Position of this gateway, and checks of the load balancing of the configuration against the
+//! mesh.
 
 use std::collections::HashSet;
-use std::iter;
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::config::pod::Pod;
-use crate::config::{Config, Discovery, Distribution, LocalityOrigin};
-use crate::snapshot::mesh::{Locality, Mesh, Scope};
-use crate::snapshot::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
-use crate::snapshot::{NetworkRule, NetworkTable};
-use crate::wire::HBONE_PORT;
+use crate::config::{Config, Discovery, LocalityOrigin};
+use crate::snapshot::mesh::{Locality, Mesh};
+use crate::snapshot::traffic::Position;
 use crate::wire::RegionPattern;
 use crate::xds::objects::limit_findings;
 use crate::yaml::Finding;
@@ -19,8 +16,7 @@ use crate::yaml::Finding;
 /// contains its record. Only istiod sends records of pods.
 pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
     let gateway = &config.gateway;
-    let (locality, is_istiod) =
-        (&gateway.locality, matches!(config.discovery, Discovery::Istio { .. }));
+    let is_istiod = matches!(config.discovery, Discovery::Istio { .. });
     let (origin, is_final) = match &gateway.locality_origin {
         LocalityOrigin::Unknown => ("", false),
         LocalityOrigin::Configuration => ("gateway.locality", true),
@@ -31,67 +27,8 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
         origin: origin.into(),
         own_uid: record.and_then(|pod| Some(pod.record.as_deref()?.into())),
         cluster: config.gateway.cluster.as_str().into(),
-        locality: Locality {
-            region: locality.region.as_str().into(),
-            zone: locality.zone.as_str().into(),
-            subzone: locality.subzone.as_str().into(),
-        },
+        locality: gateway.locality.clone(),
     }
-}
-
-/// Returns the balancing rules of the configuration.
-pub(super) fn traffic_rules(config: &Config) -> Traffic {
-    let (mut services, mut default_rule) = (Vec::new(), TrafficRule::default());
-    for entry in &config.traffic {
-        let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
-            Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
-            Distribution::Network => &[Scope::Network],
-            Distribution::Region => &[Scope::Network, Scope::Region],
-            Distribution::Any => &[],
-        });
-        let weights = entry.regions.iter();
-        let rule = TrafficRule {
-            namespace: entry.namespace.clone(),
-            preferences,
-            spill: entry.spill_below.map(Spill::below),
-            regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
-            by_latency: entry.latency,
-        };
-        match &entry.service {
-            Some(service) => {
-                let others = entry
-                    .alias_namespaces
-                    .iter()
-                    .map(|of| TrafficRule { namespace: Some(Arc::clone(of)), ..rule.clone() });
-                let others: Vec<_> = others.collect();
-                let rules = iter::once(rule).chain(others);
-                services.extend(rules.map(|rule| (service.as_str().into(), rule)));
-            }
-            None => default_rule = rule,
-        }
-    }
-    Traffic::new(services, default_rule)
-}
-
-/// Returns the other networks of the configuration.
-pub(super) fn networks(config: &Config) -> NetworkTable {
-    let networks = config.networks.iter().map(|network| {
-        let gateways = network.gateways.iter().map(|gateway| {
-            let port = gateway.port.unwrap_or(HBONE_PORT);
-            (gateway.host.as_str().into(), port)
-        });
-        let identities = network.identities.iter();
-        let rule = NetworkRule {
-            cluster: network.cluster.as_deref().unwrap_or_default().into(),
-            identities: identities.map(|one| one.as_str().into()).collect(),
-            gateways: gateways.collect(),
-        };
-        (network.name.as_str().into(), rule)
-    });
-    let domains = config.trust.domains.iter();
-    let domains = domains.map(|domain| (&*domain.name, &*domain.cluster));
-    let table = NetworkTable::from_iter(networks).with_domains(domains);
-    table.with_bindings(!config.bindings.is_empty())
 }
 
 /// Returns warnings about entries for services and regions that the mesh file does not have.

@@ -82,7 +82,7 @@ fn relies_on_default(snapshot: &Snapshot, service: &Service) -> bool {
     }
     if snapshot.exposure.has_entry(&entry) {
         let mut entries = snapshot.exposure.entries(&entry).iter();
-        return entries.any(|entry| entry.transit.is_none() && !entry.audiences.is_empty());
+        return entries.any(|entry| entry.transit.is_none() && !entry.to.is_empty());
     }
     let mut ports = service.definition.ports.keys();
     snapshot.is_exposed_by_default(host) || ports.any(|port| snapshot.is_exported(host, *port))
@@ -207,8 +207,6 @@ fn unlinked<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tables::exposure_table;
-    use super::super::traffic;
     use super::*;
     use crate::snapshot::builder::{Change, build};
     use crate::snapshot::mesh::{Mesh, Service, Template, Workload};
@@ -246,9 +244,7 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
         };
         let change = Change {
             mesh: Some((Mesh::new([service], [workload]), "east".into())),
-            exposure: Some(exposure_table(&config)),
-            networks: Some(traffic::networks(&config)),
-            ..Change::default()
+            ..Change::of(&config)
         };
         check_grants(&config, &build(&Snapshot::default(), change))
     }

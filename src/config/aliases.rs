@@ -58,6 +58,14 @@ section! {
     }
 }
 
+impl Alias {
+    /// Returns an alias for all consumers, of all endpoints.
+    pub fn new(name: HostPort, to: Vec<HostPort>) -> Self {
+        let line = Line::default();
+        Self { name, to, consumers: None, region: None, subset: None, line }
+    }
+}
+
 fn check(names: Names, value: Value<'_>) -> Option<Names> {
     let mut seen = BTreeSet::new();
     let items = value.at("names", "suffixes").entries();

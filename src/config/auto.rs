@@ -1,5 +1,7 @@
 //! `exposure.auto`: rules that export Services by labels, with Kubernetes' selectors.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
@@ -44,7 +46,7 @@ section! {
         /// Comparison with `values`.
         operator: Operator = required("In");
         /// Values of the label, of `In` and `NotIn`.
-        values: Vec<String> as Vec<MaybeEmpty> = default(Vec::new(), "none")
+        values: Vec<Arc<str>> as Vec<MaybeEmpty> = default(Vec::new(), "none")
             unless json!({"properties": {"operator": {"enum": ["Exists", "DoesNotExist"]}}});
     }
 }
@@ -89,7 +91,7 @@ impl Selector {
     fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|requirement| {
             let value = label(&requirement.key);
-            let is_listed = || requirement.values.iter().any(|one| Some(one.as_str()) == value);
+            let is_listed = || requirement.values.iter().any(|one| Some(&**one) == value);
             match requirement.operator {
                 Operator::In => is_listed(),
                 Operator::NotIn => !is_listed(),
@@ -161,7 +163,7 @@ impl Type for Labels {
             Some(Requirement {
                 key: entry.key.to_string(),
                 operator: Operator::In,
-                values: vec![value.text_or_empty()?.to_owned()],
+                values: vec![value.text_or_empty()?.into()],
             })
         });
         read.collect::<Vec<_>>().into_iter().collect()

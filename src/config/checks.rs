@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::define::Type;
 use super::{
-    ADMIN, Discovery, Distribution, Exposure, Gateway, Identity, Link, METRICS, Names, Policy,
-    PolicyMode, READINESS, Traffic, Trust,
+    ADMIN, Discovery, Distribution, Enforcement, Exposure, Gateway, Identity, Link, METRICS, Names,
+    Policy, READINESS, Traffic, Trust,
 };
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::label::KNOWN_LABELS;
@@ -193,7 +193,7 @@ impl Sections {
 
     /// Reports policies that are expected of a control plane of Envoy's.
     fn policies(&self, root: Value<'_>) {
-        let is_off = self.policy.is_none_or(|policy| policy.istio == PolicyMode::Off);
+        let is_off = self.policy.is_none_or(|policy| policy.istio == Enforcement::Off);
         if is_off || !matches!(self.discovery, Some(Discovery::Envoy { .. })) {
             return;
         }

@@ -119,6 +119,30 @@ section! {
     }
 }
 
+impl ExposedService {
+    /// Returns an entry without peers.
+    pub fn new(service: HostPort) -> Self {
+        Self {
+            service,
+            namespace: None,
+            to: Vec::new(),
+            names: Vec::new(),
+            workloads: false,
+            route_by: None,
+            transit: None,
+            limits: ServiceLimits::default(),
+            subsets: Vec::new(),
+            is_of_object: false,
+            line: Line::default(),
+        }
+    }
+
+    /// Returns a subset that this entry defines.
+    pub fn subset(&self, name: &str) -> Option<&ServiceSubset> {
+        self.subsets.iter().find(|subset| subset.name == name)
+    }
+}
+
 fn check(exposure: Exposure, value: Value<'_>) -> Option<Exposure> {
     let at = |key| value.at("exposure", key);
     if exposure.default == DefaultExposure::All {
@@ -243,12 +267,5 @@ fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
             }
             earlier.push((name, &exposed.service, value.line()));
         }
-    }
-}
-
-impl ExposedService {
-    /// Returns a subset that this entry defines.
-    pub fn subset(&self, name: &str) -> Option<&ServiceSubset> {
-        self.subsets.iter().find(|subset| subset.name == name)
     }
 }

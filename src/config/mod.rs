@@ -61,8 +61,8 @@ pub use listeners::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use networks::Network;
 pub use sections::{
-    ADMIN, Admin, DRAIN_DEADLINE, DRAIN_LAG, Dial, Dns, Drain, Gateway, Limits, Locality,
-    LocalityOrigin, Log, LogFormat, METRICS, Metrics, Policy, PolicyMode, READINESS, Readiness,
+    ADMIN, Admin, DRAIN_DEADLINE, DRAIN_LAG, Dial, Dns, Drain, Enforcement, Gateway, Limits,
+    Locality, LocalityOrigin, Log, LogFormat, METRICS, Metrics, Policy, READINESS, Readiness,
 };
 pub use subsets::{ServiceSubset, SubsetShare};
 pub use traffic::{Distribution, RegionWeight, Traffic};

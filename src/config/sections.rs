@@ -1,6 +1,7 @@
 //! Small sections: gateway, policy, DNS, dialling, limits, served addresses, drain and log.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -53,13 +54,15 @@ section! {
 
 section! {
     /// A region, a zone of it and a subzone; empty parts are unknown.
-    pub struct Locality at "gateway.locality" or default {
+    pub struct Locality at "gateway.locality" or default,
+        derive(Eq, PartialOrd, Ord, Hash)
+    {
         /// Region, such as `us-east-2`.
-        region: String as MaybeEmpty = default(String::new());
+        region: Arc<str> as MaybeEmpty = default(Arc::default());
         /// Zone, such as `us-east-2a`.
-        zone: String as MaybeEmpty = default(String::new());
+        zone: Arc<str> as MaybeEmpty = default(Arc::default());
         /// Subzone, such as a rack.
-        subzone: String as MaybeEmpty = default(String::new());
+        subzone: Arc<str> as MaybeEmpty = default(Arc::default());
     }
 }
 
@@ -92,13 +95,13 @@ section! {
     pub struct Policy at "policy" or default, derive(Copy, Eq), planned("files") {
         /// Treatment of Istio's authorization policies, from istiod or the mesh file. With
         /// `discovery.kind: envoy` there are no policies, and only `off` is accepted.
-        istio: PolicyMode = default(PolicyMode::Off);
+        istio: Enforcement = default(Enforcement::Off);
     }
 }
 
 words! {
     /// Treatment of authorization policies.
-    pub enum PolicyMode or Off {
+    pub enum Enforcement or Off {
         /// Policies are not evaluated, as in an Envoy in this place.
         Off = "off",
         /// Violations are logged and counted, and let through.

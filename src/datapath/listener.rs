@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use derive_more::Display;
-use ipnet::IpNet;
 
-use crate::config::{self, ListenerProtocol, TlsRouting};
+use crate::config::{self, Line, ListenerProtocol, TlsRouting};
 use crate::lifecycle::DrainScope;
 use crate::reason::Reason;
 use crate::wire::sni::{IstioName, RouteBy, SniPattern};
@@ -32,34 +31,17 @@ pub struct Listener {
 /// every address and does not limit transit.
 #[derive(Debug)]
 pub struct ListenerRules {
+    /// Listener of the configuration.
+    pub config: config::Listener,
     name: Arc<str>,
-    sources: Vec<IpNet>,
-    routing: Option<Routing>,
-    route_by: RouteBy,
-    transit: Transit,
+    routes: Routes,
     binding: Option<Arc<Binding>>,
 }
 
 impl Default for ListenerRules {
     fn default() -> Self {
-        Self {
-            name: Arc::default(),
-            sources: Vec::new(),
-            routing: None,
-            route_by: RouteBy::default(),
-            transit: Transit::Always,
-            binding: None,
-        }
+        Self::with_transit(Transit::Always)
     }
-}
-
-/// Routing of a TLS passthrough listener.
-#[derive(Debug)]
-enum Routing {
-    /// By Istio's server names.
-    Istio,
-    /// By its own routes.
-    Routes(Routes),
 }
 
 /// Routes by server name. A lookup tries the whole name, then each parent domain, so that a
@@ -138,32 +120,27 @@ impl Listener {
 impl ListenerRules {
     /// Creates rules that admit every address and limit transit.
     pub fn with_transit(transit: Transit) -> Self {
-        Self { transit, ..Self::default() }
+        Self::new(&config::Listener {
+            name: String::new(),
+            bind: ([0; 4], 0).into(),
+            line: Line::default(),
+            sources: Vec::new(),
+            protocol: ListenerProtocol::Hbone { route_by: RouteBy::default(), transit },
+        })
     }
 
     /// Creates the rules that the configuration describes.
     pub fn new(listener: &config::Listener) -> Self {
-        let mut rules = Self {
-            name: listener.name.as_str().into(),
-            sources: listener.sources.clone(),
-            routing: None,
-            route_by: RouteBy::Sni,
-            transit: Transit::Off,
-            binding: None,
+        let binding = match &listener.protocol {
+            ListenerProtocol::Binding(binding) => Some(Arc::new(Binding::new(binding))),
+            ListenerProtocol::Hbone { .. } | ListenerProtocol::Tls(_) => None,
         };
-        match &listener.protocol {
-            ListenerProtocol::Hbone { route_by, transit } => {
-                (rules.route_by, rules.transit) = (*route_by, *transit);
-            }
-            ListenerProtocol::Tls(TlsRouting::Istio { .. }) => rules.routing = Some(Routing::Istio),
-            ListenerProtocol::Tls(TlsRouting::Routes { routes }) => {
-                rules.routing = Some(Routing::Routes(Routes::new(routes)));
-            }
-            ListenerProtocol::Binding(binding) => {
-                rules.binding = Some(Arc::new(Binding::new(binding)));
-            }
+        Self {
+            name: listener.name.as_str().into(),
+            routes: Routes::new(listener.routes()),
+            binding,
+            config: listener.clone(),
         }
-        rules
     }
 
     /// Returns the name for the log.
@@ -173,27 +150,33 @@ impl ListenerRules {
 
     /// Returns the limit of transit.
     pub fn transit(&self) -> Transit {
-        self.transit
+        match self.config.protocol {
+            ListenerProtocol::Hbone { transit, .. } => transit,
+            ListenerProtocol::Tls(_) | ListenerProtocol::Binding(_) => Transit::Off,
+        }
     }
 
     /// Returns true if a peer with this address may connect.
     pub fn admits(&self, address: IpAddr) -> bool {
-        self.sources.is_empty() || self.sources.iter().any(|net| net.contains(&address))
+        !self.has_sources() || self.config.sources.iter().any(|net| net.contains(&address))
     }
 
     /// Returns true if only some addresses may connect.
     pub fn has_sources(&self) -> bool {
-        !self.sources.is_empty()
+        !self.config.sources.is_empty()
     }
 
     /// Returns true for a TLS passthrough listener.
     pub fn is_passthrough(&self) -> bool {
-        self.routing.is_some()
+        self.config.is_tls()
     }
 
     /// Returns the routing key of tunnels whose service does not define one.
     pub fn route_by(&self) -> RouteBy {
-        self.route_by
+        match self.config.protocol {
+            ListenerProtocol::Hbone { route_by, .. } => route_by,
+            ListenerProtocol::Tls(_) | ListenerProtocol::Binding(_) => RouteBy::Sni,
+        }
     }
 
     /// Returns the target of a ClientHello.
@@ -224,24 +207,21 @@ impl ListenerRules {
     }
 
     fn resolve(&self, name: Option<&str>, offers_istio: bool) -> Result<ListenerTarget, Reason> {
-        match &self.routing {
-            Some(Routing::Istio) => resolve_istio_name(name, offers_istio),
-            Some(Routing::Routes(routes)) => {
-                let (_, authority) = routes.longest_match(name).ok_or(Reason::UnknownSni)?;
-                Ok(ListenerTarget { authority: authority.clone(), granted_by_listener: true })
-            }
-            None => Err(Reason::UnknownSni),
+        if let ListenerProtocol::Tls(TlsRouting::Istio { .. }) = self.config.protocol {
+            return resolve_istio_name(name, offers_istio);
         }
+        let (_, authority) = self.routes.longest_match(name).ok_or(Reason::UnknownSni)?;
+        Ok(ListenerTarget { authority: authority.clone(), granted_by_listener: true })
     }
 
     /// Returns the server names of the listener's own routes, for display. `None` if it has no
     /// routes of its own.
     pub fn server_names(&self) -> Option<Vec<String>> {
-        let Some(Routing::Routes(routes)) = &self.routing else {
+        let ListenerProtocol::Tls(TlsRouting::Routes { .. }) = self.config.protocol else {
             return None;
         };
-        let exact = routes.exact.keys().map(ToString::to_string);
-        let below = routes.below.keys().map(|name| format!("*.{name}"));
+        let exact = self.routes.exact.keys().map(ToString::to_string);
+        let below = self.routes.below.keys().map(|name| format!("*.{name}"));
         let mut names: Vec<_> = exact.chain(below).collect();
         names.sort_unstable();
         Some(names)
@@ -249,13 +229,17 @@ impl ListenerRules {
 
     /// Describes the rule of a TLS listener that decides about a server name, for display.
     pub fn describe_match(&self, name: Option<&str>) -> String {
-        match &self.routing {
-            Some(Routing::Istio) => "matched by Istio's server name format".to_owned(),
-            Some(Routing::Routes(routes)) => match routes.longest_match(name) {
-                Some((pattern, _)) => format!("matched by the listener's route for {pattern}"),
-                None => "no matching listener route".to_owned(),
-            },
-            None => String::new(),
+        match (&self.config.protocol, self.routes.longest_match(name)) {
+            (ListenerProtocol::Tls(TlsRouting::Istio { .. }), _) => {
+                "matched by Istio's server name format".to_owned()
+            }
+            (ListenerProtocol::Tls(TlsRouting::Routes { .. }), Some((pattern, _))) => {
+                format!("matched by the listener's route for {pattern}")
+            }
+            (ListenerProtocol::Tls(TlsRouting::Routes { .. }), None) => {
+                "no matching listener route".to_owned()
+            }
+            _ => String::new(),
         }
     }
 }
@@ -329,7 +313,7 @@ mod tests {
         config::SniRoute {
             sni: sni.iter().map(pattern).collect(),
             to: config::HostPort::parse(to).expect("a target"),
-            line: config::Line::default(),
+            line: Line::default(),
         }
     }
 
@@ -337,7 +321,7 @@ mod tests {
         ListenerRules::new(&config::Listener {
             name: "one".to_owned(),
             bind: ([127, 0, 0, 1], 0).into(),
-            line: config::Line::default(),
+            line: Line::default(),
             sources: sources.iter().map(|net| net.parse().expect("a net")).collect(),
             protocol,
         })

@@ -207,8 +207,8 @@ fn uses_waypoint(
     };
     let is_trusted_waypoint = || match matched_by {
         MatchedBy::Alias(alias) => {
-            let targets = alias.targets.iter();
-            let mut behind = targets.filter_map(|(host, _)| snapshot.service_by_name(host));
+            let targets = alias.to.iter();
+            let mut behind = targets.filter_map(|to| snapshot.service_by_name(&to.host));
             behind.all(|service| is_waypoint_of(&service.definition))
         }
         _ => is_waypoint_of(definition),
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
     use crate::snapshot::builder::{Change, build};
     use crate::snapshot::mesh::{GatewayAddress, Place};
-    use crate::snapshot::tests::samples;
+    use crate::snapshot::tests::{alias, samples};
     use crate::snapshot::traffic::Position;
     use crate::snapshot::{Alias, NameTable, Protocol, TrustSet};
 
@@ -441,9 +441,11 @@ mod tests {
 
     #[test]
     fn a_waypoint_goes_past_those_of_an_alias_only_if_it_is_one_of_each_service() {
-        let target = |name: &str| (format!("{name}.app").into(), None);
-        let to = |names: &[&str]| names.iter().map(|name| target(name)).collect();
-        let alias = |names: &[&str]| Alias::new("all.global", None, to(names), None, None);
+        let all = |names: &[&str]| {
+            let hosts: Vec<_> = names.iter().map(|name| format!("{name}.app")).collect();
+            let hosts: Vec<_> = hosts.iter().map(String::as_str).collect();
+            Alias::new(alias("all.global", &hosts), None)
+        };
         let services = vec![
             service("one", &[(named("first"), 1)]),
             service("same", &[(named("first"), 1)]),
@@ -461,7 +463,7 @@ mod tests {
             (&["one"], Some(false)),
             (&["two"], Some(true)),
         ] {
-            let table = NameTable::new([], [("all.global", alias(names))]);
+            let table = NameTable::new([], [("all.global", all(names))]);
             let change = Change { names: Some(table), ..Change::default() };
             let snapshot = build(&built, change);
             let peer = peer(&snapshot, WAYPOINT);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::Line;
+use crate::config::{HostPort, Line};
 use crate::datapath::client_hello::ClientHello;
 use crate::datapath::identity::Peer;
 use crate::reason::Reason;
@@ -46,7 +46,7 @@ impl ConfigPositions {
             index: entry.index,
             line: line.map(Line::number),
             file: line.and_then(|line| line.file_beside(&self.file)),
-            to: entry.audiences.iter().map(ToString::to_string).collect(),
+            to: entry.to.iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -60,7 +60,7 @@ impl ConfigPositions {
     pub(super) fn alias(&self, alias: &Alias) -> String {
         match self.aliases.get(&alias.label) {
             Some((index, line)) => format!("names.aliases[{index}] (line {line})"),
-            None => format!("the alias {}", alias.host),
+            None => format!("the alias {}", alias.name.host),
         }
     }
 }
@@ -177,10 +177,10 @@ pub(super) fn admission(
     peer: &Peer,
 ) -> Option<String> {
     let nearly = entries.iter().find_map(|entry| {
-        let mut to = entry.audiences.iter().enumerate();
+        let mut to = entry.to.iter().enumerate();
         let (at, what) = to.find_map(|(at, to)| Some((at, missing_item(to, peer)?)))?;
         let place = places.service(entry.index);
-        Some(match entry.audiences.len() {
+        Some(match entry.to.len() {
             1 => format!("add {what} to {place}"),
             _ => format!("add {what} to `to[{at}]` of {place}"),
         })
@@ -254,7 +254,7 @@ pub(super) fn ports(service: &Service) -> String {
 
 /// Returns the remedy for an alias that leads to no existing service port.
 pub(super) fn target(snapshot: &Snapshot, places: &ConfigPositions, alias: &Alias) -> String {
-    let targets = alias.targets.iter().map(|(host, _)| {
+    let targets = alias.to.iter().map(|HostPort { host, .. }| {
         match snapshot.service_by_name(host).map(|service| ports(service)) {
             Some(ports) if !ports.is_empty() => format!("{host} has port {ports}"),
             Some(_) => format!("{host} has no port"),
@@ -272,8 +272,8 @@ pub(super) fn consumer(
     cluster: Option<&str>,
     port: u16,
 ) -> String {
-    if let Some(own) = alias.requested_port.filter(|own| *own != port) {
-        return format!("request {}:{own}", alias.host);
+    if let Some(own) = alias.name.port.filter(|own| *own != port) {
+        return format!("request {}:{own}", alias.name.host);
     }
     let place = places.alias(alias);
     match cluster {

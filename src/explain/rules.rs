@@ -218,10 +218,7 @@ fn describe_alias(alias: &Alias) -> String {
         None => "for every peer".to_owned(),
         Some(consumers) => format!("for peers of {}", consumers.join(", ")),
     };
-    let targets = alias.targets.iter().map(|(host, port)| match port {
-        Some(port) => format!("{host}:{port}"),
-        None => host.to_string(),
-    });
+    let targets = alias.to.iter().map(ToString::to_string);
     let to = targets.collect::<Vec<_>>().join(", ");
     let region = alias.region.as_deref();
     let region = region.map_or_else(String::new, |region| format!(", in region {region}"));
@@ -326,7 +323,7 @@ fn unknown_name(
     } else if let Some(service) = snapshot.service_by_unassigned_name(name) {
         without_port(service, requested.port)
     } else if let Some(other) = others.first() {
-        let port = other.requested_port.map(|port| format!(" at port {port}"));
+        let port = other.name.port.map(|port| format!(" at port {port}"));
         let port = port.unwrap_or_default();
         refusal(
             format!("not for this peer and port: {}{port}", describe_alias(other)),
@@ -463,7 +460,7 @@ fn allowed(state: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> R
     let description = subjects.iter().map(|subject| {
         let mut entries = subject.entries.iter();
         let entry = entries.find(|entry| {
-            let mut to = entry.audiences.iter();
+            let mut to = entry.to.iter();
             to.any(|to| to.admits(caller, &snapshot.trust))
         });
         let description = match entry {
@@ -558,7 +555,6 @@ fn entries<'a>(
     }
     let entries = snapshot.exposure.entries(&snapshot.exposure_host(to.host)).iter();
     let of_port = entries.filter(|entry| entry.applies_to(to.port));
-    let opens =
-        |one: &&Exposure| one.exposes_workloads || !matches!(matched_by, MatchedBy::Workload(_));
+    let opens = |one: &&Exposure| one.workloads || !matches!(matched_by, MatchedBy::Workload(_));
     of_port.filter(opens).collect()
 }

@@ -10,6 +10,7 @@ use super::{
     Enforcement, ExportSet, ExposureTable, NameTable, NetworkTable, Policies, ServiceVisibility,
     Snapshot, TrustSet,
 };
+use crate::config::{Config, Listener};
 
 /// Parts of a snapshot that may change at once. A `None` part stays as it was.
 #[derive(Debug, Default)]
@@ -44,6 +45,21 @@ pub struct Change {
     pub networks: Option<NetworkTable>,
     /// Operator override. It holds until it is reverted.
     pub overrides: Option<Override>,
+}
+
+impl Change {
+    /// Returns the parts that a configuration alone determines.
+    pub fn of(config: &Config) -> Self {
+        Self {
+            exposure: Some(ExposureTable::of(config)),
+            names: Some(NameTable::of(config)),
+            has_passthrough: Some(config.listeners.iter().any(Listener::is_tls)),
+            enforcement: Some(config.policy.istio),
+            traffic: Some(Traffic::of(&config.traffic)),
+            networks: Some(NetworkTable::of(config)),
+            ..Self::default()
+        }
+    }
 }
 
 /// Builds the next snapshot. The cost depends on the change. Unchanged endpoints keep their state.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use super::exclusion::remote_network;
 use super::tiers::Ranking;
 use super::{Alias, Service, Shards, Snapshot, Subset, mesh};
+use crate::config::HostPort;
 
 impl Snapshot {
     /// Builds the derived service of an alias, or removes it if no target exists. If one target has
     /// a waypoint, tunnels to all targets go there, so that no waypoint is bypassed.
     pub(super) fn build_derived(&mut self, before: &Self, alias: &Alias) {
-        let targets = alias.targets.iter().filter_map(|(host, port)| {
+        let targets = alias.to.iter().filter_map(|HostPort { host, port }| {
             let service = self.service_by_name(host)?;
             Some((Arc::clone(&service.definition), *port))
         });
@@ -23,9 +24,9 @@ impl Snapshot {
         };
         let all = || behind.iter().map(|(service, _)| service);
         let requested = behind.iter().flat_map(|(service, port)| {
-            let (ports, meant) = (service.ports.keys(), port.or(alias.requested_port));
+            let (ports, meant) = (service.ports.keys(), port.or(alias.name.port));
             let meant = ports.filter(move |own| meant.is_none_or(|port| port == **own));
-            meant.map(|own| alias.requested_port.unwrap_or(*own))
+            meant.map(|own| alias.name.port.unwrap_or(*own))
         });
         let ports: BTreeMap<_, _> = requested.map(|port| (port, 0)).collect();
         let assignments = ports.keys().filter_map(|port| {
@@ -44,14 +45,14 @@ impl Snapshot {
         });
         let (network, balancing) = (&self.index.network, &self.balancing);
         let ranking = |port| {
-            let ranking = Ranking::new(&definition, port, &alias.host, network, balancing);
+            let ranking = Ranking::new(&definition, port, &alias.name.host, network, balancing);
             ranking.with_subset(alias.subset.as_ref())
         };
         // The results of dials of other targets say nothing.
-        let host = alias.targets.first().map_or("", |(host, _)| host);
+        let host = alias.to.first().map_or("", |target| &target.host);
         let mut same = before.names.derived_aliases_for(host).iter();
         let same = same.any(|one| {
-            one.label == alias.label && one.targets == alias.targets && one.subset == alias.subset
+            one.label == alias.label && one.to == alias.to && one.subset == alias.subset
         });
         let earlier = before.derived_services.get(&alias.label).filter(|_| same);
         let service = self.index.service(&definition, &behind, Some(alias), earlier, ranking);

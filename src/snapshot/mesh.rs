@@ -10,6 +10,7 @@ use derive_more::{Deref, Display};
 use serde::Serialize;
 
 use super::shards::Shards;
+pub use crate::config::Locality;
 use crate::status::{PodName, WorkloadLabels};
 
 /// Namespace of services whose source has none. A rule that is limited to a
@@ -410,17 +411,6 @@ pub enum Protocol {
     Tcp,
     /// HBONE at port 15008. The inner CONNECT, which we do not see, names the target port.
     Hbone,
-}
-
-/// Locality of a gateway or an endpoint.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub struct Locality {
-    /// Region, such as `us-east-2`.
-    pub region: Arc<str>,
-    /// Zone, such as `us-east-2a`.
-    pub zone: Arc<str>,
-    /// Subzone, such as a rack.
-    pub subzone: Arc<str>,
 }
 
 impl Template {

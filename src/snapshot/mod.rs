@@ -67,7 +67,7 @@ pub use hosts::{Answer, Host, Hosts, RefreshRequests};
 pub use link_factors::{LinkFactors, NO_LINK_FACTORS};
 pub use lookup::{LookupResult, MatchedBy, ServicePort, exclusion_reason, location_exclusion};
 pub use mesh::{Locality, Protocol};
-pub use names::{Alias, NameTable, Target};
+pub use names::{Alias, NameTable};
 pub use networks::{NetworkRule, NetworkTable, gateway_record};
 pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};

@@ -6,8 +6,11 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use super::Subset;
+use derive_more::Deref;
+
 use super::mesh::Workload;
+use super::subset::{self, Subset};
+use crate::config::{self, Config, ExposedService, HostPort};
 use crate::wire::{Authority, Host};
 
 /// Families and aliases of the configuration. The table is independent of the mesh, like the
@@ -23,66 +26,45 @@ pub struct NameTable {
 }
 
 /// Configured name that leads to one or more services.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Deref, PartialEq)]
 pub struct Alias {
-    /// Port that the authority must have; `None` matches any port.
-    pub requested_port: Option<u16>,
-    /// Hostnames and ports of the services; a target without a port uses the requested port.
-    pub targets: Vec<Target>,
-    /// Clusters to which the name is visible; `None` means every peer.
-    pub consumers: Option<Vec<Box<str>>>,
-    /// Region that restricts the endpoints; `None` means any.
-    pub region: Option<Box<str>>,
+    /// Entry of the configuration.
+    #[deref]
+    pub entry: config::Alias,
     /// Subset that restricts the endpoints; `None` means any.
     pub subset: Option<Subset>,
-    /// Name without port.
-    pub host: Box<str>,
     /// Name of the derived service, which is never a valid authority.
     pub label: Arc<str>,
 }
 
-/// Hostname and port of a service.
-pub type Target = (Box<str>, Option<u16>);
-
 impl Alias {
-    /// Returns the alias `host` of the services in `to`, for the port `requested` or for any port.
-    pub fn new(
-        host: &str,
-        requested: Option<u16>,
-        to: Vec<Target>,
-        consumers: Option<Vec<Box<str>>>,
-        region: Option<Box<str>>,
-    ) -> Self {
+    /// Returns the alias of an entry, whose subset is `subset`.
+    pub fn new(entry: config::Alias, subset: Option<Subset>) -> Self {
         // The label always has an `@`, which no authority contains, so no hostname equals it.
-        let mut label = host.to_owned();
-        if let Some(port) = requested {
-            let _ = write!(label, ":{port}");
-        }
-        if let Some(consumers) = &consumers {
+        let mut label = entry.name.to_string();
+        if let Some(consumers) = &entry.consumers {
             let _ = write!(label, "({})", consumers.join(","));
         }
-        let _ = write!(label, "@{}", region.as_deref().unwrap_or("*"));
-        Self {
-            requested_port: requested,
-            targets: to,
-            consumers,
-            region,
-            subset: None,
-            host: host.into(),
-            label: label.into(),
+        let _ = write!(label, "@{}", entry.region.as_deref().unwrap_or("*"));
+        if let Some(subset) = &subset {
+            let _ = write!(label, "#{subset}");
         }
+        Self { entry, subset, label: label.into() }
     }
 
-    /// Restricts the endpoints to a subset.
-    #[must_use]
-    pub fn with_subset(self, subset: Subset) -> Self {
-        Self { label: format!("{}#{subset}", self.label).into(), subset: Some(subset), ..self }
+    /// Returns the alias of an entry, whose subset is one of `services`.
+    pub fn of(entry: &config::Alias, services: &[ExposedService]) -> Self {
+        let subset = entry.to.first().zip(entry.subset.as_ref()).and_then(|(target, name)| {
+            let of = subset::find(services, &target.host, name)?;
+            Some(Subset::of(&target.host, of, services))
+        });
+        Self::new(entry.clone(), subset)
     }
 
     /// Returns the target if the alias is only another name for one service: it has a single
     /// target, and neither region nor subset.
-    pub fn single_target(&self) -> Option<&Target> {
-        match &*self.targets {
+    pub fn single_target(&self) -> Option<&HostPort> {
+        match &*self.to {
             [only] if self.region.is_none() && self.subset.is_none() => Some(only),
             _ => None,
         }
@@ -98,8 +80,8 @@ impl Alias {
     /// Returns whether the alias still leads to every target of `earlier`. Additional targets are
     /// allowed.
     pub(super) fn keeps_targets_of(&self, earlier: &Self) -> bool {
-        let is_there = |target: &Target| self.targets.contains(target);
-        self.label == earlier.label && earlier.targets.iter().all(is_there)
+        let is_there = |target: &HostPort| self.to.contains(target);
+        self.label == earlier.label && earlier.to.iter().all(is_there)
     }
 
     fn has_consumer(&self, cluster: Option<&str>) -> bool {
@@ -119,18 +101,39 @@ impl NameTable {
         let mut table =
             Self { suffixes: suffixes.into_iter().map(Into::into).collect(), ..Self::default() };
         for (host, alias) in aliases {
-            let alias = Arc::new(alias);
-            if alias.single_target().is_none() {
-                for (target, _) in &alias.targets {
-                    let key = table.family_key(target).into();
-                    let derived = table.derived.entry(key).or_default();
-                    derived.push(Arc::clone(&alias));
-                }
-            }
-            let key = table.alias_key(host).into_owned();
-            table.aliases.entry(key.into()).or_default().push(alias);
+            table.add(host, alias);
         }
         table
+    }
+
+    /// Returns the table of a configuration.
+    pub fn of(config: &Config) -> Self {
+        let services = &config.exposure.services;
+        let mut table = Self::new(config.names.suffixes.iter().map(String::as_str), []);
+        for alias in &config.names.aliases {
+            table.add(&alias.name.host, Alias::of(alias, services));
+        }
+        for exposed in services {
+            let name = HostPort { port: None, ..exposed.service.clone() };
+            for of in &exposed.subsets {
+                let subset = Subset::of(&name.host, of, services);
+                let entry = config::Alias::new(name.clone(), vec![name.clone()]);
+                table.add(&format!("{}@{}", name.host, of.name), Alias::new(entry, Some(subset)));
+            }
+        }
+        table
+    }
+
+    fn add(&mut self, host: &str, alias: Alias) {
+        let alias = Arc::new(alias);
+        if alias.single_target().is_none() {
+            for target in &alias.to {
+                let key = self.family_key(&target.host).into();
+                self.derived.entry(key).or_default().push(Arc::clone(&alias));
+            }
+        }
+        let key = self.alias_key(host).into_owned();
+        self.aliases.entry(key.into()).or_default().push(alias);
     }
 
     /// Returns the alias that matches `requested` for peers of `cluster`. An alias with consumers
@@ -140,8 +143,7 @@ impl NameTable {
             return None;
         };
         let aliases = self.aliases.get(&*self.alias_key(name))?;
-        let fits =
-            |alias: &&Arc<Alias>| alias.requested_port.is_none_or(|port| port == requested.port);
+        let fits = |alias: &&Arc<Alias>| alias.name.port.is_none_or(|port| port == requested.port);
         let mut fitting = aliases.iter().filter(fits);
         let own = fitting.clone().find(|alias| alias.has_consumer(cluster));
         own.or_else(|| fitting.find(|alias| alias.consumers.is_none()))

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use super::mesh::{Protocol, Template, Workload};
 use super::remote::GATEWAY_RECORD;
+use crate::config::{Config, Network};
+use crate::wire::HBONE_PORT;
 
 /// Configured networks by name, and the trust domains of clusters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,6 +31,16 @@ pub struct NetworkRule {
 }
 
 impl NetworkTable {
+    /// Returns the table of a configuration.
+    pub fn of(config: &Config) -> Self {
+        let networks = config.networks.iter();
+        let rules = networks.map(|one| (one.name.as_str().into(), NetworkRule::of(one)));
+        let domains = config.trust.domains.iter();
+        Self::from_iter(rules)
+            .with_domains(domains.map(|domain| (&*domain.name, &*domain.cluster)))
+            .with_bindings(!config.bindings.is_empty())
+    }
+
     /// Returns the table with these trust domains, each with its cluster.
     pub fn with_domains<'a>(self, domains: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let domains = domains.into_iter();
@@ -74,6 +86,21 @@ impl NetworkTable {
     pub(super) fn has_identity(&self, principal: &str) -> bool {
         let mut identities = self.rules.values().flat_map(|rule| &rule.identities);
         identities.any(|identity| **identity == *principal)
+    }
+}
+
+impl NetworkRule {
+    fn of(network: &Network) -> Self {
+        let gateways = network.gateways.iter().map(|gateway| {
+            let port = gateway.port.unwrap_or(HBONE_PORT);
+            (gateway.host.as_str().into(), port)
+        });
+        let identities = network.identities.iter();
+        Self {
+            cluster: network.cluster.as_deref().unwrap_or_default().into(),
+            identities: identities.map(|one| one.as_str().into()).collect(),
+            gateways: gateways.collect(),
+        }
     }
 }
 

@@ -8,18 +8,7 @@ use std::sync::Arc;
 
 use super::authorization::{Action, Attributes, Policy, PolicyScope};
 use super::mesh::Workload;
-
-/// Enforcement mode of Istio's authorization policies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Enforcement {
-    /// Policies are not evaluated.
-    #[default]
-    Off,
-    /// Rejections are logged and counted, but not enforced.
-    Audit,
-    /// Rejections are enforced.
-    Enforce,
-}
+pub use crate::config::Enforcement;
 
 /// All policies by scope.
 ///

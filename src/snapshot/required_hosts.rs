@@ -47,8 +47,7 @@ impl<'a> WantedHosts<'a> {
             Self { snapshot, passthrough_names: HashSet::new(), waypoints: OnceCell::new() };
         for name in snapshot.exposure.passthrough_hosts() {
             let aliases = snapshot.names.aliases_of(name).iter();
-            let targets = aliases.flat_map(|alias| &alias.targets);
-            let targets = targets.map(|(target, _)| &**target);
+            let targets = aliases.flat_map(|alias| &alias.to).map(|target| &*target.host);
             let hosts = targets.chain(snapshot.exposure.hosts_with_alias(name));
             let families = hosts.chain([name]).map(|host| pass.family(host));
             let families: Vec<_> = families.collect();
@@ -105,7 +104,7 @@ impl<'a> WantedHosts<'a> {
         let entry = snapshot.exposure_host(host);
         if snapshot.exposure.has_entry(&entry) {
             let mut entries = snapshot.exposure.entries(&entry).iter();
-            return entries.any(|entry| !entry.audiences.is_empty());
+            return entries.any(|entry| !entry.to.is_empty());
         }
         snapshot.is_exposed_by_default(host) || ports.any(|port| snapshot.is_exported(host, port))
     }
@@ -131,9 +130,9 @@ mod tests {
     use super::super::builder::{Change, build};
     use super::super::mesh::Template;
     use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Waypoint};
-    use super::super::{Alias, Audience, ExportSet, Exposure, ExposureTable, NameTable};
+    use super::super::{Alias, Audience, ExportSet, ExposureTable, NameTable};
     use super::*;
-    use crate::snapshot::tests::samples;
+    use crate::snapshot::tests::{alias, entry, samples};
 
     fn service(name: &str, behind: Option<&str>) -> Service {
         let waypoint = |name: &str| Waypoint {
@@ -193,8 +192,7 @@ mod tests {
 
     fn exposure(to: Vec<Audience>) -> ExposureTable {
         let mut table = ExposureTable::new(false);
-        let exposure = Exposure { audiences: to, ..Exposure::default() };
-        table.add_entry("echo.app", &exposure, []);
+        table.add(entry("echo.app", to));
         table
     }
 
@@ -297,8 +295,7 @@ mod tests {
         let named = |name: &str| {
             let mut routed = exposure(Vec::new());
             routed.add_passthrough_hosts([name]);
-            let target = ("echo.app.one".into(), None);
-            let alias = Alias::new("alias", None, vec![target], None, None);
+            let alias = Alias::new(alias("alias", &["echo.app.one"]), None);
             let mut mesh = mesh();
             let service = "app/echo.app.two";
             let two = workload("two", |of| {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::mesh::Workload;
 use super::remote::UNNAMED_CLUSTER;
+use crate::config::{ExposedService, ServiceSubset};
 use crate::wire::label::{CLUSTER, REGION, ZONE};
 
 /// Subset, or shares of several.
@@ -23,12 +24,23 @@ pub struct SubsetPart {
     /// Name of the subset.
     pub name: Arc<str>,
     /// Keys and values of all labels that its workloads have.
-    pub labels: Box<[(Box<str>, Box<str>)]>,
+    pub labels: Vec<(String, String)>,
     /// Weight among the parts.
     pub weight: u32,
 }
 
 impl Subset {
+    /// Returns a subset of the service `host`. Other subsets, of which it may have shares, are those
+    /// of `services`.
+    pub fn of(host: &str, of: &ServiceSubset, services: &[ExposedService]) -> Self {
+        let shares = of.split.iter().filter_map(|share| {
+            let of = find(services, host, &share.subset)?;
+            Some(SubsetPart::of(of, share.weight))
+        });
+        let own = of.split.is_empty().then(|| SubsetPart::of(of, 1));
+        Self { name: of.name.as_str().into(), parts: shares.chain(own).collect() }
+    }
+
     /// Returns the index of the part of a workload of the own network.
     pub(super) fn part_of(&self, workload: &Workload) -> Option<usize> {
         let has = |part: &SubsetPart| part.has(|key| label(workload, key));
@@ -57,7 +69,21 @@ impl Subset {
     }
 }
 
+/// Returns a subset that an entry of the service `host` defines.
+pub(super) fn find<'a>(
+    services: &'a [ExposedService],
+    host: &str,
+    name: &str,
+) -> Option<&'a ServiceSubset> {
+    let mut services = services.iter().filter(|exposed| exposed.service.host == host);
+    services.find_map(|exposed| exposed.subset(name))
+}
+
 impl SubsetPart {
+    fn of(of: &ServiceSubset, weight: u32) -> Self {
+        Self { name: of.name.as_str().into(), labels: of.labels.clone(), weight }
+    }
+
     fn has<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
         let mut labels = self.labels.iter();
         labels.all(|(key, wanted)| value(key) == Some(&**wanted))

@@ -2,10 +2,11 @@
 //! configuration, and the overrides of an operator since the start.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, iter};
 
 use super::mesh::{Locality, Mesh, Scope, UNKNOWN_NAMESPACE};
+use crate::config::{self, Distribution};
 use crate::wire::RegionPattern;
 
 /// Position of this gateway; its network comes with the mesh.
@@ -58,8 +59,8 @@ pub struct Traffic {
 /// Rule for one service, or for every service. A key that is `None` is unset.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrafficRule {
-    /// Namespace of the services that the rule is limited to.
-    pub namespace: Option<Arc<str>>,
+    /// Namespaces of the services that the rule is limited to; empty for all.
+    pub namespaces: Vec<Arc<str>>,
     /// Scopes in which endpoints are preferred.
     pub preferences: Option<&'static [Scope]>,
     /// Ratio of ready endpoints below which a tier leaves some of its share to the next one.
@@ -192,7 +193,44 @@ pub(super) fn matches_locality(pattern: &RegionPattern, locality: &Locality) -> 
     pattern.matches(&locality.region, &locality.zone, &locality.subzone)
 }
 
+impl TrafficRule {
+    /// Returns the rule of an entry of the configuration.
+    fn of(entry: &config::Traffic) -> Self {
+        let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
+            Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
+            Distribution::Network => &[Scope::Network],
+            Distribution::Region => &[Scope::Network, Scope::Region],
+            Distribution::Any => &[],
+        });
+        let own = entry.namespace.iter();
+        let all = own.flat_map(|own| iter::once(own).chain(&entry.alias_namespaces));
+        let weights = entry.regions.iter();
+        Self {
+            namespaces: all.cloned().collect(),
+            preferences,
+            spill: entry.spill_below.map(Spill::below),
+            regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
+            by_latency: entry.latency,
+        }
+    }
+}
+
 impl Traffic {
+    /// Returns the rules of the entries of a configuration.
+    pub fn of(entries: &[config::Traffic]) -> Self {
+        let mut traffic = Self::default();
+        for entry in entries {
+            let rule = TrafficRule::of(entry);
+            match &entry.service {
+                Some(host) => {
+                    traffic.services.entry(host.as_str().into()).or_default().push(rule);
+                }
+                None => traffic.default_rule = rule,
+            }
+        }
+        traffic
+    }
+
     /// Returns the rules of services by hostname, with the rule for every service.
     pub fn new(
         services: impl IntoIterator<Item = (Arc<str>, TrafficRule)>,
@@ -210,7 +248,10 @@ impl Traffic {
     pub(super) fn rule(&self, host: &str, namespace: &str) -> Option<&TrafficRule> {
         let known = Some(namespace).filter(|of| *of != UNKNOWN_NAMESPACE);
         let mut rules = self.services.get(host)?.iter();
-        rules.find(|rule| rule.namespace.is_none() || rule.namespace.as_deref() == known)
+        rules.find(|rule| {
+            let mut namespaces = rule.namespaces.iter();
+            rule.namespaces.is_empty() || namespaces.any(|only| Some(&**only) == known)
+        })
     }
 }
 
@@ -294,7 +335,7 @@ mod tests {
     #[test]
     fn a_rule_of_a_namespace_applies_to_its_services_only() {
         let rule = |namespace: Option<&str>, percent| TrafficRule {
-            namespace: namespace.map(Into::into),
+            namespaces: namespace.into_iter().map(Into::into).collect(),
             spill: Some(Spill::below(percent)),
             ..TrafficRule::default()
         };

@@ -102,7 +102,7 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
     }
     let names = Arc::clone(&snapshot.names);
     for alias in names.derived_aliases() {
-        if new.differs(old, &alias.host) {
+        if new.differs(old, &alias.name.host) {
             snapshot.build_derived(before, alias);
         }
     }

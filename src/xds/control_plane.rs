@@ -138,9 +138,9 @@ fn envoy_node(names: &NodeNames, locality: &config::Locality, pod: &Pod) -> Node
         id: id.unwrap_or_else(|| format!("{}.{}", pod.name, pod.namespace)),
         cluster: cluster.unwrap_or_else(|| pod.cluster.clone()),
         locality: Some(Locality {
-            region: locality.region.clone(),
-            zone: locality.zone.clone(),
-            sub_zone: locality.subzone.clone(),
+            region: locality.region.to_string(),
+            zone: locality.zone.to_string(),
+            sub_zone: locality.subzone.to_string(),
         }),
         ..Node::default()
     }

@@ -140,6 +140,11 @@ impl Findings {
         self.0.is_empty()
     }
 
+    /// Returns each finding in a line.
+    pub fn lines(&self) -> Vec<String> {
+        self.0.iter().map(ToString::to_string).collect()
+    }
+
     /// Makes the findings of a file that cannot be parsed.
     pub(crate) fn one(file: &Path, position: Position, what: &str, how: &str) -> Self {
         let report = Report::new(file);

@@ -3,8 +3,10 @@
 use super::super::admin_router;
 use super::super::tests::{Fixture, ask, fixture, mesh};
 use super::*;
+use crate::config::ExposedService;
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Exposure, ExposureTable, Protocol, mesh};
+use crate::snapshot::tests::entry;
+use crate::snapshot::{ExposureTable, Protocol, mesh};
 use crate::wire::Transit;
 
 /// Adds a copy of the usual mesh's workload in each of the regions.
@@ -79,8 +81,7 @@ fn mesh_of_two_networks() -> Mesh {
 /// Publishes the mesh of two networks, and exposes its service.
 fn publish_two_networks(fixture: &Fixture, transit: Transit) {
     let mut exposure = ExposureTable::new(false);
-    let entry = Exposure { transit: Some(transit), ..Exposure::default() };
-    exposure.add_entry("echo.app", &entry, []);
+    exposure.add(ExposedService { transit: Some(transit), ..entry("echo.app", Vec::new()) });
     fixture.publisher.update(Change {
         mesh: Some((mesh_of_two_networks(), "east".into())),
         exposure: Some(exposure),

@@ -78,14 +78,14 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
 }
 
 fn of_entry(entry: &Exposure, default: Transit) -> impl Iterator<Item = String> {
-    let port = entry.port.map(|port| format!(" on port {port}"));
+    let port = entry.service.port.map(|port| format!(" on port {port}"));
     let port = port.unwrap_or_default();
-    let workloads = if entry.exposes_workloads { ", its workloads too" } else { "" };
+    let workloads = if entry.workloads { ", its workloads too" } else { "" };
     let transit = other_networks(entry.transit.unwrap_or(default));
     let limits = entry.limits;
     let limits = limits.is_some().then(|| format!(" (limits: {limits})"));
     let limits = limits.unwrap_or_default();
-    let audiences = entry.audiences.iter();
+    let audiences = entry.to.iter();
     audiences.map(move |to| format!("{to}{port}{workloads}{transit}{limits}"))
 }
 

@@ -258,8 +258,8 @@ fn services(
 fn hosts_named(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
     let exposed = snapshot.exposure.hosts_with_alias(name);
     let aliases = snapshot.names.aliases_of(name).iter();
-    let targets = aliases.flat_map(|alias| &alias.targets);
-    let hosts = exposed.chain(targets.map(|(host, _)| &**host)).chain([name]);
+    let targets = aliases.flat_map(|alias| &alias.to);
+    let hosts = exposed.chain(targets.map(|target| &*target.host)).chain([name]);
     let services = hosts.filter_map(|host| snapshot.service_by_name(host));
     services.map(|service| Arc::clone(&service.hostname)).collect()
 }

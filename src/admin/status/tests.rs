@@ -6,7 +6,8 @@ use super::*;
 use crate::admin::tests::{Fixture, ask, fixture};
 use crate::admin::{ListenerState, admin_router};
 use crate::config::{
-    Audience, HostPort, Line, Listener, ListenerProtocol, ObjectBindings, SniRoute, TlsRouting,
+    Audience, ExposedService, HostPort, Line, Listener, ListenerProtocol, ObjectBindings, SniRoute,
+    TlsRouting,
 };
 use crate::limits::{OwnedPool, Pool, Resource, Source};
 use crate::status::{
@@ -351,7 +352,8 @@ async fn holders_of_each_resource_are_a_table_with_the_largest_first() {
 #[test]
 fn exposure_says_to_whom_and_by_which_rule() {
     use crate::snapshot::builder::Change;
-    use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable, Publisher};
+    use crate::snapshot::tests::entry;
+    use crate::snapshot::{Audience, ExportSet, ExposureTable, Publisher};
     let reported = |table: ExposureTable, exports: &[(&str, u16)]| {
         let publisher = Publisher::new();
         publisher.update(Change {
@@ -379,27 +381,23 @@ fn exposure_says_to_whom_and_by_which_rule() {
         },
         Audience { anyone: true, ..Audience::default() },
     ];
-    let entry = |to| {
+    let exposed = |to| {
         let mut table = ExposureTable::new(true);
-        let entry = Exposure { port: Some(80), audiences: to, ..Exposure::default() };
-        table.add_entry("echo.app", &entry, []);
+        table.add(entry("echo.app:80", to));
         table
     };
     assert_eq!(
-        reported(entry(to), &[("echo.app", 81)]),
+        reported(exposed(to), &[("echo.app", 81)]),
         [
             "cluster west, namespace a or b, account a/x on port 80",
             "every peer of the trust set on port 80"
         ]
     );
-    assert_eq!(reported(entry(vec![]), &[]), ["nobody: its `to` is empty"]);
+    assert_eq!(reported(exposed(vec![]), &[]), ["nobody: its `to` is empty"]);
     let mut of_other = ExposureTable::new(true);
-    let entry = Exposure {
-        namespace: Some("other".into()),
-        audiences: vec![Audience { anyone: true, ..Audience::default() }],
-        ..Exposure::default()
-    };
-    of_other.add_entry("echo.app", &entry, []);
+    let to = vec![Audience { anyone: true, ..Audience::default() }];
+    let namespace = Some("other".into());
+    of_other.add(ExposedService { namespace, ..entry("echo.app", to) });
     assert_eq!(
         reported(of_other, &[]),
         ["nobody: `exposure` selects the service of namespace other"]

@@ -11,11 +11,12 @@ use tower::ServiceExt;
 use tracing::Subscriber;
 
 use super::*;
-use crate::config::{Log, LogFormat};
+use crate::config::{ExposedService, Log, LogFormat};
 use crate::explain::Answer;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Service, Template, Waypoint, Workload};
-use crate::snapshot::{Exposure, ExposureTable, InFlight, Protocol, Publisher};
+use crate::snapshot::tests::{entry, hosts};
+use crate::snapshot::{ExposureTable, InFlight, Protocol, Publisher};
 use crate::status::{Certificate, CertificateInfo, ReloadSource};
 use crate::telemetry::logging;
 
@@ -431,8 +432,8 @@ async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_pr
     assert_eq!(status, StatusCode::OK);
     assert!(text.contains("; no mesh yet"), "{text}");
     let mut exposure = ExposureTable::new(false);
-    let entry = Exposure { port: Some(80), ..Exposure::default() };
-    exposure.add_entry("echo.app", &entry, [("echo.global", None)]);
+    let names = hosts(&["echo.global"]);
+    exposure.add(ExposedService { names, ..entry("echo.app:80", Vec::new()) });
     let mut lost = (**mesh().services.sorted()[0]).clone();
     let gateway = GatewayAddress { place: Place::Name("app/nobody.app".into()), port: 15008 };
     lost.waypoints = vec![Waypoint { gateway, weight: 1 }];

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -69,8 +70,8 @@ fn network(value: Value<'_>, wanted: &str) -> Option<IpNet> {
 
 form! {
     /// Text that may be empty.
-    MaybeEmpty => String, "text", TEXT,
-        |value, _| value.text_or_empty().map(str::to_owned), |text| json!(text);
+    MaybeEmpty => Arc<str>, "text", TEXT,
+        |value, _| value.text_or_empty().map(Into::into), |text| json!(text);
     /// A namespace or service account: a segment of a SPIFFE path.
     Segment => String, "one name of letters, digits, `-`, `_` and `.`",
         json!({"type": TEXT, "pattern": "^[A-Za-z0-9._-]+$"}),

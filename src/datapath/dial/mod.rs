@@ -15,6 +15,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
+use crate::config::Config;
 use crate::limits::{Source, prefix};
 use crate::outer::Failure;
 use crate::reason::Reason;
@@ -165,6 +166,12 @@ impl DenyList {
             own_listeners: ArcSwap::from_pointee(own),
             local_addresses: LocalAddressCache::default(),
         }
+    }
+
+    /// Creates the list of a configuration, with the addresses of its listeners.
+    pub fn of(config: &Config) -> Self {
+        let own = config.listeners.iter().map(|listener| listener.bind);
+        Self::new(config.dial.allow.clone(), own.collect())
     }
 
     /// Replaces the listener addresses of this process.

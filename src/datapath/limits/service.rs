@@ -100,17 +100,20 @@ mod tests {
     use tokio::time::sleep_until;
 
     use super::*;
+    use crate::config::ExposedService;
+    use crate::snapshot::tests::entry;
 
     fn source() -> Source {
         Source::prefix([192, 0, 2, 1].into())
     }
 
-    fn entry(limits: ServiceLimits) -> Exposure {
-        Exposure { limits, ..Exposure::default() }
+    fn limited(limits: ServiceLimits) -> Exposure {
+        let entry = ExposedService { limits, ..entry("echo.app", Vec::new()) };
+        Exposure { index: 0, entry: entry.into(), open: Default::default() }
     }
 
     fn tunnels(max: u32) -> Exposure {
-        entry(ServiceLimits { tunnels: Some(max), ..ServiceLimits::default() })
+        limited(ServiceLimits { tunnels: Some(max), ..ServiceLimits::default() })
     }
 
     #[test]
@@ -145,7 +148,7 @@ mod tests {
     /// Returns the end of a tunnel that sends its last byte after `last` seconds.
     async fn end(limits: ServiceLimits, last: u64) -> (Reason, Duration) {
         let opened = Instant::now();
-        let mut of = TunnelLimits::take(&[&entry(limits)], &source()).expect("a place");
+        let mut of = TunnelLimits::take(&[&limited(limits)], &source()).expect("a place");
         let of = of.as_mut().expect("limits");
         loop {
             let bytes = opened.elapsed().as_secs().min(last);

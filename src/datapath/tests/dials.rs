@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, advance, sleep_until};
 
+use crate::config;
 use crate::datapath::DataPath;
 use crate::datapath::balance::{FAILED_DIALS_MAX, choose_next};
 use crate::datapath::dial::{DIAL_TIMEOUT, DenyList, TOTAL_DIAL_TIMEOUT};
@@ -14,7 +15,7 @@ use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Locality, Mesh, Protocol, Template, Workload};
-use crate::snapshot::tests::echo;
+use crate::snapshot::tests::{alias, echo};
 use crate::snapshot::{
     Alias, Caller, DialAdmission, Endpoint, EndpointSet, EndpointState, NO_LINK_FACTORS, NameTable,
     Publisher, RemoteGateway, Snapshot,
@@ -276,8 +277,8 @@ fn with_pods(before: &Snapshot, pods: std::ops::Range<u8>) -> Snapshot {
         }),
         ..Workload::default()
     };
-    let targets = vec![("echo.app".into(), None)];
-    let alias = Alias::new("echo.near", None, targets, None, Some("near".into()));
+    let near = config::Alias { region: Some("near".into()), ..alias("echo.near", &["echo.app"]) };
+    let alias = Alias::new(near, None);
     let change = Change {
         mesh: Some((Mesh::new([echo(&[])], pods.map(pod)), "east".into())),
         names: Some(NameTable::new([], [("echo.near", alias)])),

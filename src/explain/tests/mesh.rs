@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use fastrand::Rng;
 use tokio::time::Instant;
 
+use crate::config::{self, ExposedService};
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
@@ -15,10 +16,11 @@ use crate::snapshot::mesh::{
     Assignment, GatewayAddress, Locality, LocalityWeight, Mesh, Place, PodLabels, Protocol, Scope,
     Service, Template, Waypoint, Workload,
 };
+use crate::snapshot::tests::{alias, entry, hosts};
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
-    Alias, Audience, Endpoint, Exposure, ExposureTable, FACTOR_ONE, InFlight, LinkFactors,
-    NameTable, Snapshot, Subset, SubsetPart, TrustSet,
+    Alias, Audience, Endpoint, ExposureTable, FACTOR_ONE, InFlight, LinkFactors, NameTable,
+    Snapshot, Subset, SubsetPart, TrustSet,
 };
 use crate::status::ReducedLink;
 use crate::tls::Identity;
@@ -314,7 +316,7 @@ fn traffic(rng: &mut Rng) -> Traffic {
         let mut regions = vec![every];
         regions.extend((0..rng.u8(..3)).map(|_| (pattern(rng), rng.u32(..5))));
         TrafficRule {
-            namespace: None,
+            namespaces: Vec::new(),
             preferences: one_in(rng, 4).then(|| *rng.choice(&PREFERENCES).expect("some")),
             spill: one_in(rng, 3).then(|| Spill::below(rng.u8(1..=100))),
             regions: if one_in(rng, 4) { Regions::new(regions) } else { Regions::default() },
@@ -331,25 +333,25 @@ fn traffic(rng: &mut Rng) -> Traffic {
 fn exposure(rng: &mut Rng) -> ExposureTable {
     let mut table = ExposureTable::new(rng.bool());
     let to = vec![Audience { cluster: Some("west".into()), ..Audience::default() }];
-    let mut entry = |index| Exposure {
-        index,
-        transit: Some(Transit::ALL[rng.usize(..3)]),
-        audiences: to.clone(),
-        exposes_workloads: true,
-        ..Exposure::default()
-    };
-    table.add_entry(ECHO, &entry(0), [("exposed.example", None)]);
-    table.add_entry(TWIN, &entry(1), []);
+    for (service, names) in [(ECHO, &["exposed.example"][..]), (TWIN, &[])] {
+        table.add(ExposedService {
+            transit: Some(Transit::ALL[rng.usize(..3)]),
+            names: hosts(names),
+            workloads: true,
+            ..entry(service, to.clone())
+        });
+    }
     table
 }
 
 fn names(rng: &mut Rng) -> NameTable {
-    let both = || vec![(ECHO.into(), None), (TWIN.into(), Some(80))];
-    let consumers = || Some(vec!["west".into()]);
-    let region = (*rng.choice(&["r1", "r2"]).expect("a region")).into();
-    let plain = Alias::new("plain.example", None, vec![(ECHO.into(), None)], None, None);
-    let several = Alias::new("both.example", Some(80), both(), consumers(), None);
-    let regional = Alias::new("regional.example", None, both(), None, Some(region));
+    let twin = format!("{TWIN}:80");
+    let both = |name| alias(name, &[ECHO, &twin]);
+    let consumers = Some(vec!["west".into()]);
+    let region = Some((*rng.choice(&["r1", "r2"]).expect("a region")).into());
+    let plain = Alias::new(alias("plain.example", &[ECHO]), None);
+    let several = Alias::new(config::Alias { consumers, ..both("both.example:80") }, None);
+    let regional = Alias::new(config::Alias { region, ..both("regional.example") }, None);
     let part = |name: &str, labels: &[(&str, &str)], weight| SubsetPart {
         name: name.into(),
         labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
@@ -364,8 +366,7 @@ fn names(rng: &mut Rng) -> NameTable {
         parts.push(part("near", &[(CLUSTER, "east")], rng.u32(1..100)));
     }
     let subset = Subset { name: "mix".into(), parts: parts.into() };
-    let echo = || vec![(ECHO.into(), None)];
-    let of_subset = Alias::new("subset.example", None, echo(), None, None).with_subset(subset);
+    let of_subset = Alias::new(alias("subset.example", &[ECHO]), Some(subset));
     NameTable::new(
         ["svc.cluster.local", "global"],
         [

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::config::ExposedService;
 use crate::datapath::balance;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Locality, Mesh, Protocol, Service, Template, Workload};
+use crate::snapshot::tests::entry;
 use crate::snapshot::traffic::Override;
-use crate::snapshot::{Audience, Endpoint, Exposure, ExposureTable, RemoteGateway, TrustSet};
+use crate::snapshot::{Audience, Endpoint, ExposureTable, RemoteGateway, TrustSet};
 use crate::status::ReducedLink;
 use crate::wire::{RegionPattern, Transit};
 
@@ -56,12 +58,8 @@ fn snapshot(transit: Transit, has_gateway: bool) -> Snapshot {
     });
     let gateway = has_gateway.then(|| workload("NetworkGateway/west/192.0.2.9/15008", 9));
     let mut exposure = ExposureTable::new(false);
-    let entry = Exposure {
-        audiences: vec![Audience { anyone: true, ..Audience::default() }],
-        transit: Some(transit),
-        ..Exposure::default()
-    };
-    exposure.add_entry("echo.app", &entry, []);
+    let to = vec![Audience { anyone: true, ..Audience::default() }];
+    exposure.add(ExposedService { transit: Some(transit), ..entry("echo.app", to) });
     let workloads = instances.into_iter().chain(gateway);
     let change = Change {
         mesh: Some((Mesh::new([service], workloads), "east".into())),

@@ -5,10 +5,13 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
+use derive_more::Deref;
+
+use crate::config::{Config, DefaultExposure, ExposedService, HostPort, Listener};
 use crate::wire::sni::{RouteBy, SniPattern};
 use crate::wire::{Authority, Host, Transit};
 
-use super::{Caller, ServiceLimits, TrustSet, TunnelCount};
+use super::{Caller, TrustSet, TunnelCount};
 
 #[cfg(test)]
 mod tests;
@@ -26,8 +29,11 @@ pub struct ExposureTable {
     exposes_by_default: bool,
     /// Entries by service hostname.
     services: HashMap<Box<str>, Vec<Exposure>>,
-    /// Entries by host of an alias, each with the target of the alias.
-    aliases: HashMap<Box<str>, Vec<(AliasTarget, Exposure)>>,
+    /// Entries by host of an alias, each with the port that the authority must have; `None` matches
+    /// any port.
+    aliases: HashMap<Box<str>, Vec<(Option<u16>, Exposure)>>,
+    /// Number of entries.
+    len: usize,
     /// True if an entry sets the namespace of its service.
     pub(super) has_namespaces: bool,
     /// Rules for entries and exports that state no transit, in order of precedence.
@@ -38,17 +44,6 @@ pub struct ExposureTable {
     has_limits: bool,
     /// Hosts that routes of TLS listeners expose to anyone.
     routed: HashSet<Box<str>>,
-}
-
-/// Service and port to which an alias leads.
-#[derive(Clone, Debug, PartialEq)]
-struct AliasTarget {
-    /// Port that the authority must have; `None` matches any port.
-    requested_port: Option<u16>,
-    /// Hostname of the service.
-    host: Box<str>,
-    /// Port of the service; `None` means the requested port.
-    port: Option<u16>,
 }
 
 /// Services and ports that a control plane exports to every peer of the trust set.
@@ -90,29 +85,32 @@ pub struct ServiceVisibility {
     pub by_link: HashMap<Box<str>, Vec<SniPattern>>,
 }
 
+impl ServiceVisibility {
+    /// Returns the visibility by the links of a configuration. Without `links`, all clusters are
+    /// linked.
+    pub fn of_links(config: &Config) -> Self {
+        let own = config.gateway.cluster.as_str();
+        let here = || config.links.iter().flatten().filter(|link| link.to == own);
+        let linked = here().map(|link| link.from.as_str()).chain([own]).map(Into::into);
+        let exposing = here().filter(|link| !link.exposes.is_empty());
+        let exposed = exposing.map(|link| (link.from.as_str().into(), link.exposes.clone()));
+        Self {
+            linked: config.links.is_some().then(|| linked.collect()),
+            by_link: exposed.collect(),
+            ..Self::default()
+        }
+    }
+}
+
 /// Entry of the exposure list.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Deref, PartialEq)]
 pub struct Exposure {
     /// Index in the configuration's list, for display.
     pub index: usize,
-    /// Port of the service to which the entry applies; `None` means all ports.
-    pub port: Option<u16>,
-    /// Namespace of the service; `None` means that of the service that answers to the hostname.
-    pub namespace: Option<Box<str>>,
-    /// Alternative audiences that may reach the service. If empty, no peer may.
-    pub audiences: Vec<Audience>,
-    /// True if workloads of the service are also exposed at their own addresses.
-    pub exposes_workloads: bool,
-    /// Routing key of tunnels to the service; `None` means that of the listener.
-    pub route_by: Option<RouteBy>,
-    /// Use of other networks by tunnels of these audiences; `None` means that of
-    /// `exposure.transit`.
-    pub transit: Option<Transit>,
-    /// Limits of the tunnels that the entry admits.
-    pub limits: ServiceLimits,
-    /// True for the entry of a Kubernetes object, whose aliases yield to hostnames of the mesh.
-    pub is_of_object: bool,
-    /// Number of these tunnels, counted if it is limited.
+    /// Entry of the configuration.
+    #[deref(forward)]
+    pub entry: Arc<ExposedService>,
+    /// Number of the tunnels that the entry admits, counted if it is limited.
     pub open: Arc<TunnelCount>,
 }
 
@@ -133,24 +131,29 @@ impl ExposureTable {
         Self { exposes_by_default: expose_all, ..Self::default() }
     }
 
-    /// Adds an entry for `host`, reachable under its own name and under `names`. Each name has the
-    /// port that the authority must have, or `None` for any. It leads to the entry's port, or else
-    /// to the requested one.
-    pub fn add_entry<'a>(
-        &mut self,
-        host: &str,
-        exposure: &Exposure,
-        names: impl IntoIterator<Item = (&'a str, Option<u16>)>,
-    ) {
-        self.has_namespaces |= exposure.namespace.is_some();
-        self.has_transit |= exposure.transit > Some(Transit::Off);
-        self.has_limits |= exposure.limits.is_some();
-        for (name, requested) in names {
-            let alias =
-                AliasTarget { requested_port: requested, host: host.into(), port: exposure.port };
-            self.aliases.entry(name.into()).or_default().push((alias, exposure.clone()));
+    /// Returns the table of a configuration.
+    pub fn of(config: &Config) -> Self {
+        let table = Self::new(config.exposure.default == DefaultExposure::All);
+        let mut table = table.with_transit(config.exposure.transit.iter().cloned());
+        config.exposure.services.iter().cloned().for_each(|entry| table.add(entry));
+        let routes = config.listeners.iter().flat_map(Listener::routes);
+        table.add_passthrough_hosts(routes.map(|route| route.to.host.as_str()));
+        table
+    }
+
+    /// Adds an entry. Its service is reachable under its own name and under those of the entry. A
+    /// name without a port has the port of the service.
+    pub fn add(&mut self, entry: ExposedService) {
+        self.has_namespaces |= entry.namespace.is_some();
+        self.has_transit |= entry.transit > Some(Transit::Off);
+        self.has_limits |= entry.limits.is_some();
+        let entry = Exposure { index: self.len, entry: Arc::new(entry), open: Arc::default() };
+        self.len += 1;
+        for name in &entry.names {
+            let named = (name.port.or(entry.service.port), entry.clone());
+            self.aliases.entry(name.host.as_str().into()).or_default().push(named);
         }
-        self.services.entry(host.into()).or_default().push(exposure.clone());
+        self.services.entry(entry.service.host.as_str().into()).or_default().push(entry);
     }
 
     /// Adds hosts that routes of TLS listeners expose to anyone.
@@ -211,24 +214,21 @@ impl ExposureTable {
         for (host, entries) in &mut self.services {
             let mut earlier = HashMap::<_, Vec<_>>::new();
             for old in old.entries(host).iter().rev() {
-                let same = earlier.entry((old.port, &*old.audiences)).or_default();
+                let same = earlier.entry((old.service.port, &*old.to)).or_default();
                 same.push(&old.open);
             }
             for entry in entries {
-                let same = earlier.get_mut(&(entry.port, &*entry.audiences));
+                let rule = &entry.entry;
+                let same = earlier.get_mut(&(rule.service.port, &*rule.to));
                 if let Some(open) = same.and_then(Vec::pop) {
                     entry.open = Arc::clone(open);
                 }
             }
         }
-        let mut open = HashMap::new();
-        for (host, entries) in &self.services {
-            for entry in entries {
-                open.entry((&**host, entry.index)).or_insert(&entry.open);
-            }
-        }
-        for (target, entry) in self.aliases.values_mut().flatten() {
-            if let Some(open) = open.get(&(&*target.host, entry.index)) {
+        let all = self.services.values().flatten();
+        let open: HashMap<_, _> = all.map(|entry| (entry.index, &entry.open)).collect();
+        for (_, entry) in self.aliases.values_mut().flatten() {
+            if let Some(open) = open.get(&entry.index) {
                 entry.open = Arc::clone(open);
             }
         }
@@ -242,14 +242,14 @@ impl ExposureTable {
 
     /// Returns the service and port to which an alias leads.
     pub fn alias(&self, requested: &Authority) -> Option<(&str, u16)> {
-        let (alias, _) = self.entries_of_alias(requested).next()?;
-        Some((&alias.host, alias.port.unwrap_or(requested.port)))
+        let HostPort { host, port } = &self.entries_with_alias(requested).next()?.service;
+        Some((host, port.unwrap_or(requested.port)))
     }
 
     /// Returns the services that have this name as an alias, for any port.
     pub fn hosts_with_alias<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
         let aliases = self.aliases.get(name).into_iter().flatten();
-        aliases.map(|(alias, _)| &*alias.host)
+        aliases.map(|(_, entry)| &*entry.service.host)
     }
 
     /// Returns the namespace of the objects that give an alias; none if the configuration does.
@@ -261,20 +261,14 @@ impl ExposureTable {
 
     /// Returns the entries that give a service the requested name.
     pub fn entries_with_alias(&self, requested: &Authority) -> impl Iterator<Item = &Exposure> {
-        self.entries_of_alias(requested).map(|(_, exposure)| exposure)
-    }
-
-    fn entries_of_alias(
-        &self,
-        requested: &Authority,
-    ) -> impl Iterator<Item = &(AliasTarget, Exposure)> {
         let entries = match &requested.host {
             Host::Name(name) => self.aliases.get(&**name),
             Host::Ip(_) => None,
         };
         let port = requested.port;
         let entries = entries.into_iter().flatten();
-        entries.filter(move |(alias, _)| alias.requested_port.is_none_or(|only| only == port))
+        let meant = entries.filter(move |(of, _)| of.is_none_or(|only| only == port));
+        meant.map(|(_, entry)| entry)
     }
 
     /// Evaluates whether `caller` may reach the service that it requests by an alias. Only entries
@@ -298,7 +292,7 @@ impl ExposureTable {
         port: u16,
     ) -> ExposureVerdict {
         let entries = self.entries(host).iter();
-        let entries = entries.filter(|entry| entry.exposes_workloads && entry.applies_to(port));
+        let entries = entries.filter(|entry| entry.workloads && entry.applies_to(port));
         evaluate(entries, caller, trust)
     }
 
@@ -320,12 +314,12 @@ impl ExposureTable {
 impl Exposure {
     /// Returns whether the entry applies to a port of its service.
     pub fn applies_to(&self, port: u16) -> bool {
-        self.port.is_none_or(|only| only == port)
+        self.service.port.is_none_or(|only| only == port)
     }
 
     /// Returns whether the entry admits a caller.
     pub fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
-        self.audiences.iter().any(|of| of.admits(caller, trust))
+        self.to.iter().any(|of| of.admits(caller, trust))
     }
 }
 
@@ -335,7 +329,7 @@ fn evaluate<'a>(
     trust: &TrustSet,
 ) -> ExposureVerdict {
     let mut verdict = ExposureVerdict::NotExposed;
-    for audience in entries.flat_map(|entry| &entry.audiences) {
+    for audience in entries.flat_map(|entry| &entry.to) {
         if audience.admits(caller, trust) {
             return ExposureVerdict::Allowed;
         }

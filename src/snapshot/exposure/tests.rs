@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::snapshot::tests::{entry, hosts};
 
 fn name(text: &str) -> Authority {
     Authority::parse(text).expect("a valid authority")
@@ -21,10 +22,6 @@ fn audience(cluster: &str, namespaces: &[&str], accounts: &[(&str, &str)]) -> Au
     }
 }
 
-fn exposure(port: Option<u16>, to: Vec<Audience>) -> Exposure {
-    Exposure { port, audiences: to, ..Exposure::default() }
-}
-
 fn trust() -> TrustSet {
     TrustSet::new([("west.local", "west"), ("north.local", "north")])
 }
@@ -36,8 +33,7 @@ fn all_keys_of_an_entry_hold_and_values_and_entries_are_alternatives() {
         audience("west", &["shop", "cart"], &[("shop", "checkout"), ("cart", "cart")]),
         audience("north", &[], &[]),
     ];
-    let exposure = exposure(Some(80), to);
-    table.add_entry("echo.app", &exposure, []);
+    table.add(entry("echo.app:80", to));
     let judge = |caller, port| table.evaluate(caller, &trust(), "echo.app", port);
     assert_eq!(judge(caller("west.local", "shop", "checkout"), 80), ExposureVerdict::Allowed);
     assert_eq!(judge(caller("west.local", "cart", "cart"), 80), ExposureVerdict::Allowed);
@@ -51,10 +47,10 @@ fn all_keys_of_an_entry_hold_and_values_and_entries_are_alternatives() {
 #[test]
 fn an_alias_opens_the_service_only_to_those_whom_its_entry_names() {
     let mut table = ExposureTable::new(false);
-    let west = exposure(Some(80), vec![audience("west", &[], &[])]);
-    let north = exposure(Some(80), vec![audience("north", &[], &[])]);
-    table.add_entry("echo.app", &west, [("west.global", Some(80))]);
-    table.add_entry("echo.app", &north, [("north.global", Some(8080))]);
+    for (cluster, name) in [("west", "west.global:80"), ("north", "north.global:8080")] {
+        let to = vec![audience(cluster, &[], &[])];
+        table.add(ExposedService { names: hosts(&[name]), ..entry("echo.app:80", to) });
+    }
     let judge = |domain, requested: &str| {
         table.evaluate_alias(caller(domain, "a", "b"), &trust(), &name(requested))
     };
@@ -70,8 +66,8 @@ fn an_alias_opens_the_service_only_to_those_whom_its_entry_names() {
 #[test]
 fn a_name_without_port_stands_for_every_port_of_the_service() {
     let mut table = ExposureTable::new(false);
-    let all = exposure(None, vec![audience("west", &[], &[])]);
-    table.add_entry("echo.app", &all, [("echo.global", None)]);
+    let to = vec![audience("west", &[], &[])];
+    table.add(ExposedService { names: hosts(&["echo.global"]), ..entry("echo.app", to) });
     for port in [80, 443] {
         let requested = name(&format!("echo.global:{port}"));
         assert_eq!(table.alias(&requested), Some(("echo.app", port)));
@@ -84,10 +80,9 @@ fn a_name_without_port_stands_for_every_port_of_the_service() {
 #[test]
 fn anyone_is_the_trust_set_and_who_has_no_identity() {
     let mut table = ExposureTable::new(false);
-    let open = |anyone| Audience { anyone, ..Audience::default() };
-    let exposure = |anyone| exposure(None, vec![open(anyone)]);
-    table.add_entry("open.app", &exposure(true), [("open.global", None)]);
-    table.add_entry("closed.app", &exposure(false), []);
+    let to = |anyone| vec![Audience { anyone, ..Audience::default() }];
+    table.add(ExposedService { names: hosts(&["open.global"]), ..entry("open.app", to(true)) });
+    table.add(entry("closed.app", to(false)));
     let judge = |caller, host: &str| table.evaluate(caller, &trust(), host, 1);
     let of = |domain| caller(domain, "a", "b");
     let open = |caller| judge(caller, "open.app");
@@ -105,9 +100,10 @@ fn anyone_is_the_trust_set_and_who_has_no_identity() {
 fn counts_of_many_entries_of_one_service_are_kept_in_linear_time() {
     let table = || {
         let mut table = ExposureTable::new(false);
-        for index in 0..50_000 {
-            let entry = Exposure { index, ..exposure(Some(80), vec![audience("west", &[], &[])]) };
-            table.add_entry("echo.app", &entry, [("echo.global", Some(80))]);
+        for _ in 0..50_000 {
+            let to = vec![audience("west", &[], &[])];
+            table
+                .add(ExposedService { names: hosts(&["echo.global"]), ..entry("echo.app:80", to) });
         }
         table
     };

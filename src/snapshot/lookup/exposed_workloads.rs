@@ -58,7 +58,7 @@ impl Snapshot {
         let opens = || {
             let entry = self.exposure_host(host);
             let mut entries = self.exposure.entries(&entry).iter();
-            entries.any(|entry| entry.exposes_workloads)
+            entries.any(|entry| entry.workloads)
         };
         let service = self.services.get(host).filter(|_| opens()).cloned();
         let old = self.index.exposed_workloads.services.get(host).cloned();
@@ -106,7 +106,7 @@ impl Snapshot {
             self.index.exposed_workloads.services.keys().cloned().collect();
         let entries = self.exposure.hosts().filter(|host| {
             let mut entries = self.exposure.entries(host).iter();
-            entries.any(|entry| entry.exposes_workloads)
+            entries.any(|entry| entry.workloads)
         });
         // An entry may hold for any service of its family, so each one is evaluated.
         let family = entries.flat_map(|host| {

@@ -49,7 +49,7 @@ impl Snapshot {
             }
             MatchedBy::Workload(_) => {
                 found = self.entries_of_port(to.host, to.port);
-                found.retain(|entry| entry.exposes_workloads);
+                found.retain(|entry| entry.workloads);
                 self.retain_admitting(&mut found, callers, None);
             }
         }

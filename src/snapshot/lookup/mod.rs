@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::config::HostPort;
 use crate::wire::sni::RouteBy;
 use crate::wire::{Authority, Host};
 
@@ -89,7 +90,9 @@ impl Snapshot {
         }
         if let Some(alias) = self.names.alias(requested, self.cluster(caller)) {
             let (service, port) = match alias.single_target() {
-                Some((host, port)) => (self.service_by_name(host)?, port.unwrap_or(requested.port)),
+                Some(HostPort { host, port }) => {
+                    (self.service_by_name(host)?, port.unwrap_or(requested.port))
+                }
                 None => (self.derived_services.get(&alias.label)?, requested.port),
             };
             return Some((service, port, MatchedBy::Alias(Arc::clone(alias))));
@@ -263,8 +266,8 @@ impl Snapshot {
         if judged.is_empty() {
             // An open tunnel can outlive all targets. The rules of their names alone then decide
             // about it.
-            let targets = alias.targets.iter();
-            judged = targets.map(|(host, port)| (&**host, port.unwrap_or(requested))).collect();
+            let targets = alias.to.iter();
+            judged = targets.map(|to| (&*to.host, to.port.unwrap_or(requested))).collect();
         }
         let verdicts = judged.into_iter();
         let verdicts = verdicts.map(|(host, port)| self.evaluate_service(caller, host, port));
@@ -292,16 +295,16 @@ impl Snapshot {
         };
         let is_its = |target: &str| !served(target).is_empty();
         let is_meant = |(namespace, host): &(&str, &str)| self.may_answer(host, namespace);
-        let mut targets = alias.targets.iter().map(|(target, _)| served(target));
+        let mut targets = alias.to.iter().map(|target| served(&target.host));
         if targets.any(|served| !served.is_empty() && !served.iter().any(is_meant)) {
             return ExposureVerdict::NotExposed;
         }
-        let mut verdicts = alias.targets.iter().filter_map(|(target, port)| {
-            let (service, port) = (self.service_by_name(target), port.unwrap_or(requested.port));
+        let mut verdicts = alias.to.iter().filter_map(|HostPort { host, port }| {
+            let (service, port) = (self.service_by_name(host), port.unwrap_or(requested.port));
             let is_there = service.is_some_and(|service| service.ports.contains_key(&port));
-            let host = service.map_or(&**target, |service| &service.hostname);
-            let is_gone = !is_there && is_its(target);
-            is_gone.then(|| self.evaluate_service(caller, host, port))
+            let known = service.map_or(&**host, |service| &service.hostname);
+            let is_gone = !is_there && is_its(host);
+            is_gone.then(|| self.evaluate_service(caller, known, port))
         });
         let refusal = verdicts.find(|verdict| *verdict != ExposureVerdict::Allowed);
         refusal.unwrap_or(ExposureVerdict::Allowed)
@@ -309,7 +312,7 @@ impl Snapshot {
 
     /// Returns the existing services behind an alias, each with the port that is reached.
     pub fn behind(&self, alias: &Alias, requested: u16) -> impl Iterator<Item = (&str, u16)> {
-        alias.targets.iter().filter_map(move |(host, port)| {
+        alias.to.iter().filter_map(move |HostPort { host, port }| {
             let (service, port) = (self.service_by_name(host)?, port.unwrap_or(requested));
             let has_port = service.ports.contains_key(&port);
             has_port.then_some((&*service.hostname, port))
@@ -355,8 +358,8 @@ impl Snapshot {
                 match (exposed(), self.names.alias(requested, self.cluster(caller))) {
                     (Some((now, at)), _) => at == port && self.names.is_same_family(now, host),
                     (None, Some(alias)) => {
-                        let mut targets = alias.targets.iter();
-                        targets.any(|(target, _)| self.names.is_same_family(target, host))
+                        let mut targets = alias.to.iter();
+                        targets.any(|target| self.names.is_same_family(&target.host, host))
                     }
                     (None, None) => {
                         self.names.is_same_family(name, host) && self.may_use_name(name, service)

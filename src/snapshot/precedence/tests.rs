@@ -1,9 +1,11 @@
 //! Tests of hostnames and VIPs that several services claim.
 
 use super::*;
+use crate::config::ExposedService;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Exposure, ExposureTable, NameTable};
+use crate::snapshot::tests::entry;
+use crate::snapshot::{ExposureTable, NameTable};
 
 const VIP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(240, 0, 0, 1));
 
@@ -40,13 +42,12 @@ fn configured(entries: &[&str]) -> Snapshot {
 
 fn table(entries: &[&str]) -> ExposureTable {
     let mut table = ExposureTable::new(false);
-    for entry in entries {
-        let (namespace, host) = match entry.split_once('/') {
+    for text in entries {
+        let (namespace, host) = match text.split_once('/') {
             Some((namespace, host)) => (Some(namespace.into()), host),
-            None => (None, *entry),
+            None => (None, *text),
         };
-        let entry = Exposure { namespace, ..Exposure::default() };
-        table.add_entry(host, &entry, []);
+        table.add(ExposedService { namespace, ..entry(host, Vec::new()) });
     }
     table
 }

@@ -16,6 +16,7 @@ use super::mesh::{
 };
 use super::traffic::{Override, Regions, TrafficRule};
 use super::{EndpointState, Snapshot};
+use crate::config::{self, Audience, ExposedService, HostPort};
 use crate::wire::HBONE_PORT;
 use crate::wire::RegionPattern;
 use oracle::{Inputs, PLACES};
@@ -29,6 +30,21 @@ pub(crate) fn locality(text: &str) -> Locality {
     let mut parts = text.split('/').map(Arc::from);
     let mut part = || parts.next().unwrap_or_default();
     Locality { region: part(), zone: part(), subzone: part() }
+}
+
+/// Returns names, each `HOST` or `HOST:PORT`.
+pub(crate) fn hosts(names: &[&str]) -> Vec<HostPort> {
+    names.iter().map(|name| HostPort::parse(name).expect("a name")).collect()
+}
+
+/// Returns an alias of services.
+pub(crate) fn alias(name: &str, to: &[&str]) -> config::Alias {
+    config::Alias::new(hosts(&[name]).remove(0), hosts(to))
+}
+
+/// Returns an entry that exposes a service.
+pub(crate) fn entry(service: &str, to: Vec<Audience>) -> ExposedService {
+    ExposedService { to, ..ExposedService::new(hosts(&[service]).remove(0)) }
 }
 
 /// Returns a rule with these weights of regions.

@@ -112,7 +112,7 @@ impl Inputs {
     pub(super) fn traffic(&self) -> Traffic {
         let rule =
             |entry: &TrafficEntry| TrafficRule {
-                namespace: None,
+                namespaces: Vec::new(),
                 preferences: entry.preferences,
                 spill: entry.spill.map(Spill::below),
                 regions: Regions::new(entry.regions.iter().map(|(text, weight)| {

@@ -3,7 +3,7 @@
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
 use crate::snapshot::tests::samples;
-use crate::snapshot::tests::{echo as service, locality, region_weights};
+use crate::snapshot::tests::{alias, echo as service, locality, region_weights};
 use crate::snapshot::traffic::{Override, Position, Traffic, TrafficRule};
 use crate::snapshot::{Alias, Group, NameTable, Snapshot, SubsetPart};
 use crate::wire::RegionPattern;
@@ -386,8 +386,8 @@ fn a_tier_without_weights_takes_nothing_of_the_share_of_a_subset() {
         weight: 50,
     };
     let parts = ["v1", "v2"].map(part).into();
-    let alias = Alias::new("echo.app", None, vec![("echo.app".into(), None)], None, None);
-    let alias = alias.with_subset(Subset { name: "mix".into(), parts });
+    let subset = Subset { name: "mix".into(), parts };
+    let alias = Alias::new(alias("echo.app", &["echo.app"]), Some(subset));
     let label = Arc::clone(&alias.label);
     let names = Some(NameTable::new([], [("echo.app@mix", alias)]));
     let change = Change { names, ..Change::default() };

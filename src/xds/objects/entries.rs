@@ -13,8 +13,7 @@ use std::time::SystemTime;
 use super::meta::{Meta, is_label_name, label_name};
 use super::names::{LOCAL_SUFFIX, host};
 use crate::config::{
-    Audience, Config, Distribution, ExposedService, HostPort, Line, RegionWeight, ServiceLimits,
-    Traffic,
+    Audience, Config, Distribution, ExposedService, HostPort, Line, RegionWeight, Traffic,
 };
 use crate::wire::RegionPattern;
 use crate::yaml::{Fields, Value};
@@ -109,17 +108,12 @@ impl Exposed {
             |cluster: &String| Audience { cluster: Some(cluster.clone()), ..Audience::default() };
         let named = |host: &String| HostPort { host: host.clone(), port };
         ExposedService {
-            service: named(&self.host),
             namespace: Some(self.namespace.to_string()),
             to: self.clusters.iter().map(audience).collect(),
             names: self.alias.iter().map(named).collect(),
-            workloads: false,
-            route_by: None,
-            transit: None,
-            limits: ServiceLimits::default(),
-            subsets: Vec::new(),
             is_of_object: true,
             line: self.line.clone(),
+            ..ExposedService::new(named(&self.host))
         }
     }
 }

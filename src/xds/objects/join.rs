@@ -21,6 +21,7 @@ use super::view::ObjectIndex;
 use super::waypoints::{self, NamedWaypoint};
 use super::{Objects, limit_findings};
 use crate::config::{Config, Discovery};
+use crate::snapshot::ServiceVisibility;
 use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
 use crate::yaml::{Finding, Findings};
 
@@ -33,10 +34,8 @@ const GLOBAL_SUFFIXES: [&str; 2] = ["svc.clusterset.local", "mesh.internal"];
 pub struct JoinResult {
     /// Mesh with the services and endpoints of the objects.
     pub mesh: Mesh,
-    /// Hostnames of services that are exported to every cluster.
-    pub exported: HashSet<Box<str>>,
-    /// Hostnames of services that stay in this cluster.
-    pub local: HashSet<Box<str>>,
+    /// Exported services, services that stay local, and linked clusters.
+    pub scope: ServiceVisibility,
     /// Warnings.
     pub warnings: Findings,
     /// Claims to addresses and pods that other claims override.
@@ -57,8 +56,7 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config, held: &AddressHolde
         members: WorkloadMerger::default(),
         claims: &claims,
         global_services_of: HashMap::new(),
-        exported: HashSet::new(),
-        local: HashSet::new(),
+        scope: ServiceVisibility::of_links(config),
         warnings,
         reported_slices: HashSet::new(),
     };
@@ -78,8 +76,7 @@ struct Joiner<'a> {
     claims: &'a AddressClaims<'a>,
     /// Global services that workloads of the mesh file serve too, by their own service.
     global_services_of: HashMap<Arc<str>, Vec<Arc<str>>>,
-    exported: HashSet<Box<str>>,
-    local: HashSet<Box<str>>,
+    scope: ServiceVisibility,
     warnings: Vec<Finding>,
     /// Slices with a warning that none of their ports is a port of their service.
     reported_slices: HashSet<*const Slice>,
@@ -102,14 +99,14 @@ impl<'a> Joiner<'a> {
             service.is_some_and(|one| one.declared == DeclaredScope::GlobalOnly && !is_kept);
         let globals = || GLOBAL_SUFFIXES.iter().map(|suffix| host(key, suffix).into());
         if is_exported {
-            self.exported.insert(host(key, LOCAL_SUFFIX).into());
+            self.scope.exported.insert(host(key, LOCAL_SUFFIX).into());
         }
         if is_kept {
-            self.local.insert(host(key, LOCAL_SUFFIX).into());
+            self.scope.local.insert(host(key, LOCAL_SUFFIX).into());
         }
         match (is_kept && !is_global, exporters.is_empty()) {
-            (true, _) => self.local.extend(globals()),
-            (false, false) => self.exported.extend(globals()),
+            (true, _) => self.scope.local.extend(globals()),
+            (false, false) => self.scope.exported.extend(globals()),
             (false, true) => {}
         }
         if is_only && is_global {
@@ -274,7 +271,8 @@ impl<'a> Joiner<'a> {
 
     /// Returns the waypoint of a service that has endpoints in this cluster.
     fn waypoint(&self, key: Key<'a>, suffix: &str) -> Option<Waypoint> {
-        let is_here = suffix == LOCAL_SUFFIX || self.exported.contains(&*host(key, LOCAL_SUFFIX));
+        let is_here =
+            suffix == LOCAL_SUFFIX || self.scope.exported.contains(&*host(key, LOCAL_SUFFIX));
         let service = self.view.service(key, self.view.own_cluster())?;
         let named = NamedWaypoint::find(self.view, service).filter(|_| is_here)?;
         Some(named.waypoint())
@@ -344,8 +342,7 @@ impl<'a> Joiner<'a> {
         warnings.extend(limit_findings(self.warnings));
         JoinResult {
             mesh: self.mesh,
-            exported: self.exported,
-            local: self.local,
+            scope: self.scope,
             warnings: Findings(warnings),
             conflicts: Findings(findings::findings(self.view, claims)),
             holders: claims.holders(),
@@ -356,7 +353,7 @@ impl<'a> Joiner<'a> {
     fn warn_of_local_entries(&self) -> Vec<Finding> {
         let config = self.view.config;
         let entries = config.exposure.services.iter();
-        let kept = entries.filter(|entry| self.local.contains(&*entry.service.host));
+        let kept = entries.filter(|entry| self.scope.local.contains(&*entry.service.host));
         let kept = kept.map(|entry| {
             let host = &entry.service.host;
             let what = format!("{host} is exposed to nobody: its Service stays in its cluster");

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use strait::config::{ExposedService, HostPort};
 use strait::datapath::identity::Peer;
 use strait::datapath::limits::admission::Admission;
 use strait::datapath::limits::descriptors::Holders;
@@ -15,7 +16,7 @@ use strait::datapath::{DataPath, dial};
 use strait::lifecycle::Lifecycle;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::Mesh;
-use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
+use strait::snapshot::{Audience, ExposureTable, Publisher, TrustSet};
 use strait::telemetry::Metrics;
 use strait::tls::{self, Identity, IdentityMaterial, InboundTls, PeerTrust, ServerTls};
 use strait::tools::dev;
@@ -41,13 +42,16 @@ impl World {
     pub fn new() -> Self {
         let publisher = Publisher::new();
         let mut exposure = ExposureTable::new(false);
-        let anyone = Exposure {
-            audiences: vec![Audience { anyone: true, ..Audience::default() }],
-            ..Exposure::default()
-        };
-        exposure.add_entry("echo.app", &anyone, [("alias.app", Some(80))]);
-        exposure.add_entry("denied.app", &anyone, []);
-        exposure.add_entry("refused.app", &anyone, []);
+        let host = |name| HostPort::parse(name).expect("a name");
+        for (service, alias) in
+            [("echo.app", Some("alias.app:80")), ("denied.app", None), ("refused.app", None)]
+        {
+            exposure.add(ExposedService {
+                to: vec![Audience { anyone: true, ..Audience::default() }],
+                names: alias.map(host).into_iter().collect(),
+                ..ExposedService::new(host(service))
+            });
+        }
         publisher.update(Change {
             mesh: Some((mesh().clone(), "east".into())),
             trust: Some(TrustSet::new([("west.local", "west")])),

@@ -44,7 +44,7 @@ pub fn objects(data: &[u8]) {
     assert_eq!(again.traffic, config.traffic);
     let joined =
         objects::join(&Mesh::default(), &read, &config, &objects::AddressHolders::default());
-    assert!(joined.exported.is_disjoint(&joined.local));
+    assert!(joined.scope.exported.is_disjoint(&joined.scope.local));
     assert!(!joined.warnings.has_errors());
     for workload in joined.mesh.workloads.values() {
         let mut served = workload.services.keys();

@@ -37,7 +37,8 @@ use crate::outer;
 use crate::reason::Reason;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{Mesh, Service, Template, Workload};
-use crate::snapshot::{Audience, Exposure, ExposureTable, NO_LINK_FACTORS, Publisher, TrustSet};
+use crate::snapshot::tests::entry;
+use crate::snapshot::{Audience, ExposureTable, NO_LINK_FACTORS, Publisher, TrustSet};
 use crate::telemetry::Record;
 use crate::tls::record::RecordLayer;
 use crate::wire::Authority;
@@ -99,12 +100,9 @@ pub(super) fn mesh<const N: usize>(services: [(&str, SocketAddr); N]) -> Change 
 /// Returns the exposure of services to every peer.
 pub(super) fn exposure(names: &[&str]) -> ExposureTable {
     let mut table = ExposureTable::new(false);
-    let anyone = Exposure {
-        audiences: vec![Audience { anyone: true, ..Audience::default() }],
-        ..Exposure::default()
-    };
+    let anyone = vec![Audience { anyone: true, ..Audience::default() }];
     for name in names {
-        table.add_entry(&format!("{name}.app"), &anyone, []);
+        table.add(entry(&format!("{name}.app"), anyone.clone()));
     }
     table
 }

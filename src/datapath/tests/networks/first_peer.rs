@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::config::ExposedService;
 use crate::datapath::first_peer::FirstPeer;
 use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
 use crate::datapath::identity::Peer;
@@ -10,8 +11,9 @@ use crate::datapath::policy::{self, Permit};
 use crate::datapath::route;
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
+use crate::snapshot::tests::entry;
 use crate::snapshot::traffic::TrafficRule;
-use crate::snapshot::{Audience, Exposure, ExposureTable, Snapshot, TrustSet};
+use crate::snapshot::{Audience, ExposureTable, Snapshot, TrustSet};
 use crate::wire::{Authority, SpkiHash, Transit};
 
 use super::transit::peer;
@@ -28,12 +30,8 @@ fn table(audiences: &[(&str, &str)], transit: Transit) -> ExposureTable {
     };
     let mut table = ExposureTable::new(false);
     for audiences in audiences {
-        let entry = Exposure {
-            audiences: vec![audience(audiences)],
-            transit: Some(transit),
-            ..Exposure::default()
-        };
-        table.add_entry("echo.app", &entry, []);
+        let entry = entry("echo.app", vec![audience(audiences)]);
+        table.add(ExposedService { transit: Some(transit), ..entry });
     }
     table
 }
@@ -106,9 +104,8 @@ fn the_first_peer_has_to_be_permitted_besides_a_trusted_gateway() {
 fn a_first_peer_outside_the_trust_set_is_refused_where_anyone_is_permitted() {
     let before = snapshot(&[], trust());
     let anyone = Audience { anyone: true, ..Audience::default() };
-    let entry = Exposure { audiences: vec![anyone], ..Exposure::default() };
     let mut exposure = ExposureTable::new(false);
-    exposure.add_entry("echo.app", &entry, []);
+    exposure.add(entry("echo.app", vec![anyone]));
     let change = Change { exposure: Some(exposure), ..Change::default() };
     let snapshot = build(&before, change);
     let peer = peer(&snapshot, GATEWAY, Transit::Always);
@@ -165,12 +162,8 @@ fn the_smaller_transit_of_gateway_and_first_peer_applies() {
                 namespaces: vec![namespace.into()],
                 ..Audience::default()
             };
-            let entry = Exposure {
-                audiences: vec![audience],
-                transit: Some(transit),
-                ..Exposure::default()
-            };
-            exposure.add_entry("echo.app", &entry, []);
+            let entry = entry("echo.app", vec![audience]);
+            exposure.add(ExposedService { transit: Some(transit), ..entry });
         }
         let change = Change { exposure: Some(exposure), ..Change::default() };
         let next = build(&before, change);

@@ -10,17 +10,17 @@ mod transit;
 
 use std::sync::Arc;
 
+use crate::config::ExposedService;
 use crate::datapath::balance::{Tried, choose};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Workload,
 };
-use crate::snapshot::tests::echo as service;
-use crate::snapshot::tests::samples;
+use crate::snapshot::tests::{echo as service, entry, hosts, samples};
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
-    Audience, EndpointSet, Exposure, ExposureTable, LinkFactors, NO_LINK_FACTORS, NetworkRule,
-    NetworkTable, Snapshot, TrustSet, pick_probabilities,
+    Audience, EndpointSet, ExposureTable, LinkFactors, NO_LINK_FACTORS, NetworkRule, NetworkTable,
+    Snapshot, TrustSet, pick_probabilities,
 };
 use crate::wire::{RegionPattern, Transit};
 
@@ -120,8 +120,11 @@ fn change(
 fn exposure(transit: Transit) -> ExposureTable {
     let mut table = ExposureTable::new(false);
     let to = Audience { cluster: Some("west".into()), ..Audience::default() };
-    let entry = Exposure { audiences: vec![to], transit: Some(transit), ..Exposure::default() };
-    table.add_entry("echo.app", &entry, [("echo.example", None)]);
+    table.add(ExposedService {
+        names: hosts(&["echo.example"]),
+        transit: Some(transit),
+        ..entry("echo.app", vec![to])
+    });
     table
 }
 

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use crate::datapath::balance::{Tried, choose};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Scope, Workload};
+use crate::snapshot::tests::alias;
 use crate::snapshot::traffic::TrafficRule;
 use crate::snapshot::{
     Alias, EndpointSet, NO_LINK_FACTORS, NameTable, Snapshot, Subset, SubsetPart,
@@ -35,8 +36,7 @@ fn subset(
         weight: *weight,
     };
     let of = Subset { name: "mix".into(), parts: parts.iter().map(part).collect() };
-    let alias = Alias::new("echo.app", None, vec![("echo.app".into(), None)], None, None);
-    let alias = alias.with_subset(of);
+    let alias = Alias::new(alias("echo.app", &["echo.app"]), Some(of));
     let label = Arc::clone(&alias.label);
     let rule = TrafficRule { preferences, ..TrafficRule::default() };
     let change = Change {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::config::parse_identity;
+use crate::config::{ExposedService, parse_identity};
 use crate::datapath::balance::{Tried, choose};
 use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
 use crate::datapath::identity::Peer;
@@ -13,10 +13,11 @@ use crate::datapath::route;
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Scope, Service};
+use crate::snapshot::tests::{alias, entry, hosts};
 use crate::snapshot::traffic::{Traffic, TrafficRule};
 use crate::snapshot::{
-    Alias, Audience, ExportSet, Exposure, ExposureTable, NO_LINK_FACTORS, NameTable,
-    ServiceVisibility, Snapshot, TransitRule,
+    Alias, Audience, ExportSet, ExposureTable, NO_LINK_FACTORS, NameTable, ServiceVisibility,
+    Snapshot, TransitRule,
 };
 use crate::tls::Identity;
 use crate::wire::sni::SniPattern;
@@ -155,8 +156,7 @@ fn an_endpoint_of_an_alias_has_the_authority_of_its_own_service() {
     let mut of_twin = pod("west", 2);
     of_twin.services = [("app/twin.app".into(), [(81, 8080)].into())].into();
     let workloads = [pod("west", 1), of_twin, gateway("west", 1)];
-    let targets = vec![("echo.app".into(), None), ("twin.app".into(), Some(81))];
-    let both = Alias::new("both.example", Some(80), targets, None, None);
+    let both = Alias::new(alias("both.example:80", &["echo.app", "twin.app:81"]), None);
     let change = Change {
         mesh: Some((Mesh::new([service(&[]), twin], workloads), "east".into())),
         exposure: Some(exposure(Transit::Always)),
@@ -272,14 +272,14 @@ fn an_entry_has_its_own_transit_or_that_of_a_rule() {
     ] {
         let mut snapshot = exported(&[], true);
         for to in ["echo.app:80", "echo.example:80"] {
-            let entry = Exposure {
-                audiences: vec![Audience::default()],
+            let entry = ExposedService {
+                names: hosts(&["echo.example"]),
                 transit: own,
-                ..Exposure::default()
+                ..entry("echo.app", vec![Audience::default()])
             };
             let default = TransitRule { transit: rule, ..TransitRule::default() };
             let mut table = ExposureTable::new(false).with_transit([default]);
-            table.add_entry("echo.app", &entry, [("echo.example", None)]);
+            table.add(entry);
             let change = Change { exposure: Some(table), ..Change::default() };
             snapshot = build(&snapshot, change);
             let peer = peer(&snapshot, CLIENT, Always);

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
+use crate::config::ExposedService;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Template, Workload};
-use crate::snapshot::tests::locality;
+use crate::snapshot::tests::{entry, locality};
 use crate::snapshot::traffic::{Regions, Traffic, TrafficRule};
-use crate::snapshot::{Audience, Exposure, ExposureTable};
+use crate::snapshot::{Audience, ExposureTable};
 use crate::wire::{RegionPattern, Transit};
 
 /// Number of clusters, each a network of its own. The gateway is in the first one.
@@ -331,11 +332,10 @@ impl Model {
     /// Returns the exposure of all services to cluster west, with transit.
     pub(super) fn exposure(&self) -> ExposureTable {
         let to = Audience { cluster: Some("west".into()), ..Audience::default() };
-        let entry =
-            Exposure { audiences: vec![to], transit: Some(Transit::Always), ..Exposure::default() };
         let mut table = ExposureTable::new(false);
         for at in 0..self.services.len() {
-            table.add_entry(&host(at), &entry, []);
+            let transit = Some(Transit::Always);
+            table.add(ExposedService { transit, ..entry(&host(at), vec![to.clone()]) });
         }
         table
     }

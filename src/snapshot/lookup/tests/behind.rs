@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh};
-use crate::snapshot::{Exposure, ExposureTable, ServicePort, Snapshot};
+use crate::snapshot::{ExposureTable, ServicePort, Snapshot};
 
 const EAST_80: &str = "foo.useast2.svc.cluster.local:80";
 
@@ -14,8 +14,8 @@ fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules()
     let names = names(&[("foo.global:80", &[WEST2, EAST2], None, "")]);
     let table = |to| {
         let mut exposure = ExposureTable::new(false);
-        exposure.add_entry("foo.uswest2.global", &exposed(to, false), []);
-        exposure.add_entry(EAST2, &exposed("west", false), []);
+        exposure.add(exposed("foo.uswest2.global", to, false));
+        exposure.add(exposed(EAST2, "west", false));
         exposure
     };
     let mut mesh = payments();
@@ -72,12 +72,13 @@ fn an_alias_keeps_the_priorities_of_what_is_behind_it() {
 #[test]
 fn a_name_that_an_entry_gives_is_routed_by_what_that_entry_says() {
     let host = "echo.app.svc.cluster.local";
-    let strict = Exposure { route_by: Some(RouteBy::Strict), ..exposed("west", false) };
     let route_by = |entry: &str, own: bool| {
         let mut exposure = ExposureTable::new(false);
-        exposure.add_entry(entry, &strict, [("given.name", None)]);
+        let strict = Some(RouteBy::Strict);
+        let entry = ExposedService { route_by: strict, ..exposed(entry, "west", false) };
+        exposure.add(named(entry, &["given.name"]));
         if own {
-            exposure.add_entry(host, &exposed("west", false), []);
+            exposure.add(exposed(host, "west", false));
         }
         let mesh = Mesh::new([service(host, &[80])], []);
         let snapshot = build_snapshot(mesh, names(&[]), exposure);

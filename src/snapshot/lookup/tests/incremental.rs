@@ -87,11 +87,11 @@ fn drawn_exposure(rng: &mut Rng) -> ExposureTable {
     let mut table = ExposureTable::new(rng.bool());
     for _ in 0..rng.u8(..4) {
         let to = *rng.choice(&["west", "north"]).expect("a cluster");
-        let mut entry = exposed(to, rng.bool());
+        let mut entry = exposed(drawn_host(rng), to, rng.bool());
         let namespaces = [None, None, Some("x"), Some("y"), Some("z")];
         let namespace = *rng.choice(&namespaces).expect("a namespace");
         entry.namespace = namespace.map(Into::into);
-        table.add_entry(drawn_host(rng), &entry, []);
+        table.add(entry);
     }
     table
 }

@@ -7,11 +7,11 @@ mod rules;
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::config::{self, ExposedService};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, GatewayAddress, Locality, Mesh, Place, Protocol, Waypoint};
-use crate::snapshot::{
-    Audience, ExportSet, Exposure, ExposureTable, NameTable, ServicePort, TrustSet,
-};
+use crate::snapshot::tests::{alias, entry, hosts};
+use crate::snapshot::{Audience, ExportSet, ExposureTable, NameTable, ServicePort, TrustSet};
 
 const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
 
@@ -61,35 +61,32 @@ fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
     }
 }
 
-fn target(text: &str) -> (Box<str>, Option<u16>) {
-    match text.split_once(':') {
-        Some((host, port)) => (host.into(), port.parse().ok()),
-        None => (text.into(), None),
-    }
-}
-
 /// Alias as configured: name, targets, consumers and region.
 type AliasSpec<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
 
 fn names(aliases: &[AliasSpec<'_>]) -> NameTable {
-    let parsed: Vec<_> = aliases.iter().map(|(name, ..)| target(name)).collect();
-    let aliases = aliases.iter().zip(&parsed);
-    let aliases = aliases.map(|((_, to, consumers, region), (host, port))| {
-        let to = to.iter().map(|text| target(text)).collect();
-        let consumers = consumers.map(|of| of.iter().map(|&one| one.into()).collect());
-        let region = (!region.is_empty()).then(|| (*region).into());
-        (&**host, Alias::new(host, *port, to, consumers, region))
+    let aliases = aliases.iter().map(|(name, to, consumers, region)| {
+        let entry = config::Alias {
+            consumers: consumers.map(|of| of.iter().map(|&one| one.into()).collect()),
+            region: (!region.is_empty()).then(|| (*region).into()),
+            ..alias(name, to)
+        };
+        (name.split(':').next().unwrap(), Alias::new(entry, None))
     });
     NameTable::new(SUFFIXES, aliases)
 }
 
-fn exposed(to: &str, workloads: bool) -> Exposure {
+fn exposed(service: &str, to: &str, workloads: bool) -> ExposedService {
     let audience = Audience {
         anyone: to == "anyone",
         cluster: (to != "anyone").then(|| to.into()),
         ..Audience::default()
     };
-    Exposure { audiences: vec![audience], exposes_workloads: workloads, ..Exposure::default() }
+    ExposedService { workloads, ..entry(service, vec![audience]) }
+}
+
+fn named(entry: ExposedService, names: &[&str]) -> ExposedService {
+    ExposedService { names: hosts(names), ..entry }
 }
 
 fn trust() -> TrustSet {
@@ -148,7 +145,7 @@ fn names_are_looked_up_in_their_order() {
         ("gone.global", &["gone.app.svc.cluster.local"], None, ""),
     ]);
     let mut exposure = ExposureTable::new(false);
-    exposure.add_entry(echo, &exposed("west", true), [("given.global", None)]);
+    exposure.add(named(exposed(echo, "west", true), &["given.global"]));
     let workloads = [workload(3, "", &[(echo, 80, 8080)])];
     let snapshot = build_snapshot(Mesh::new(services, workloads), names, exposure);
     let other = |port: u16| format!("other.app.svc.cluster.local:{port}");
@@ -200,7 +197,7 @@ fn an_entry_holds_for_all_names_of_its_service() {
         ("own.app.global", "west"),
         ("own.app.svc.cluster.local", "north"),
     ] {
-        exposure.add_entry(host, &exposed(to, false), []);
+        exposure.add(exposed(host, to, false));
     }
     let old = build_snapshot(Mesh::new(services.clone(), []), names(&[]), exposure);
     let exports: ExportSet = [("exported.app.global", 80)].into_iter().collect();
@@ -271,9 +268,9 @@ fn an_alias_of_several_services_has_the_endpoints_of_all_and_of_a_region_those_t
         ("nothing.global", &["foo.gone.global"], None, "us-west-2"),
     ]);
     let mut exposure = ExposureTable::new(false);
-    exposure.add_entry(WEST2, &exposed("west", false), []);
-    exposure.add_entry(WEST2, &exposed("north", false), []);
-    exposure.add_entry("foo.useast2.mesh.internal", &exposed("west", false), []);
+    exposure.add(exposed(WEST2, "west", false));
+    exposure.add(exposed(WEST2, "north", false));
+    exposure.add(exposed("foo.useast2.mesh.internal", "west", false));
     let snapshot = build_snapshot(payments(), names, exposure);
     let at = |domain, text| address_suffixes(&snapshot, domain, text);
     assert_eq!(at("west.local", "foo.global:80"), Some(vec![1, 2, 3]));
@@ -342,10 +339,9 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     ];
     let mesh = Mesh::new(services, [here, there, sick, plain, closed, behind]);
     let mut exposure = ExposureTable::new(false);
-    let of_port = Exposure { port: Some(80), ..exposed("west", true) };
-    exposure.add_entry("echo.app.global", &of_port, []);
-    exposure.add_entry(other, &exposed("north", true), []);
-    exposure.add_entry("closed.app.svc.cluster.local", &exposed("west", false), []);
+    exposure.add(exposed("echo.app.global:80", "west", true));
+    exposure.add(exposed(other, "north", true));
+    exposure.add(exposed("closed.app.svc.cluster.local", "west", false));
     let snapshot = build_snapshot(mesh, names(&[]), exposure);
     let allowed = |text| found(&snapshot, text).map(|found| found.map(|found| found.1));
     let nobody = [Some(false); 3];
@@ -393,7 +389,7 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
     let services = || [service(echo, &[80]), service(other, &[80])];
     let table = |name: Option<&'static str>| {
         let mut exposure = ExposureTable::new(true);
-        exposure.add_entry(echo, &exposed("west", false), name.map(|name| (name, None)));
+        exposure.add(named(exposed(echo, "west", false), name.as_slice()));
         exposure
     };
     let aliases: &[AliasSpec<'_>] =
@@ -455,8 +451,8 @@ fn exposing_all_admits_the_trust_set_to_what_more_than_its_namespace_sees() {
         service.private = true;
     }
     let mut exposure = ExposureTable::new(true);
-    exposure.add_entry(&narrow.hostname, &exposed("north", false), []);
-    exposure.add_entry(&named.hostname, &exposed("west", false), []);
+    exposure.add(exposed(&narrow.hostname, "north", false));
+    exposure.add(exposed(&named.hostname, "west", false));
     let mesh = Mesh::new([open, narrow, private, named, exported], []);
     let alias = ("alias.name", &["private.app.svc.cluster.local"][..], None, "");
     let old = build_snapshot(mesh, names(&[alias]), exposure);

@@ -24,7 +24,7 @@ fn one_peer_reaches_what_its_link_exposes_and_another_its_selection() {
     hidden.private = true;
     let mesh = Mesh::new([service(ECHO, &[80]), service(CART, &[80]), hidden], []);
     let mut exposure = ExposureTable::new(false);
-    exposure.add_entry(ECHO, &exposed("north", false), []);
+    exposure.add(exposed(ECHO, "north", false));
     let snapshot = build_snapshot(mesh, names(&[("cart.alias", &[CART], None, "")]), exposure);
     let reached = |patterns: &[&str], local: &[&str]| {
         let patterns = patterns.iter().map(|text| SniPattern::parse(text));
@@ -52,10 +52,10 @@ fn one_peer_reaches_what_its_link_exposes_and_another_its_selection() {
     assert_eq!(reached(&["echo.app.global"], &[]), [both, nobody, nobody]);
 }
 
-fn limited(to: &str, tunnels: u32) -> Exposure {
-    Exposure {
+fn limited(service: &str, to: &str, tunnels: u32) -> ExposedService {
+    ExposedService {
         limits: ServiceLimits { tunnels: Some(tunnels), ..ServiceLimits::default() },
-        ..exposed(to, false)
+        ..exposed(service, to, false)
     }
 }
 
@@ -76,13 +76,12 @@ fn limits(snapshot: &Snapshot, domain: &str, text: &str) -> Vec<Option<u32>> {
 fn the_limits_of_each_entry_that_admits_a_peer_apply() {
     let mesh = Mesh::new([service(ECHO, &[80, 81]), service(CART, &[80])], []);
     let mut exposure = ExposureTable::new(false);
-    let of_port = Exposure { port: Some(81), ..limited("west", 3) };
-    let twice = [("given.name", None), ("given.name", Some(80))];
-    exposure.add_entry(ECHO, &limited("west", 1), twice);
-    exposure.add_entry(ECHO, &limited("north", 2), []);
-    exposure.add_entry(ECHO, &of_port, []);
-    exposure.add_entry(ECHO, &exposed("anyone", false), []);
-    exposure.add_entry(CART, &limited("anyone", 4), []);
+    let twice = ["given.name", "given.name:80"];
+    exposure.add(named(limited(ECHO, "west", 1), &twice));
+    exposure.add(limited(ECHO, "north", 2));
+    exposure.add(limited(&format!("{ECHO}:81"), "west", 3));
+    exposure.add(exposed(ECHO, "anyone", false));
+    exposure.add(limited(CART, "anyone", 4));
     let names = names(&[("both.global:80", &[ECHO, CART], None, "")]);
     let snapshot = build_snapshot(mesh, names, exposure);
     for (domain, text, want) in [
@@ -101,12 +100,12 @@ fn the_limits_of_each_entry_that_admits_a_peer_apply() {
 fn a_peer_that_only_a_link_admits_has_the_limits_of_all_entries() {
     let mesh = Mesh::new([service(ECHO, &[80]), service(CART, &[80])], []);
     let of_cart = Audience { namespaces: vec!["cart".into()], ..Audience::default() };
-    let of_cart = Exposure { audiences: vec![of_cart], ..limited("west", 2) };
+    let of_cart = ExposedService { to: vec![of_cart], ..limited(ECHO, "west", 2) };
     let mut exposure = ExposureTable::new(false);
-    exposure.add_entry(ECHO, &of_cart, []);
-    exposure.add_entry(ECHO, &limited("north", 3), []);
-    exposure.add_entry(CART, &exposed("west", false), []);
-    exposure.add_entry(CART, &limited("north", 4), []);
+    exposure.add(of_cart);
+    exposure.add(limited(ECHO, "north", 3));
+    exposure.add(exposed(CART, "west", false));
+    exposure.add(limited(CART, "north", 4));
     let names = names(&[("both.global:80", &[ECHO, CART], None, "")]);
     let pattern = SniPattern::parse("*").expect("a pattern");
     let change = Change {
@@ -130,30 +129,28 @@ fn a_peer_that_only_a_link_admits_has_the_limits_of_all_entries() {
 
 #[test]
 fn an_entry_for_the_same_peers_keeps_its_count_in_a_new_table() {
-    let table = |first: &Exposure, second: &Exposure| {
+    let table = |first: &str, second: &str, tunnels| {
         let mut exposure = ExposureTable::new(false);
-        exposure.add_entry(ECHO, first, [("given.name", None)]);
-        exposure.add_entry(ECHO, second, []);
+        exposure.add(named(limited(ECHO, first, tunnels), &["given.name"]));
+        exposure.add(limited(ECHO, second, tunnels));
         exposure
     };
-    let old = table(&limited("west", 1), &limited("north", 1));
+    let old = table("west", "north", 1);
     let mesh = Mesh::new([service(ECHO, &[80])], []);
     let old = build_snapshot(mesh, names(&[]), old);
     let of = |snapshot: &Snapshot, at: usize| Arc::clone(&snapshot.exposure.entries(ECHO)[at].open);
     let _open = of(&old, 0).add(&Source::prefix([192, 0, 2, 1].into()));
-    let next = |first: &Exposure, second: &Exposure| {
-        let change = Change { exposure: Some(table(first, second)), ..Change::default() };
+    let next = |first: &str, second: &str| {
+        let change = Change { exposure: Some(table(first, second, 7)), ..Change::default() };
         let next = build(&old, change);
         let name = requested("given.name:80");
         let given = next.exposure.entries_with_alias(&name);
         let given: Vec<_> = given.map(|entry| entry.open.get()).collect();
         (of(&next, 0).get(), of(&next, 1).get(), given)
     };
-    let north = limited("north", 7);
-    let first = Exposure { index: 1, ..limited("west", 7) };
-    assert_eq!(next(&north, &first), (0, 1, vec![0]));
-    assert_eq!(next(&first, &north), (1, 0, vec![1]));
-    assert_eq!(next(&north, &limited("anyone", 7)), (0, 0, vec![0]));
+    assert_eq!(next("north", "west"), (0, 1, vec![0]));
+    assert_eq!(next("west", "north"), (1, 0, vec![1]));
+    assert_eq!(next("north", "anyone"), (0, 0, vec![0]));
 }
 
 fn of_version(last: u8, version: &str) -> Workload {
@@ -185,9 +182,8 @@ fn a_split_of_subsets_is_kept_and_each_part_is_divided_by_the_weights_of_regions
         placed(3, "v2", "us-west"),
         placed(4, "v2", "evacuated"),
     ];
-    let alias = Alias::new(ECHO, None, vec![(ECHO.into(), None)], None, None);
     let split = Subset { name: "mix".into(), parts: [part("v1", 3), part("v2", 1)].into() };
-    let alias = (format!("{ECHO}@mix"), alias.with_subset(split));
+    let alias = (format!("{ECHO}@mix"), Alias::new(alias(ECHO, &[ECHO]), Some(split)));
     let rule = region_weights(&[("us-west", 10), ("us-east", 90), ("evacuated", 0)]);
     let mesh = Mesh::new([service(ECHO, &[80])], workloads);
     let names = NameTable::new(SUFFIXES, [(&*alias.0, alias.1)]);
@@ -213,16 +209,15 @@ fn a_subset_has_the_endpoints_with_its_labels_and_shares_those_of_its_parts() {
     let workloads =
         [of_version(1, "v1"), of_version(2, "v1"), of_version(3, "v2"), of_version(4, "v3")];
     let subset = |name: &str, parts: Vec<SubsetPart>| {
-        let alias = Alias::new(ECHO, None, vec![(ECHO.into(), None)], None, None);
         let subset = Subset { name: name.into(), parts: parts.into() };
-        (format!("{ECHO}@{name}"), alias.with_subset(subset))
+        (format!("{ECHO}@{name}"), Alias::new(alias(ECHO, &[ECHO]), Some(subset)))
     };
     let subsets =
         [subset("v1", vec![part("v1", 1)]), subset("mix", vec![part("v1", 30), part("v2", 10)])];
     let (hosts, aliases): (Vec<_>, Vec<_>) = subsets.into_iter().unzip();
     let names = NameTable::new(SUFFIXES, hosts.iter().map(String::as_str).zip(aliases));
     let mut exposure = ExposureTable::new(false);
-    exposure.add_entry(ECHO, &exposed("west", false), []);
+    exposure.add(exposed(ECHO, "west", false));
     let mesh = Mesh::new([service(ECHO, &[80])], workloads);
     let snapshot = build_snapshot(mesh, names, exposure);
     let endpoints = |subset: &str| {
@@ -261,15 +256,14 @@ fn a_hostname_of_another_namespace_overrides_an_alias_of_objects() {
         Mesh::new([service(EVIL, &[80, 81])].into_iter().chain(all), [])
     };
     let exposure = |is_of_object| {
-        let entry = Exposure {
-            port: Some(80),
+        let entry = ExposedService {
             namespace: Some("evil".into()),
+            names: hosts(&["payments.global:80", "a.evil.global:80"]),
             is_of_object,
-            ..exposed("west", false)
+            ..exposed(&format!("{EVIL}:80"), "west", false)
         };
         let mut table = ExposureTable::new(true);
-        let aliases = ["payments.global", "a.evil.global"];
-        table.add_entry(EVIL, &entry, aliases.map(|name| (name, Some(80))));
+        table.add(entry);
         table
     };
     let next = |old: &Snapshot, all: &[(&str, &str)]| {

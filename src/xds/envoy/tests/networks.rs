@@ -3,12 +3,13 @@
 use tokio::time::Instant;
 
 use super::*;
+use crate::config::ExposedService;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Template, Workload};
-use crate::snapshot::tests::{locality, region_weights};
+use crate::snapshot::tests::{entry, locality, region_weights};
 use crate::snapshot::traffic::{Traffic, TrafficRule};
 use crate::snapshot::{
-    EndpointSet, Exposure, ExposureTable, NO_LINK_FACTORS, gateway_record, pick_probabilities,
+    EndpointSet, ExposureTable, NO_LINK_FACTORS, gateway_record, pick_probabilities,
 };
 use crate::wire::Transit;
 
@@ -70,9 +71,9 @@ fn endpoints_by(
     let mut clusters = ClusterStore::default();
     put(&mut clusters, CLUSTER, ECHO, &cluster).expect("a cluster");
     let host = "echo.app.svc.cluster.local";
-    let entry = Exposure { transit: Some(Transit::Always), ..Exposure::default() };
     let mut exposure = ExposureTable::new(false);
-    exposure.add_entry(host, &entry, []);
+    let transit = Some(Transit::Always);
+    exposure.add(ExposedService { transit, ..entry(host, Vec::new()) });
     let mut mesh = clusters.tables.mesh();
     if let Some(record) = record {
         mesh.workloads.insert(Arc::clone(&record.uid), Arc::new(record));

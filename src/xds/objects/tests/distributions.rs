@@ -103,7 +103,7 @@ fn a_global_traffic_policy_distributes_services_of_its_namespace_only() {
 #[test]
 fn topology_without_a_locality_of_the_gateway_is_a_warning() {
     let mut config = gateway("services: []", "");
-    config.gateway.locality = crate::config::Locality::default();
+    config.gateway.locality = Locality::default();
     let (_, reported) = merged(&config, &distributing(&["{dns: echo.global}"]));
     let want = "o.yaml:5: warning: TOPOLOGY needs the gateway's locality";
     assert!(reported.starts_with(want), "{reported}");

@@ -160,7 +160,7 @@ fn an_import_brings_ports_and_an_address_and_copied_slices_its_endpoints() {
                 Some(vec!["10.0.0.2:8080".to_owned()]),
                 "{host}"
             );
-            assert!(joined.exported.contains(host), "{host}");
+            assert!(joined.scope.exported.contains(host), "{host}");
         }
         let set = joined.mesh.services.get("app/hello.app.svc.clusterset.local").unwrap();
         assert_eq!(set.vips, [("east".to_owned(), "10.9.0.1".parse().unwrap())]);

@@ -7,9 +7,10 @@ use super::*;
 use crate::config::{Config, SUFFIXES};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
+use crate::snapshot::tests::entry;
 use crate::snapshot::{
-    Audience, Caller, Exposure, ExposureTable, ExposureVerdict, NameTable, Service as Built,
-    ServicePort, Snapshot, TrustSet,
+    Audience, Caller, ExposureTable, ExposureVerdict, NameTable, Service as Built, ServicePort,
+    Snapshot, TrustSet,
 };
 use crate::wire::Authority;
 
@@ -60,11 +61,7 @@ fn joined(text: &str) -> JoinResult {
 fn snapshot(joined: &JoinResult) -> Snapshot {
     let change = Change {
         mesh: Some((joined.mesh.clone(), "east".into())),
-        scope: Some(crate::snapshot::ServiceVisibility {
-            exported: joined.exported.clone(),
-            local: joined.local.clone(),
-            ..crate::snapshot::ServiceVisibility::default()
-        }),
+        scope: Some(joined.scope.clone()),
         names: Some(NameTable::new(SUFFIXES, [])),
         ..Change::default()
     };
@@ -190,7 +187,7 @@ fn a_global_only_service_has_the_endpoints_of_all_under_its_own_name() {
     let both = vec!["10.0.0.1:8080".to_owned(), "10.0.0.2:8080".to_owned()];
     assert_eq!(endpoints_of_host(&joined, OWN), Some(both));
     assert_eq!(joined.mesh.services.len(), 1);
-    assert!(joined.exported.contains(OWN) && joined.exported.contains(GLOBAL));
+    assert!(joined.scope.exported.contains(OWN) && joined.scope.exported.contains(GLOBAL));
 }
 
 #[test]
@@ -200,12 +197,11 @@ fn an_entry_narrows_an_export_under_all_its_names() {
     text += &service("west", "istio.io/global: \"true\"");
     text += &slice("west", "topology.istio.io/network: east", &at("10.0.0.2"));
     let exported = snapshot(&joined(&text));
-    for entry in [None, Some(OWN), Some(GLOBAL)] {
+    for own in [None, Some(OWN), Some(GLOBAL)] {
         let mut table = ExposureTable::new(false);
-        if let Some(host) = entry {
+        if let Some(host) = own {
             let to = vec![Audience { namespaces: vec!["shop".into()], ..Audience::default() }];
-            let exposure = Exposure { audiences: to, ..Exposure::default() };
-            table.add_entry(host, &exposure, []);
+            table.add(entry(host, to));
         }
         let change = Change {
             exposure: Some(table),
@@ -230,12 +226,12 @@ fn an_entry_narrows_an_export_under_all_its_names() {
                 ServicePort { host, port: 80 },
                 &found.matched_by,
             );
-            let want = if entry.is_none() || namespace == "shop" {
+            let want = if own.is_none() || namespace == "shop" {
                 ExposureVerdict::Allowed
             } else {
                 ExposureVerdict::NotForPeer
             };
-            assert_eq!(verdict, want, "{entry:?}: {namespace} asks for {host}");
+            assert_eq!(verdict, want, "{own:?}: {namespace} asks for {host}");
         }
     }
 }
@@ -253,20 +249,20 @@ fn what_a_service_says_of_its_scope() {
     ];
     for (label, exported, local) in table {
         let joined = joined(&service("east", label));
-        assert_eq!(joined.exported.contains(OWN), exported, "{label}");
-        assert_eq!(joined.local.contains(OWN), local, "{label}");
-        assert_eq!(joined.local.contains(GLOBAL), local, "{label}");
+        assert_eq!(joined.scope.exported.contains(OWN), exported, "{label}");
+        assert_eq!(joined.scope.local.contains(OWN), local, "{label}");
+        assert_eq!(joined.scope.local.contains(GLOBAL), local, "{label}");
     }
     let annotated = service("east", "")
         .replace("  labels:", "  annotations: {networking.istio.io/exportTo: \".\"}\n  labels:");
-    assert!(joined(&annotated).local.contains(OWN));
+    assert!(joined(&annotated).scope.local.contains(OWN));
     let both = format!(
         "{}{}",
         service("east", "istio.io/global: \"false\""),
         export("east", "2026-01-31T12:00:00Z")
     );
     let joined = joined(&both);
-    assert!(joined.local.contains(OWN) && !joined.exported.contains(OWN));
+    assert!(joined.scope.local.contains(OWN) && !joined.scope.exported.contains(OWN));
     let reported = joined.warnings.to_string();
     assert!(
         reported.contains("o.yaml:10: warning: the export of app/hello has no effect"),
@@ -296,10 +292,10 @@ fn a_rule_and_the_default_export_what_does_not_opt_out() {
     for (exposure, label, want) in table {
         let text = format!("{namespace}{}", service("east", label));
         let joined = joined_with(&Mesh::default(), &text, exposure);
-        assert_eq!(joined.exported.contains(OWN), want, "{exposure} {label}");
+        assert_eq!(joined.scope.exported.contains(OWN), want, "{exposure} {label}");
         let remote = format!("{namespace}{}", service("west", label));
         let joined = joined_with(&Mesh::default(), &remote, exposure);
-        assert!(joined.exported.is_empty(), "another cluster exports by its own rules");
+        assert!(joined.scope.exported.is_empty(), "another cluster exports by its own rules");
     }
 }
 
@@ -313,20 +309,20 @@ fn a_rule_about_labels_exports_nothing_of_an_unknown_namespace() {
     for rule in ["NotIn, values: [prod]", "DoesNotExist"] {
         let exposure = expression(rule);
         let untold = joined_with(&Mesh::default(), &text, &exposure);
-        assert!(untold.exported.is_empty(), "{rule}: it may be prod");
+        assert!(untold.scope.exported.is_empty(), "{rule}: it may be prod");
         let joined = joined_with(&Mesh::default(), &format!("{reported}{text}"), &exposure);
-        assert!(joined.exported.contains(OWN), "{rule}");
+        assert!(joined.scope.exported.contains(OWN), "{rule}");
     }
     let by_name = auto("{matchLabels: {kubernetes.io/metadata.name: app}}");
     let joined = joined_with(&Mesh::default(), &text, &by_name);
-    assert!(joined.exported.contains(OWN), "a name needs no object");
+    assert!(joined.scope.exported.contains(OWN), "a name needs no object");
 }
 
 #[test]
 fn an_export_of_no_service_is_no_route_and_an_entry_for_a_local_one_is_pointed_at() {
     let joined = joined(&export("east", "null"));
     let reported = joined.warnings.to_string();
-    assert!(joined.exported.is_empty() && joined.mesh.services.is_empty());
+    assert!(joined.scope.exported.is_empty() && joined.mesh.services.is_empty());
     let want = "o.yaml:2: warning: the export of app/hello has no effect: no such Service";
     assert!(reported.starts_with(want), "{reported}");
     let entry = format!("{{services: [{{service: {OWN}, to: [{{anyone: true}}]}}]}}");

@@ -64,8 +64,8 @@ fn a_mistake_in_one_object_passes_over_that_object_alone() {
             let joined =
                 join(&Mesh::default(), &objects, &config("{}"), &AddressHolders::default());
             assert_eq!(endpoints_of_host(&joined, OWN), Some(vec![ONE.to_owned()]), "{bad}");
-            assert!(joined.exported.contains(OWN), "{bad}");
-            let names = joined.exported.iter().chain(&joined.local);
+            assert!(joined.scope.exported.contains(OWN), "{bad}");
+            let names = joined.scope.exported.iter().chain(&joined.scope.local);
             let mut evil = names.filter(|name| name.contains("Foo_Bar") || name.contains("a.b"));
             assert_eq!(evil.next(), None, "{bad}");
         }
@@ -80,8 +80,8 @@ fn a_service_with_a_mistake_stays_in_its_cluster() {
         let text = format!("{bad}{}{endpoints}", export("east", "null"));
         for exposure in ["{}", "{default: all}"] {
             let joined = join_with(&text, exposure);
-            assert!(joined.exported.is_empty(), "{label} {exposure}");
-            assert!(joined.local.contains(OWN) && joined.local.contains(GLOBAL));
+            assert!(joined.scope.exported.is_empty(), "{label} {exposure}");
+            assert!(joined.scope.local.contains(OWN) && joined.scope.local.contains(GLOBAL));
         }
     }
     // A Service without a valid `spec` may have declared itself local.
@@ -89,7 +89,7 @@ fn a_service_with_a_mistake_stays_in_its_cluster() {
         let start = service("east", EXPORTED);
         let (start, _) = start.split_once("spec:").unwrap();
         let joined = join_with(&format!("{start}{spec}\n"), "{default: all}");
-        assert!(joined.local.contains(OWN), "{spec}");
+        assert!(joined.scope.local.contains(OWN), "{spec}");
     }
 }
 
@@ -101,8 +101,8 @@ fn services_of_a_namespace_with_a_mistake_stay_in_their_cluster() {
     let other = in_namespace(&service("east", EXPORTED), "other");
     let text = format!("{bad}{}{other}", service("east", EXPORTED));
     let joined = join_with(&text, "{}");
-    assert!(!joined.exported.contains(OWN) && joined.local.contains(OWN));
-    assert!(joined.exported.contains("hello.other.svc.cluster.local"));
+    assert!(!joined.scope.exported.contains(OWN) && joined.scope.local.contains(OWN));
+    assert!(joined.scope.exported.contains("hello.other.svc.cluster.local"));
 }
 
 #[test]
