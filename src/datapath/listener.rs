@@ -101,12 +101,11 @@ impl Listener {
         }
     }
 
-    /// Creates a listener that is open to every address and limits transit.
-    pub fn with_transit(transit: Transit) -> Self {
-        Self {
-            rules: ArcSwap::from_pointee(ListenerRules::with_transit(transit)),
-            ..Self::default()
-        }
+    /// Creates an HBONE listener with these rules that is open to every address.
+    pub fn open_to_all(rules: &ListenerRules) -> Self {
+        let ListenerRules { route_by, transit, .. } = *rules;
+        let rules = ListenerRules { route_by, transit, ..ListenerRules::default() };
+        Self { rules: ArcSwap::from_pointee(rules), ..Self::default() }
     }
 
     /// Returns the current rules, for a lookup that ends before the next await.

@@ -2,8 +2,9 @@
 //! Remedies are in [`remedies`].
 
 use crate::datapath::client_hello::ClientHello;
-use crate::datapath::http2::tunnel::Origin;
+use crate::datapath::http2::tunnel::{Forwarded, Origin};
 use crate::datapath::identity::Peer;
+use crate::datapath::policy::{self, Rejection};
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
@@ -11,7 +12,7 @@ use crate::snapshot::{
     ServicePort, Snapshot,
 };
 use crate::tls::Identity;
-use crate::wire::{Authority, Host, Transit};
+use crate::wire::{Authority, HOPS_MAX, Host, Transit, Via};
 
 use super::ExplainState;
 use super::answer::{LookupRow, PeerRow, RouteRow, RuleRow};
@@ -90,7 +91,6 @@ pub(super) fn no_authority(snapshot: &Snapshot, requested: &str) -> LookupRow {
 pub(super) fn unrouted(
     snapshot: &Snapshot,
     hello: &ClientHello,
-    from: String,
     reason: Reason,
     names: Option<&[String]>,
 ) -> LookupRow {
@@ -101,7 +101,6 @@ pub(super) fn unrouted(
     };
     LookupRow {
         requested: requested.to_owned(),
-        from: Some(from),
         rule: refusal(description, remedies::client_hello(snapshot, hello, reason, names)),
         ..LookupRow::default()
     }
@@ -151,16 +150,6 @@ pub(super) fn other_network(
             Some(why) => why.in_network(network),
             None => format!("in network {network}, which has no gateway that can be used{or}"),
         },
-    }
-}
-
-/// Describes the permit for the target of a listener's own route.
-pub(super) fn listener_route_rule() -> RuleRow {
-    RuleRow {
-        allowed: true,
-        description: "allowed by the listener's own route for all clients of the listener"
-            .to_owned(),
-        ..RuleRow::default()
     }
 }
 
@@ -360,26 +349,54 @@ struct Subject<'a> {
     verdict: ExposureVerdict,
 }
 
-/// Describes the rule that allows a route, or that rejects it for `refused`.
+/// Describes the rule that permits or rejects a route, with the limits of the entries that admit
+/// the tunnel.
 pub(super) fn rule(
     state: &ExplainState<'_>,
     peer: &Peer,
     route: &Route,
-    refused: Option<Reason>,
+    rejection: Option<&Rejection>,
 ) -> RuleRow {
-    let subjects = subjects(state.snapshot, peer, route);
-    let reason = match refused {
-        None => return allowed(state, peer, &subjects),
-        Some(Reason::NotLinked) => return not_linked(state.snapshot, peer),
-        Some(reason) => reason,
+    if route.is_granted_by_listener() {
+        let description = "allowed by the listener's own route for all clients of the listener";
+        return RuleRow {
+            allowed: true,
+            description: description.to_owned(),
+            ..RuleRow::default()
+        };
+    }
+    let snapshot = state.snapshot;
+    let is_of_first = rejection.is_some_and(|rejection| rejection.is_of_first_peer);
+    let first = route.first_peer().filter(|_| is_of_first);
+    let first = first.map(|first| first.as_peer(peer, snapshot));
+    let caller = first.as_ref().unwrap_or(peer);
+    let subjects = subjects(snapshot, caller, route);
+    let mut rule = match rejection.map(|rejection| rejection.reason) {
+        None | Some(Reason::TunnelLimit) => allowed(state, caller, &subjects),
+        Some(Reason::NotLinked) => not_linked(snapshot, caller),
+        Some(reason) => not_exposed(state, caller, &subjects, reason),
     };
+    if let Some(first) = &first {
+        let principal = &first.source.principal;
+        rule.description = format!("for the first peer {principal}: {}", rule.description);
+    }
+    let limiting = policy::limiting_entries(snapshot, peer, route);
+    rule.description.extend(limits(state, &limiting));
+    rule
+}
+
+/// Describes the rejection of a service port by the exposure rules.
+fn not_exposed(
+    state: &ExplainState<'_>,
+    peer: &Peer,
+    subjects: &[Subject<'_>],
+    reason: Reason,
+) -> RuleRow {
     let mut failing = subjects.iter();
     let failing = failing.find(|subject| subject.verdict != ExposureVerdict::Allowed);
     let Some(subject) = failing else {
-        return RuleRow {
-            description: format!("a rule refuses it ({reason})"),
-            ..RuleRow::default()
-        };
+        let description = format!("a rule refuses it ({reason})");
+        return RuleRow { description, ..RuleRow::default() };
     };
     let mut rule = rejected(state, peer, subject);
     if subjects.len() > 1 {
@@ -392,17 +409,17 @@ pub(super) fn rule(
     rule
 }
 
-/// Returns the rule that rejects the first peer of a tunnel whose gateway is permitted.
-pub(super) fn first_peer_rule(
-    state: &ExplainState<'_>,
-    first: &Peer,
-    route: &Route,
-    refused: Option<Reason>,
-) -> RuleRow {
-    let rule = rule(state, first, route, refused);
-    let description =
-        format!("for the first peer {}: {}", first.source.principal, rule.description);
-    RuleRow { description, ..rule }
+/// Describes the rejection of a tunnel whose `x-strait-via` names this gateway or too many others.
+pub(super) fn gateway_loop(forwarded: Option<&Forwarded>) -> RuleRow {
+    let via = forwarded.and_then(|forwarded| forwarded.via.as_deref());
+    let description = if via.and_then(Via::parse).is_some() {
+        "x-strait-via has this gateway, so that the tunnel has come back".to_owned()
+    } else {
+        format!("x-strait-via has more than {HOPS_MAX} gateways")
+    };
+    let change =
+        "turn off `transit` of the service at one of the gateways that the tunnel has passed";
+    refusal(description, change)
 }
 
 /// Describes the rejection of a malformed `x-strait-source`.
@@ -535,7 +552,7 @@ fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
 }
 
 /// Describes the limits of the entries that admit a tunnel, with their open tunnels.
-pub(super) fn limits(state: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<String> {
+fn limits(state: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<String> {
     let describe = |entry: &&Exposure| {
         let line = state.places.line(entry.index);
         let line = line.map_or_else(String::new, |line| format!(" of {line}"));
