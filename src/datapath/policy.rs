@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use crate::limits::Source;
 use crate::reason::Reason;
-use crate::snapshot::{
-    Caller, Endpoint, Exposure, ExposureVerdict, MatchedBy, ServicePort, Snapshot, mesh,
-};
+use crate::snapshot::{Caller, Endpoint, Exposure, MatchedBy, ServicePort, Snapshot, mesh};
 use crate::wire::{Authority, Transit, sni};
 
 use super::first_peer::FirstPeer;
@@ -300,7 +298,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
     for caller in callers(peer, first_peer) {
         evaluate(snapshot, caller, requested, of, matched_by).map_err(Reason::label)?;
         let gone = snapshot.evaluate_removed_target(caller, requested, matched_by, endpoint);
-        verdict_to_result(gone).map_err(Reason::label)?;
+        gone.map_err(Reason::label)?;
         if grant.endpoint.remote.is_some() {
             let granted = snapshot.transit(caller, requested, of, matched_by);
             if transit::limit(snapshot, peer, granted, grant.via_gateway) == Transit::Off {
@@ -351,13 +349,5 @@ fn evaluate(
     if !snapshot.is_linked(caller) {
         return Err(Reason::NotLinked);
     }
-    verdict_to_result(snapshot.evaluate_exposure(caller, requested, of, matched_by))
-}
-
-fn verdict_to_result(verdict: ExposureVerdict) -> Result<(), Reason> {
-    match verdict {
-        ExposureVerdict::Allowed => Ok(()),
-        ExposureVerdict::NotForPeer => Err(Reason::NotForPeer),
-        ExposureVerdict::NotExposed => Err(Reason::NotExposed),
-    }
+    snapshot.evaluate_exposure(caller, requested, of, matched_by)
 }

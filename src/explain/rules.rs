@@ -8,8 +8,8 @@ use crate::datapath::policy::{self, Rejection};
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
-    Alias, ExclusionReason, Exposure, ExposureVerdict, MatchedBy, RemoteGateway, Service,
-    ServicePort, Snapshot,
+    Alias, ExclusionReason, ExposedBy, Exposure, MatchedBy, RemoteGateway, Service, ServicePort,
+    Snapshot,
 };
 use crate::tls::Identity;
 use crate::wire::{Authority, HOPS_MAX, Host, Transit, Via};
@@ -346,7 +346,7 @@ struct Subject<'a> {
     is_workload: bool,
     /// Entries that apply to the requested kind of name.
     entries: Vec<&'a Exposure>,
-    verdict: ExposureVerdict,
+    exposed: Result<ExposedBy<'a>, Reason>,
 }
 
 /// Describes the rule that permits or rejects a route, with the limits of the entries that admit
@@ -393,7 +393,7 @@ fn not_exposed(
     reason: Reason,
 ) -> RuleRow {
     let mut failing = subjects.iter();
-    let failing = failing.find(|subject| subject.verdict != ExposureVerdict::Allowed);
+    let failing = failing.find(|subject| subject.exposed.is_err());
     let Some(subject) = failing else {
         let description = format!("a rule refuses it ({reason})");
         return RuleRow { description, ..RuleRow::default() };
@@ -454,49 +454,34 @@ pub(super) fn first_peer(snapshot: &Snapshot, peer: &Peer, source: Option<&str>)
 
 /// Returns the service ports that have to be exposed: for an alias, all behind it.
 fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Subject<'a>> {
-    let (requested, matched_by) = (route.requested(), route.matched_by());
-    let (hosts, each): (Vec<_>, _) = match matched_by {
-        MatchedBy::Alias(alias) => {
-            let behind = snapshot.behind(alias, requested.port);
-            (behind.collect(), &MatchedBy::Service)
-        }
-        own => (vec![(&*route.service().hostname, route.port())], own),
+    let requested = route.requested();
+    let ports = snapshot.exposed_ports(requested, route.service_port(), route.matched_by());
+    let subject = |(to, matched_by): (ServicePort<'a>, &MatchedBy)| Subject {
+        to,
+        is_workload: matches!(matched_by, MatchedBy::Workload(_)),
+        entries: snapshot.applying_entries(requested, to, matched_by),
+        exposed: snapshot.exposed_by(peer.policy_source(), requested, to, matched_by),
     };
-    let subject = |(host, port)| {
-        let to = ServicePort { host, port };
-        Subject {
-            to,
-            is_workload: matches!(matched_by, MatchedBy::Workload(_)),
-            entries: entries(snapshot, requested, to, each),
-            verdict: snapshot.evaluate_exposure(peer.policy_source(), requested, to, each),
-        }
-    };
-    hosts.into_iter().map(subject).collect()
+    ports.map(subject).collect()
 }
 
 fn allowed(state: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> RuleRow {
-    let (caller, snapshot) = (peer.policy_source(), state.snapshot);
     let mut rule = RuleRow { allowed: true, ..RuleRow::default() };
     let description = subjects.iter().map(|subject| {
-        let mut entries = subject.entries.iter();
-        let entry = entries.find(|entry| {
-            let mut to = entry.audiences.iter();
-            to.any(|to| to.admits(caller, &snapshot.trust))
-        });
-        let description = match entry {
-            Some(entry) => {
+        let description = match subject.exposed {
+            Ok(ExposedBy::Entry(entry)) => {
                 rule.entries.push(state.places.row(entry));
                 format!("exposure.services[{}] admits the peer", entry.index)
             }
-            None if snapshot.is_exposed_by_link(caller, subject.to.host) => {
+            Ok(ExposedBy::Link) => {
                 let cluster = &peer.source.cluster;
                 format!("`exposes` of the link from {cluster} has it")
             }
-            None if snapshot.is_exported(subject.to.host, subject.to.port) => {
+            _ if state.snapshot.is_exported(subject.to.host, subject.to.port) => {
                 "it is exported to the trust set, by the control plane or its own objects"
                     .to_owned()
             }
-            None => "`exposure.default: all` exposes it to the trust set".to_owned(),
+            _ => "`exposure.default: all` exposes it to the trust set".to_owned(),
         };
         match subjects.len() {
             1 => description,
@@ -520,8 +505,8 @@ fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
     let has_entry = snapshot.exposure.has_entry(&snapshot.exposure_host(host));
     let new_entry = || remedies::new_entry(host, port, peer, subject.is_workload);
     let admission = || remedies::admission(state.places, &subject.entries, peer);
-    let (description, change) = match subject.verdict {
-        ExposureVerdict::NotForPeer => (
+    let (description, change) = match subject.exposed {
+        Err(Reason::NotForPeer) => (
             "its entries of `exposure` do not admit this peer",
             admission().unwrap_or_else(new_entry),
         ),
@@ -561,21 +546,4 @@ fn limits(state: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<String> {
         format!("; limits{line}: {}{}", entry.limits, open.unwrap_or_default())
     };
     entries.iter().map(describe).collect()
-}
-
-/// Returns the entries that apply to a service port, given how the authority matched it.
-fn entries<'a>(
-    snapshot: &'a Snapshot,
-    requested: &Authority,
-    to: ServicePort<'_>,
-    matched_by: &MatchedBy,
-) -> Vec<&'a Exposure> {
-    if *matched_by == MatchedBy::Exposed {
-        return snapshot.exposure.entries_with_alias(requested).collect();
-    }
-    let entries = snapshot.exposure.entries(&snapshot.exposure_host(to.host)).iter();
-    let of_port = entries.filter(|entry| entry.applies_to(to.port));
-    let opens =
-        |one: &&Exposure| one.exposes_workloads || !matches!(matched_by, MatchedBy::Workload(_));
-    of_port.filter(opens).collect()
 }
