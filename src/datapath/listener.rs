@@ -83,12 +83,10 @@ impl Listener {
         }
     }
 
-    /// Creates a listener that is open to every address and limits transit.
-    pub fn with_transit(transit: Transit) -> Self {
-        Self {
-            rules: ArcSwap::from_pointee(ListenerRules::with_transit(transit)),
-            ..Self::default()
-        }
+    /// Creates a listener with these rules that is open to every address.
+    pub fn open_to_all(rules: &ListenerRules) -> Self {
+        let open = config::Listener { sources: Vec::new(), ..rules.config.clone() };
+        Self { rules: ArcSwap::from_pointee(ListenerRules::new(&open)), ..Self::default() }
     }
 
     /// Returns the current rules, for a lookup that ends before the next await.

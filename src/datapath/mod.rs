@@ -3,8 +3,8 @@
 //! [`serve`] runs stages 2 and 3 of an HBONE listener, and [`forward`] all later ones. Stages 2 to
 //! 4 of a TLS listener run in [`passthrough`]. Connections of a binding go from stage 1 to
 //! [`forward::binding`], which runs stages 2 and 3 of clients with an identity. `explain` calls
-//! some stages and dials nothing. A stage depends only on the stages before it. The data path
-//! reads snapshots and does not depend on their sources.
+//! the functions that decide about tunnels, and dials nothing. A stage depends only on the stages
+//! before it. The data path reads snapshots and does not depend on their sources.
 
 // Stages, in travel order.
 pub mod binding;

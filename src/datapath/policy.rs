@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use crate::limits::Source;
 use crate::reason::Reason;
-use crate::snapshot::{
-    Caller, Endpoint, Exposure, ExposureVerdict, MatchedBy, ServicePort, Snapshot, mesh,
-};
+use crate::snapshot::{Caller, Endpoint, Exposure, MatchedBy, ServicePort, Snapshot, mesh};
 use crate::wire::{Authority, Transit, sni};
 
 use super::first_peer::FirstPeer;
@@ -18,13 +16,12 @@ use super::limits::service::TunnelLimits;
 use super::route::{self, Route};
 use super::transit;
 
-/// Permit for a peer to use a route. Only [`run`] and [`permit_listener_route`] create one, and
-/// only a permit can be dialled.
+/// Permit for a peer to use a route. Only [`run`] creates one, and only a permit can be dialled. It
+/// has the places of its tunnel in the counts of exposure entries.
 #[derive(Debug)]
 pub struct Permit {
     /// Boxed, as the future that opens a tunnel has a place for the permit at each of its stages.
     permitted: Box<Permitted>,
-    granted_by_listener: bool,
     limits: Option<Box<TunnelLimits>>,
 }
 
@@ -37,6 +34,23 @@ struct Permitted {
     holders: Option<Holders>,
 }
 
+/// Rejection of a target.
+#[derive(Debug)]
+pub struct Rejection {
+    /// Reason.
+    pub reason: Reason,
+    /// Route that policy rejects; none if the target was not resolved.
+    pub route: Option<Box<Route>>,
+    /// True if the rules permit the peer and reject the first peer.
+    pub is_of_first_peer: bool,
+}
+
+impl From<Reason> for Rejection {
+    fn from(reason: Reason) -> Self {
+        Self { reason, route: None, is_of_first_peer: false }
+    }
+}
+
 impl Permit {
     /// Returns the permitted route.
     pub fn route(&self) -> &Route {
@@ -46,22 +60,6 @@ impl Permit {
     /// Returns the holders that the tunnel is counted for.
     pub fn holders(&self) -> Option<&Holders> {
         self.permitted.holders.as_ref()
-    }
-
-    /// Counts the tunnel among those of the exposure entries that admit it, with their limits.
-    ///
-    /// # Errors
-    /// [`Reason::TunnelLimit`] if an entry admits no further tunnel.
-    pub fn take_place(&mut self, snapshot: &Snapshot, peer: &Peer) -> Result<(), Reason> {
-        if self.granted_by_listener {
-            return Ok(());
-        }
-        let entries = limiting_entries(snapshot, peer, self.route());
-        if !entries.is_empty() {
-            let source = charged_source(peer, self.route().first_peer());
-            self.limits = TunnelLimits::take(&entries, &source)?;
-        }
-        Ok(())
     }
 
     /// Returns the time to find an endpoint and to connect to it, if an exposure entry limits it.
@@ -79,7 +77,7 @@ impl Permit {
             (false, false) => Waypoint::None,
         };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
-        let via_gateway = route.is_via_gateway();
+        let (via_gateway, granted) = (route.is_via_gateway(), route.is_granted_by_listener());
         let route = self.permitted.route;
         Grant {
             endpoint,
@@ -88,7 +86,7 @@ impl Permit {
             port,
             authority: route.authority,
             matched_by: route.matched_by,
-            granted: self.granted_by_listener,
+            granted,
             via_gateway,
             limits: self.limits,
             first_peer: route.first_peer,
@@ -165,7 +163,7 @@ impl Grant {
 }
 
 /// Returns the source that a tunnel is charged to: its first peer, or else the peer.
-pub fn charged_source(peer: &Peer, first_peer: Option<&FirstPeer>) -> Source {
+fn charged_source(peer: &Peer, first_peer: Option<&FirstPeer>) -> Source {
     let of_peer = peer.charged_source();
     first_peer.map_or_else(|| of_peer.clone(), |first| first.charged_source(&of_peer))
 }
@@ -202,14 +200,20 @@ pub fn free_percent(snapshot: &Snapshot, peer: &Peer, route: &Route) -> u32 {
 }
 
 /// Evaluates the route against the snapshot's exposure rules, and against the control plane's
-/// exports for services without an entry.
+/// exports for services without an entry. The tunnel takes a place in the counts of the exposure
+/// entries that admit it.
 ///
 /// # Errors
 /// [`Reason::NotLinked`], [`Reason::NotExposed`] or [`Reason::NotForPeer`], which the peer
 /// cannot distinguish. [`Reason::NotForPeer`] also covers a peer that the listener's `sources`
-/// no longer contain.
-pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
-    check(snapshot, peer, &route)?;
+/// no longer contain. [`Reason::TunnelLimit`] if an entry admits no further tunnel.
+pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rejection> {
+    let limits = match check(snapshot, peer, &route) {
+        Ok(limits) => limits,
+        Err(rejection) => {
+            return Err(Rejection { route: Some(Box::new(route)), ..rejection });
+        }
+    };
     let transit = transit::evaluate(snapshot, peer, &route);
     let gateway_or_peer = peer.holders.as_ref();
     let holders = gateway_or_peer.map(|holders| match route.first_peer() {
@@ -217,54 +221,41 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
         None => holders.clone(),
     });
     let route = route.permit_transit(transit);
-    Ok(Permit {
-        permitted: Box::new(Permitted { route, holders }),
-        granted_by_listener: false,
-        limits: None,
-    })
+    Ok(Permit { permitted: Box::new(Permitted { route, holders }), limits })
 }
 
-/// Evaluates the route like [`run`], without a permit. The first peer of a tunnel through a trusted
-/// gateway has to be permitted besides the gateway.
-///
-/// # Errors
-/// Those of [`run`].
-pub fn check(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Result<(), Reason> {
+/// Evaluates the route for the peer, and for the first peer behind a trusted gateway. Then takes
+/// places in the counts of the entries. The peer of an explain query cannot dial, and takes none.
+fn check(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    route: &Route,
+) -> Result<Option<Box<TunnelLimits>>, Rejection> {
     if !peer.is_admitted() {
-        return Err(Reason::NotForPeer);
+        return Err(Reason::NotForPeer.into());
     }
-    check_caller(snapshot, peer.policy_source(), route)?;
-    match route.first_peer() {
-        None => Ok(()),
+    if route.is_granted_by_listener() {
+        return Ok(None);
+    }
+    let (of, matched_by) = (route.service_port(), route.matched_by());
+    let evaluate = |caller| evaluate(snapshot, caller, route.requested(), of, matched_by);
+    evaluate(peer.policy_source())?;
+    let of_first_peer = match route.first_peer() {
         Some(first) if !first.is_trusted(snapshot) => Err(Reason::NotForPeer),
-        Some(first) => check_caller(snapshot, first.caller(), route),
+        Some(first) => evaluate(first.caller()),
+        None => Ok(()),
+    };
+    of_first_peer.map_err(|reason| Rejection { is_of_first_peer: true, ..reason.into() })?;
+    let entries = limiting_entries(snapshot, peer, route);
+    if entries.is_empty() {
+        return Ok(None);
     }
-}
-
-/// Evaluates the route for one of its callers: the peer or the first peer.
-///
-/// # Errors
-/// Those of [`run`].
-pub fn check_caller(snapshot: &Snapshot, caller: Caller<'_>, route: &Route) -> Result<(), Reason> {
-    let of = route.service_port();
-    evaluate(snapshot, caller, route.requested(), of, route.matched_by())
-}
-
-/// Permits the target of a listener's own route, which the configuration opens to all clients of
-/// that listener.
-///
-/// # Errors
-/// [`Reason::NotForPeer`] if the listener's `sources` no longer contain the peer.
-pub fn permit_listener_route(peer: &Peer, route: Route) -> Result<Permit, Reason> {
-    if !peer.is_admitted() {
-        return Err(Reason::NotForPeer);
+    let source = charged_source(peer, route.first_peer());
+    if peer.holders.is_some() {
+        return Ok(TunnelLimits::take(&entries, &source)?);
     }
-    let holders = peer.holders.clone();
-    Ok(Permit {
-        permitted: Box::new(Permitted { route, holders }),
-        granted_by_listener: true,
-        limits: None,
-    })
+    let is_full = entries.iter().any(|entry| entry.is_full(&source));
+    if is_full { Err(Reason::TunnelLimit.into()) } else { Ok(None) }
 }
 
 /// Evaluates an open tunnel again, by the current rules.
@@ -307,7 +298,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
     for caller in callers(peer, first_peer) {
         evaluate(snapshot, caller, requested, of, matched_by).map_err(Reason::label)?;
         let gone = snapshot.evaluate_removed_target(caller, requested, matched_by, endpoint);
-        verdict_to_result(gone).map_err(Reason::label)?;
+        gone.map_err(Reason::label)?;
         if grant.endpoint.remote.is_some() {
             let granted = snapshot.transit(caller, requested, of, matched_by);
             if transit::limit(snapshot, peer, granted, grant.via_gateway) == Transit::Off {
@@ -325,18 +316,27 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
     }
 }
 
-/// Returns whether a server name, plain or in Istio's form, belongs to the permitted service:
-/// the requested name or any other that resolves to it.
-pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, grant: &Grant, name: &str) -> bool {
+/// Checks that a server name, plain or in Istio's form, belongs to the permitted service: the
+/// requested name or any other that resolves to it.
+///
+/// # Errors
+/// [`Reason::SniMismatch`], also without a name.
+pub fn check_server_name(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    grant: &Grant,
+    name: Option<&str>,
+) -> Result<(), Reason> {
     let leads_there = |port: u16| {
-        let requested = sni::authority_of(name, port);
+        let requested = sni::authority_of(name?, port);
         let found = snapshot.find(peer.policy_source(), &requested)?;
         let is_same = found.service.hostname == grant.service.hostname;
         Some(is_same && found.port == grant.port)
     };
     // An alias may match another port than the service's own name does.
-    let ports = [grant.authority.port, grant.port];
-    ports.into_iter().any(|port| leads_there(port) == Some(true))
+    let mut ports = [grant.authority.port, grant.port].into_iter();
+    let is_its = ports.any(|port| leads_there(port) == Some(true));
+    is_its.then_some(()).ok_or(Reason::SniMismatch)
 }
 
 fn evaluate(
@@ -349,13 +349,5 @@ fn evaluate(
     if !snapshot.is_linked(caller) {
         return Err(Reason::NotLinked);
     }
-    verdict_to_result(snapshot.evaluate_exposure(caller, requested, of, matched_by))
-}
-
-fn verdict_to_result(verdict: ExposureVerdict) -> Result<(), Reason> {
-    match verdict {
-        ExposureVerdict::Allowed => Ok(()),
-        ExposureVerdict::NotForPeer => Err(Reason::NotForPeer),
-        ExposureVerdict::NotExposed => Err(Reason::NotExposed),
-    }
+    snapshot.evaluate_exposure(caller, requested, of, matched_by)
 }

@@ -10,7 +10,7 @@ use crate::wire::{Authority, Transit};
 use super::first_peer::FirstPeer;
 use super::http2::tunnel::{Forwarded, Origin, Target};
 use super::identity::Peer;
-use super::listener::reason_if_unknown;
+use super::listener::{ListenerTarget, reason_if_unknown};
 
 /// Service port with the endpoints for its tunnels: the service's own, or those of one of its
 /// waypoints.
@@ -23,6 +23,7 @@ pub struct Route {
     pub(super) endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
     passthrough: bool,
+    granted_by_listener: bool,
     origin: Origin,
     pub(super) forwarded: Option<Box<Forwarded>>,
     /// Permission to leave the network; `Off` before policy evaluation.
@@ -42,6 +43,7 @@ impl Route {
             endpoints: Arc::default(),
             by_waypoint: false,
             passthrough: false,
+            granted_by_listener: false,
             origin: target.origin,
             forwarded: target.forwarded,
             transit: Transit::Off,
@@ -101,6 +103,12 @@ impl Route {
         self.passthrough
     }
 
+    /// Returns whether a route of the TLS listener leads to the service, which the configuration
+    /// opens to all clients of the listener.
+    pub fn is_granted_by_listener(&self) -> bool {
+        self.granted_by_listener
+    }
+
     /// Returns whether the tunnel bypasses the waypoints of its service, because the peer's
     /// `x-istio-source` is trusted.
     pub fn bypasses_waypoints(&self) -> bool {
@@ -147,13 +155,21 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
 pub fn resolve_passthrough(
     snapshot: &Snapshot,
     peer: &Peer,
-    target: Target,
+    target: ListenerTarget,
 ) -> Result<Route, Reason> {
+    let ListenerTarget { authority, granted_by_listener } = target;
+    let target = Target { authority, origin: Origin::Workload, forwarded: None };
     let found = snapshot.find(peer.policy_source(), &target.authority);
     let found = found.ok_or_else(|| reason_if_unknown(&target.authority))?;
     let by_waypoint = !found.service.definition.waypoints.is_empty();
     let endpoints = if by_waypoint { Arc::default() } else { snapshot.endpoints(&found, true) };
-    Ok(Route { endpoints, by_waypoint, passthrough: true, ..Route::new(found, target) })
+    Ok(Route {
+        endpoints,
+        by_waypoint,
+        passthrough: true,
+        granted_by_listener,
+        ..Route::new(found, target)
+    })
 }
 
 /// Returns whether a tunnel that bypassed the waypoints of the service could still do so.

@@ -57,7 +57,7 @@ pub(super) fn run(explainer: Explainer<'_>, wanted: &str) -> Result<Answer, Stri
     Ok(answer)
 }
 
-/// Returns the outcome. The order of the checks is that of real connections.
+/// Returns the outcome.
 fn evaluate(
     explainer: Explainer<'_>,
     (listener, binding): (&Listener, &Binding),
@@ -75,30 +75,26 @@ fn evaluate(
         let note = "the binding has `clients`; test a client's address by --address";
         answer.notes.push(note.to_owned());
     }
-    let limits = binding.limits;
-    if let Err(full) = listener.clients.check(question.address().ip(), limits) {
-        answer.notes.push(full);
-        return Ok(Outcome::refused(Reason::BindingFull, form));
-    }
     let peer = if binding.requires_identity() {
-        let peer = match explainer.authenticate(Arc::default(), answer)? {
+        match explainer.authenticate(Arc::default(), answer)? {
             Ok(peer) => peer,
             Err(refused) => return Ok(refused),
-        };
-        if !binding.admits(peer.policy_source(), state.snapshot) {
-            let change = "add the client to `to` of the binding";
-            if let Some(lookup) = answer.lookups.last_mut() {
-                lookup.rule.allowed = false;
-                lookup.rule.change = Some(change.to_owned());
-            }
-            return Ok(Outcome::refused(Reason::NotForPeer, form));
         }
-        peer
     } else {
         Peer::unauthenticated(question.address(), Arc::default(), None)
     };
-    if !state.has_room {
-        return Ok(Outcome::refused(Reason::BuffersFull, form));
+    let counted = listener.clients.check(question.address().ip(), binding.limits);
+    let counted = counted.map_err(|full| {
+        answer.notes.push(full);
+        Reason::BindingFull
+    });
+    let (client, snapshot) = (peer.policy_source(), state.snapshot);
+    if let Err(reason) = binding.decide(client, snapshot, counted, state.room()) {
+        if let (Reason::NotForPeer, Some(lookup)) = (reason, answer.lookups.last_mut()) {
+            lookup.rule.allowed = false;
+            lookup.rule.change = Some("add the client to `to` of the binding".to_owned());
+        }
+        return Ok(Outcome::refused(reason, form));
     }
     let set = binding.endpoints.load(state.snapshot);
     let unused = binding.endpoints.unused(state.snapshot);

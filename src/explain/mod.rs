@@ -1,8 +1,8 @@
 //! Dry run of a tunnel: its predicted outcome, with the decisions that lead to it.
 //!
-//! It calls the same stages as [`forward`](crate::datapath::forward), so that the answer cannot
-//! differ from real tunnels. It computes the probability of each pick in place of one pick, and
-//! dials nothing. It neither counts nor logs. It cannot tell whether an endpoint answers.
+//! The functions that real tunnels call decide, and their results are described here, so that the
+//! answer cannot differ from real tunnels. It computes the probability of each pick in place of one
+//! pick, and dials nothing. It neither counts nor logs. It cannot tell whether an endpoint answers.
 
 mod answer;
 mod binding;
@@ -23,18 +23,18 @@ use tokio::time::Instant;
 
 use crate::config::parse_identity;
 use crate::datapath::client_hello::{ClientHello, is_istio_alpn};
-use crate::datapath::dial::{DenyList, remote};
-use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
+use crate::datapath::dial::DenyList;
+use crate::datapath::forward::{establish, sni};
+use crate::datapath::http2::tunnel::{Forwarded, Target};
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::{Listener, ListenerRules};
-use crate::datapath::policy::{self, Permit};
-use crate::datapath::route::{self, Route};
+use crate::datapath::policy::{self, Permit, Rejection};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Enforcement, Snapshot};
 use crate::status::ReducedLink;
 use crate::tls::{Identity, Issuer};
-use crate::wire::sni::{self, RouteBy};
-use crate::wire::{Authority, HOPS_MAX, SpkiHash, Via};
+use crate::wire::sni::{RouteBy, normalise};
+use crate::wire::{Authority, SpkiHash};
 
 pub use answer::{
     Answer, EndpointRow, EntryRow, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
@@ -66,6 +66,12 @@ pub struct ExplainState<'a> {
     pub has_room: bool,
     /// Time of the question, which decides which ejections have ended.
     pub now: Instant,
+}
+
+impl ExplainState<'_> {
+    fn room(&self) -> Result<(), Reason> {
+        self.has_room.then_some(()).ok_or(Reason::BuffersFull)
+    }
 }
 
 /// Predicts the outcome of a tunnel.
@@ -171,32 +177,19 @@ impl Explainer<'_> {
         answer.peer = rules::peer(&peer);
         let offers_istio = question.alpn.iter().any(|one| is_istio_alpn(one.as_bytes()));
         let hello = ClientHello::without_bytes(question.sni.as_deref(), offers_istio);
-        let form = RejectionForm::Alert;
-        if !self.state.has_room {
-            return Ok(Outcome::refused(Reason::BuffersFull, form));
-        }
-        let from = listener.describe_match(hello.sni.as_deref());
-        let wanted = match listener.target(&hello) {
-            Ok(wanted) => wanted,
-            Err(reason) => {
-                let names = listener.server_names();
-                let (names, snapshot) = (names.as_deref(), self.state.snapshot);
-                let lookup = rules::unrouted(snapshot, &hello, from, reason, names);
-                answer.lookups.push(lookup);
-                return Ok(Outcome::refused(reason, form));
-            }
+        let target = listener.target(&hello);
+        let unrouted = |reason| {
+            let names = listener.server_names();
+            rules::unrouted(self.state.snapshot, &hello, reason, names.as_deref())
         };
-        let target = Target {
-            authority: wanted.authority.clone(),
-            origin: Origin::Workload,
-            forwarded: None,
-        };
-        let route = route::resolve_passthrough(self.state.snapshot, &peer, target);
-        let (mut lookup, permit) =
-            self.evaluate(&peer, &wanted.authority, route, wanted.granted_by_listener);
-        lookup.from = Some(from);
-        answer.lookups.push(lookup);
-        Ok(self.pick(&peer, permit, form, answer))
+        let requested = target.as_ref().map(|target| target.authority.clone());
+        let requested = requested.map_err(|reason| unrouted(*reason));
+        let (snapshot, room) = (self.state.snapshot, self.state.room());
+        let decided = establish::decide_passthrough(snapshot, &peer, room, || Ok(()), target);
+        let lookup = self.describe(&peer, requested, &decided);
+        let from = Some(listener.describe_match(hello.sni.as_deref()));
+        answer.lookups.extend(lookup.map(|lookup| LookupRow { from, ..lookup }));
+        Ok(self.pick(&peer, decided, RejectionForm::Alert, answer))
     }
 
     /// Authenticates the peer with the identity of the question, or returns the outcome.
@@ -216,17 +209,17 @@ impl Explainer<'_> {
         })
     }
 
-    /// Returns the outcome of the policy evaluation and of the pick after it.
-    fn pick(
+    /// Returns the outcome of the decision and of the pick after it.
+    fn pick<T>(
         self,
         peer: &Peer,
-        permit: Result<Permit, Reason>,
+        decided: Result<(Permit, T), Rejection>,
         form: RejectionForm,
         answer: &mut Answer,
     ) -> Outcome {
-        match permit {
-            Err(reason) => Outcome::refused(reason, form),
-            Ok(permit) => endpoints::run(self, peer, &permit, form, answer),
+        match decided {
+            Err(rejection) => Outcome::refused(rejection.reason, form),
+            Ok((permit, _)) => endpoints::run(self, peer, &permit, form, answer),
         }
     }
 
@@ -242,46 +235,34 @@ impl Explainer<'_> {
                         `--to echo.app.svc.cluster.local:80`"
                 .to_owned());
         };
-        let listener_of_peer = Arc::new(Listener::with_transit(listener.transit()));
-        let peer = match self.authenticate(listener_of_peer, answer)? {
+        // The answer has judged `sources` already, if the question has an address.
+        let listener = Arc::new(Listener::open_to_all(listener));
+        let peer = match self.authenticate(listener, answer)? {
             Ok(peer) => peer,
             Err(refused) => return Ok(refused),
         };
         let snapshot = self.state.snapshot;
         let first_peer = rules::first_peer(snapshot, &peer, self.question.source.as_deref());
         answer.notes.extend(first_peer);
-        let form = RejectionForm::Status;
-        let Ok(authority) = Authority::parse(to) else {
-            answer.lookups.push(rules::no_authority(self.state.snapshot, to));
-            return Ok(Outcome::refused(Reason::BadAuthority, form));
-        };
-        if !self.state.has_room {
-            return Ok(Outcome::refused(Reason::BuffersFull, form));
+        let authority = Authority::parse(to);
+        let forwarded = self.forwarded.cloned().map(Box::new);
+        let target = authority.clone().map(|authority| Target { authority, origin, forwarded });
+        let decided = self.decide_connect(&peer, target.map_err(|_| Reason::BadAuthority));
+        let requested = authority.map_err(|_| rules::no_authority(snapshot, to));
+        answer.lookups.extend(self.describe(&peer, requested, &decided));
+        let row = answer.lookups.last_mut().and_then(|lookup| lookup.route.as_mut());
+        if let (Some(row), Ok((_, route_by))) = (row, &decided) {
+            row.route_by = route_by.to_string();
         }
-        if let Err(reason) = remote::check_loop(|| Some(OWN_HASH), self.forwarded) {
-            answer.lookups.push(describe_loop(&authority, self.forwarded));
-            return Ok(Outcome::refused(reason, form));
-        }
-        let (mut lookup, permit) = self.resolve_and_evaluate(&peer, authority, origin);
-        let route_by = permit.as_ref().ok().map(|permit| {
-            let route = permit.route();
-            let of = route.service_port();
-            let own = self.state.snapshot.route_by(route.requested(), of, route.matched_by());
-            own.unwrap_or_else(|| listener.route_by())
-        });
-        if let (Some(route), Some(route_by)) = (&mut lookup.route, route_by) {
-            route.route_by = route_by.to_string();
-        }
-        answer.lookups.push(lookup);
-        Ok(match (permit, route_by) {
-            (Ok(permit), Some(RouteBy::Sni)) => self.explain_sni_routing(&peer, &permit, answer),
-            (Ok(permit), Some(RouteBy::Strict)) => self.explain_strict_sni(&peer, permit, answer),
-            (permit, _) => {
-                if permit.is_ok() && self.question.sni.is_some() {
+        Ok(match decided {
+            Ok((permit, RouteBy::Sni)) => self.explain_sni_routing(&peer, &permit, answer),
+            Ok((permit, RouteBy::Strict)) => self.explain_strict_sni(&peer, permit, answer),
+            decided => {
+                if decided.is_ok() && self.question.sni.is_some() {
                     let note = "the server name inside this tunnel is not evaluated";
                     answer.notes.push(note.to_owned());
                 }
-                self.pick(&peer, permit, form, answer)
+                self.pick(&peer, decided, RejectionForm::Status, answer)
             }
         })
     }
@@ -297,20 +278,16 @@ impl Explainer<'_> {
                 ..Outcome::opened(RejectionForm::Reset)
             };
         };
-        let from = "by the server name of the TLS inside the tunnel".to_owned();
-        let (origin, port) = (outer.route().origin(), outer.route().requested().port);
-        let target = sni::normalise(name).map(|name| sni::authority_of(&name, port));
-        let Some(authority) = target else {
-            let (hello, reason) =
-                (ClientHello::without_bytes(Some(name), false), Reason::UnknownSni);
-            let lookup = rules::unrouted(self.state.snapshot, &hello, from, reason, None);
-            answer.lookups.push(lookup);
-            return Outcome::refused(reason, RejectionForm::Reset);
-        };
-        let (mut lookup, permit) = self.resolve_and_evaluate(peer, authority, origin);
-        lookup.from = Some(from);
-        answer.lookups.push(lookup);
-        self.pick(peer, permit, RejectionForm::Reset, answer)
+        let hello = ClientHello::without_bytes(Some(name), false);
+        let target = sni::target(outer, hello.sni.as_deref());
+        let unrouted = |reason| rules::unrouted(self.state.snapshot, &hello, reason, None);
+        let requested = target.as_ref().map(|target| target.authority.clone());
+        let requested = requested.map_err(|reason| unrouted(*reason));
+        let decided = self.decide_connect(peer, target);
+        let lookup = self.describe(peer, requested, &decided);
+        let from = Some("by the server name of the TLS inside the tunnel".to_owned());
+        answer.lookups.extend(lookup.map(|lookup| LookupRow { from, ..lookup }));
+        self.pick(peer, decided, RejectionForm::Reset, answer)
     }
 
     /// Explains a tunnel that is dialled and answered, and then checked against the server name
@@ -327,70 +304,53 @@ impl Explainer<'_> {
             answer.notes.push(note.to_owned());
             return outcome;
         };
-        let grant = permit.into_grant(endpoint);
-        let is_its =
-            |name: &str| policy::is_name_of_service(self.state.snapshot, peer, &grant, name);
-        if sni::normalise(name).is_some_and(|name| is_its(&name)) {
-            return outcome;
-        }
-        Outcome { or: outcome.or, ..Outcome::refused(Reason::SniMismatch, RejectionForm::Reset) }
-    }
-
-    fn resolve_and_evaluate(
-        self,
-        peer: &Peer,
-        authority: Authority,
-        origin: Origin,
-    ) -> (LookupRow, Result<Permit, Reason>) {
-        let target = Target {
-            authority: authority.clone(),
-            origin,
-            forwarded: self.forwarded.cloned().map(Box::new),
-        };
-        let route = route::resolve(self.state.snapshot, peer, target);
-        self.evaluate(peer, &authority, route, false)
-    }
-
-    /// Evaluates the policy of a route as the listener does, and describes the result.
-    fn evaluate(
-        self,
-        peer: &Peer,
-        requested: &Authority,
-        route: Result<Route, Reason>,
-        granted: bool,
-    ) -> (LookupRow, Result<Permit, Reason>) {
+        let (grant, name) = (permit.into_grant(endpoint), normalise(name));
         let snapshot = self.state.snapshot;
-        let mut lookup = LookupRow { requested: requested.to_string(), ..LookupRow::default() };
-        let route = match route {
-            Ok(route) => route,
+        match policy::check_server_name(snapshot, peer, &grant, name.as_deref()) {
+            Ok(()) => outcome,
             Err(reason) => {
-                lookup.rule = match reason {
-                    Reason::BadSource => rules::malformed_first_peer(),
-                    _ => rules::describe_unknown(self.state, peer, requested),
-                };
-                return (lookup, Err(reason));
+                Outcome { or: outcome.or, ..Outcome::refused(reason, RejectionForm::Reset) }
             }
-        };
-        lookup.route = Some(rules::route(snapshot, peer, &route));
-        if granted {
-            lookup.rule = rules::listener_route_rule();
-            return (lookup, policy::permit_listener_route(peer, route));
         }
-        let refused = policy::check(snapshot, peer, &route).err();
-        let by_peer = policy::check_caller(snapshot, peer.policy_source(), &route);
-        lookup.rule = match route.first_peer() {
-            Some(first) if refused.is_some() && by_peer.is_ok() => {
-                rules::first_peer_rule(self.state, &first.as_peer(peer, snapshot), &route, refused)
-            }
-            _ => rules::rule(self.state, peer, &route, refused),
+    }
+
+    fn decide_connect(
+        self,
+        peer: &Peer,
+        target: Result<Target, Reason>,
+    ) -> Result<(Permit, RouteBy), Rejection> {
+        let (snapshot, room) = (self.state.snapshot, self.state.room());
+        establish::decide_connect(snapshot, peer, room, || Some(OWN_HASH), target)
+    }
+
+    /// Describes the decision about an authority, or returns the row of a request without one. None
+    /// if memory ran short before.
+    fn describe<T>(
+        self,
+        peer: &Peer,
+        requested: Result<Authority, LookupRow>,
+        decided: &Result<(Permit, T), Rejection>,
+    ) -> Option<LookupRow> {
+        let state = self.state;
+        let (route, rejection) = match decided {
+            Ok((permit, _)) => (Some(permit.route()), None),
+            Err(rejection) => (rejection.route.as_deref(), Some(rejection)),
         };
-        let limiting = policy::limiting_entries(snapshot, peer, &route);
-        lookup.rule.description.extend(rules::limits(self.state, &limiting));
-        let source = policy::charged_source(peer, route.first_peer());
-        let is_full = refused.is_none() && limiting.iter().any(|entry| entry.is_full(&source));
-        let permit =
-            if is_full { Err(Reason::TunnelLimit) } else { policy::run(snapshot, peer, route) };
-        (lookup, permit)
+        let reason = rejection.map(|rejection| rejection.reason);
+        let requested = match requested {
+            _ if reason == Some(Reason::BuffersFull) => return None,
+            Ok(requested) => requested,
+            Err(row) => return Some(row),
+        };
+        let rule = match (route, reason) {
+            (Some(route), _) => rules::rule(state, peer, route, rejection),
+            (None, Some(Reason::GatewayLoop)) => rules::gateway_loop(self.forwarded),
+            (None, Some(Reason::BadSource)) => rules::malformed_first_peer(),
+            (None, _) => rules::describe_unknown(state, peer, &requested),
+        };
+        let (requested, from) = (requested.to_string(), None);
+        let route = route.map(|route| rules::route(state.snapshot, peer, route));
+        Some(LookupRow { requested, from, route, rule })
     }
 
     /// Refuses an issuer that may not sign for the peer's trust domain, as the handshake does.
@@ -477,27 +437,4 @@ fn parse(uri: &str) -> Option<Identity> {
         service_account,
         not_after: SystemTime::UNIX_EPOCH,
     })
-}
-
-/// Describes a tunnel whose `x-strait-via` names this gateway or too many others.
-fn describe_loop(requested: &Authority, forwarded: Option<&Forwarded>) -> LookupRow {
-    let via = forwarded.and_then(|forwarded| forwarded.via.as_deref());
-    let description = if via.and_then(Via::parse).is_some() {
-        "x-strait-via has this gateway, so that the tunnel has come back".to_owned()
-    } else {
-        format!("x-strait-via has more than {HOPS_MAX} gateways")
-    };
-    LookupRow {
-        requested: requested.to_string(),
-        rule: RuleRow {
-            description,
-            change: Some(
-                "turn off `transit` of the service at one of the gateways that the tunnel has \
-                 passed"
-                    .to_owned(),
-            ),
-            ..RuleRow::default()
-        },
-        ..LookupRow::default()
-    }
 }

@@ -2,16 +2,17 @@
 //! Remedies are in [`remedies`].
 
 use crate::datapath::client_hello::ClientHello;
-use crate::datapath::http2::tunnel::Origin;
+use crate::datapath::http2::tunnel::{Forwarded, Origin};
 use crate::datapath::identity::Peer;
+use crate::datapath::policy::{self, Rejection};
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
-    Alias, ExclusionReason, Exposure, ExposureVerdict, MatchedBy, RemoteGateway, Service,
-    ServicePort, Snapshot,
+    Alias, ExclusionReason, ExposedBy, Exposure, MatchedBy, RemoteGateway, Service, ServicePort,
+    Snapshot,
 };
 use crate::tls::Identity;
-use crate::wire::{Authority, Host, Transit};
+use crate::wire::{Authority, HOPS_MAX, Host, Transit, Via};
 
 use super::ExplainState;
 use super::answer::{LookupRow, PeerRow, RouteRow, RuleRow};
@@ -90,7 +91,6 @@ pub(super) fn no_authority(snapshot: &Snapshot, requested: &str) -> LookupRow {
 pub(super) fn unrouted(
     snapshot: &Snapshot,
     hello: &ClientHello,
-    from: String,
     reason: Reason,
     names: Option<&[String]>,
 ) -> LookupRow {
@@ -101,7 +101,6 @@ pub(super) fn unrouted(
     };
     LookupRow {
         requested: requested.to_owned(),
-        from: Some(from),
         rule: refusal(description, remedies::client_hello(snapshot, hello, reason, names)),
         ..LookupRow::default()
     }
@@ -151,16 +150,6 @@ pub(super) fn other_network(
             Some(why) => why.in_network(network),
             None => format!("in network {network}, which has no gateway that can be used{or}"),
         },
-    }
-}
-
-/// Describes the permit for the target of a listener's own route.
-pub(super) fn listener_route_rule() -> RuleRow {
-    RuleRow {
-        allowed: true,
-        description: "allowed by the listener's own route for all clients of the listener"
-            .to_owned(),
-        ..RuleRow::default()
     }
 }
 
@@ -354,29 +343,57 @@ struct Subject<'a> {
     is_workload: bool,
     /// Entries that apply to the requested kind of name.
     entries: Vec<&'a Exposure>,
-    verdict: ExposureVerdict,
+    exposed: Result<ExposedBy<'a>, Reason>,
 }
 
-/// Describes the rule that allows a route, or that rejects it for `refused`.
+/// Describes the rule that permits or rejects a route, with the limits of the entries that admit
+/// the tunnel.
 pub(super) fn rule(
     state: &ExplainState<'_>,
     peer: &Peer,
     route: &Route,
-    refused: Option<Reason>,
+    rejection: Option<&Rejection>,
 ) -> RuleRow {
-    let subjects = subjects(state.snapshot, peer, route);
-    let reason = match refused {
-        None => return allowed(state, peer, &subjects),
-        Some(Reason::NotLinked) => return not_linked(state.snapshot, peer),
-        Some(reason) => reason,
-    };
-    let mut failing = subjects.iter();
-    let failing = failing.find(|subject| subject.verdict != ExposureVerdict::Allowed);
-    let Some(subject) = failing else {
+    if route.is_granted_by_listener() {
+        let description = "allowed by the listener's own route for all clients of the listener";
         return RuleRow {
-            description: format!("a rule refuses it ({reason})"),
+            allowed: true,
+            description: description.to_owned(),
             ..RuleRow::default()
         };
+    }
+    let snapshot = state.snapshot;
+    let is_of_first = rejection.is_some_and(|rejection| rejection.is_of_first_peer);
+    let first = route.first_peer().filter(|_| is_of_first);
+    let first = first.map(|first| first.as_peer(peer, snapshot));
+    let caller = first.as_ref().unwrap_or(peer);
+    let subjects = subjects(snapshot, caller, route);
+    let mut rule = match rejection.map(|rejection| rejection.reason) {
+        None | Some(Reason::TunnelLimit) => allowed(state, caller, &subjects),
+        Some(Reason::NotLinked) => not_linked(snapshot, caller),
+        Some(reason) => not_exposed(state, caller, &subjects, reason),
+    };
+    if let Some(first) = &first {
+        let principal = &first.source.principal;
+        rule.description = format!("for the first peer {principal}: {}", rule.description);
+    }
+    let limiting = policy::limiting_entries(snapshot, peer, route);
+    rule.description.extend(limits(state, &limiting));
+    rule
+}
+
+/// Describes the rejection of a service port by the exposure rules.
+fn not_exposed(
+    state: &ExplainState<'_>,
+    peer: &Peer,
+    subjects: &[Subject<'_>],
+    reason: Reason,
+) -> RuleRow {
+    let mut failing = subjects.iter();
+    let failing = failing.find(|subject| subject.exposed.is_err());
+    let Some(subject) = failing else {
+        let description = format!("a rule refuses it ({reason})");
+        return RuleRow { description, ..RuleRow::default() };
     };
     let mut rule = rejected(state, peer, subject);
     if subjects.len() > 1 {
@@ -389,17 +406,17 @@ pub(super) fn rule(
     rule
 }
 
-/// Returns the rule that rejects the first peer of a tunnel whose gateway is permitted.
-pub(super) fn first_peer_rule(
-    state: &ExplainState<'_>,
-    first: &Peer,
-    route: &Route,
-    refused: Option<Reason>,
-) -> RuleRow {
-    let rule = rule(state, first, route, refused);
-    let description =
-        format!("for the first peer {}: {}", first.source.principal, rule.description);
-    RuleRow { description, ..rule }
+/// Describes the rejection of a tunnel whose `x-strait-via` names this gateway or too many others.
+pub(super) fn gateway_loop(forwarded: Option<&Forwarded>) -> RuleRow {
+    let via = forwarded.and_then(|forwarded| forwarded.via.as_deref());
+    let description = if via.and_then(Via::parse).is_some() {
+        "x-strait-via has this gateway, so that the tunnel has come back".to_owned()
+    } else {
+        format!("x-strait-via has more than {HOPS_MAX} gateways")
+    };
+    let change =
+        "turn off `transit` of the service at one of the gateways that the tunnel has passed";
+    refusal(description, change)
 }
 
 /// Describes the rejection of a malformed `x-strait-source`.
@@ -434,49 +451,34 @@ pub(super) fn first_peer(snapshot: &Snapshot, peer: &Peer, source: Option<&str>)
 
 /// Returns the service ports that have to be exposed: for an alias, all behind it.
 fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Subject<'a>> {
-    let (requested, matched_by) = (route.requested(), route.matched_by());
-    let (hosts, each): (Vec<_>, _) = match matched_by {
-        MatchedBy::Alias(alias) => {
-            let behind = snapshot.behind(alias, requested.port);
-            (behind.collect(), &MatchedBy::Service)
-        }
-        own => (vec![(&*route.service().hostname, route.port())], own),
+    let requested = route.requested();
+    let ports = snapshot.exposed_ports(requested, route.service_port(), route.matched_by());
+    let subject = |(to, matched_by): (ServicePort<'a>, &MatchedBy)| Subject {
+        to,
+        is_workload: matches!(matched_by, MatchedBy::Workload(_)),
+        entries: snapshot.applying_entries(requested, to, matched_by),
+        exposed: snapshot.exposed_by(peer.policy_source(), requested, to, matched_by),
     };
-    let subject = |(host, port)| {
-        let to = ServicePort { host, port };
-        Subject {
-            to,
-            is_workload: matches!(matched_by, MatchedBy::Workload(_)),
-            entries: entries(snapshot, requested, to, each),
-            verdict: snapshot.evaluate_exposure(peer.policy_source(), requested, to, each),
-        }
-    };
-    hosts.into_iter().map(subject).collect()
+    ports.map(subject).collect()
 }
 
 fn allowed(state: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> RuleRow {
-    let (caller, snapshot) = (peer.policy_source(), state.snapshot);
     let mut rule = RuleRow { allowed: true, ..RuleRow::default() };
     let description = subjects.iter().map(|subject| {
-        let mut entries = subject.entries.iter();
-        let entry = entries.find(|entry| {
-            let mut to = entry.to.iter();
-            to.any(|to| to.admits(caller, &snapshot.trust))
-        });
-        let description = match entry {
-            Some(entry) => {
+        let description = match subject.exposed {
+            Ok(ExposedBy::Entry(entry)) => {
                 rule.entries.push(state.places.row(entry));
                 format!("exposure.services[{}] admits the peer", entry.index)
             }
-            None if snapshot.is_exposed_by_link(caller, subject.to.host) => {
+            Ok(ExposedBy::Link) => {
                 let cluster = &peer.source.cluster;
                 format!("`exposes` of the link from {cluster} has it")
             }
-            None if snapshot.is_exported(subject.to.host, subject.to.port) => {
+            _ if state.snapshot.is_exported(subject.to.host, subject.to.port) => {
                 "it is exported to the trust set, by the control plane or its own objects"
                     .to_owned()
             }
-            None => "`exposure.default: all` exposes it to the trust set".to_owned(),
+            _ => "`exposure.default: all` exposes it to the trust set".to_owned(),
         };
         match subjects.len() {
             1 => description,
@@ -500,8 +502,8 @@ fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
     let has_entry = snapshot.exposure.has_entry(&snapshot.exposure_host(host));
     let new_entry = || remedies::new_entry(host, port, peer, subject.is_workload);
     let admission = || remedies::admission(state.places, &subject.entries, peer);
-    let (description, change) = match subject.verdict {
-        ExposureVerdict::NotForPeer => (
+    let (description, change) = match subject.exposed {
+        Err(Reason::NotForPeer) => (
             "its entries of `exposure` do not admit this peer",
             admission().unwrap_or_else(new_entry),
         ),
@@ -532,7 +534,7 @@ fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
 }
 
 /// Describes the limits of the entries that admit a tunnel, with their open tunnels.
-pub(super) fn limits(state: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<String> {
+fn limits(state: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<String> {
     let describe = |entry: &&Exposure| {
         let line = state.places.line(entry.index);
         let line = line.map_or_else(String::new, |line| format!(" of {line}"));
@@ -541,20 +543,4 @@ pub(super) fn limits(state: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<Str
         format!("; limits{line}: {}{}", entry.limits, open.unwrap_or_default())
     };
     entries.iter().map(describe).collect()
-}
-
-/// Returns the entries that apply to a service port, given how the authority matched it.
-fn entries<'a>(
-    snapshot: &'a Snapshot,
-    requested: &Authority,
-    to: ServicePort<'_>,
-    matched_by: &MatchedBy,
-) -> Vec<&'a Exposure> {
-    if *matched_by == MatchedBy::Exposed {
-        return snapshot.exposure.entries_with_alias(requested).collect();
-    }
-    let entries = snapshot.exposure.entries(&snapshot.exposure_host(to.host)).iter();
-    let of_port = entries.filter(|entry| entry.applies_to(to.port));
-    let opens = |one: &&Exposure| one.workloads || !matches!(matched_by, MatchedBy::Workload(_));
-    of_port.filter(opens).collect()
 }

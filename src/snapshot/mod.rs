@@ -61,7 +61,7 @@ pub use endpoints::{
 };
 pub use exclusion::ExclusionReason;
 pub use exposure::{
-    Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility, TransitRule,
+    Audience, ExportSet, ExposedBy, Exposure, ExposureTable, ServiceVisibility, TransitRule,
 };
 pub use hosts::{Answer, Host, Hosts, RefreshRequests};
 pub use link_factors::{LinkFactors, NO_LINK_FACTORS};

@@ -7,7 +7,7 @@ use crate::admin::rows::ListenerRow;
 use crate::admin::text::join;
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 use crate::snapshot::mesh::Service;
-use crate::snapshot::{Caller, Exposure, ExposureVerdict, MatchedBy, ServicePort, Snapshot};
+use crate::snapshot::{Caller, Exposure, MatchedBy, ServicePort, Snapshot};
 use crate::wire::{Authority, Host, Transit};
 
 /// Describes the peers that may reach a service, by the rules of `exposure` and of TLS listeners.
@@ -156,7 +156,7 @@ impl<'a> AnonymousAccess<'a> {
         let of = ServicePort { host, port };
         let judged =
             self.snapshot.evaluate_exposure(Caller::UNKNOWN, &requested, of, &MatchedBy::Service);
-        judged == ExposureVerdict::Allowed
+        judged.is_ok()
     }
 }
 

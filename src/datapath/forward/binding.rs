@@ -119,14 +119,8 @@ async fn establish(
         binding,
         data_path,
     };
-    let opened = match listener.clients.open(address.ip(), client.binding.limits) {
-        Ok(counted) => client.open().await.map(|upstream| (upstream, counted)),
-        Err(full) => {
-            client.record.set_detail(full);
-            Err(Reason::BindingFull)
-        }
-    };
-    match opened {
+    let counted = listener.clients.open(address.ip(), client.binding.limits);
+    match client.open(counted).await {
         Ok((upstream, _counted)) => Some(Box::new(Connection { client, upstream, _counted })),
         Err(reason) => {
             client.record.finish(reason);
@@ -167,14 +161,18 @@ async fn verify_client(
 
 impl Client {
     /// Opens the tunnel, unless the client resets its connection or the drain ends before.
-    async fn open(&mut self) -> Result<GatewayTunnel, Reason> {
+    async fn open(
+        &mut self,
+        counted: Result<Held, String>,
+    ) -> Result<(GatewayTunnel, Held), Reason> {
+        let counted = counted.map_err(|full| {
+            self.record.set_detail(full);
+            Reason::BindingFull
+        });
         let snapshot = self.data_path.reader.load();
-        let caller = self.peer.policy_source();
-        if !self.binding.admits(caller, &snapshot) {
-            return Err(Reason::NotForPeer);
-        }
+        let (caller, room) = (self.peer.policy_source(), self.account.check_room());
+        let counted = self.binding.decide(caller, &snapshot, counted, room)?;
         drop(snapshot);
-        self.account.check_room()?;
         let drain = &self.peer.listener.drain;
         // A client that has sent FIN may still wait for the answer.
         let reset = self.socket.ready(Interest::ERROR);
@@ -195,7 +193,7 @@ impl Client {
         let remote = remote_network(endpoint);
         let destination = destination(endpoint);
         self.record.set_open(destination, endpoint.labels(), remote);
-        Ok(upstream)
+        Ok((upstream, counted))
     }
 
     /// Copies until the connection ends by itself, the drain deadline passes, the binding changes,

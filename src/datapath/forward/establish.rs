@@ -7,15 +7,16 @@ use tokio::time::Instant;
 use crate::datapath::dial::{self, TOTAL_DIAL_TIMEOUT, Upstream};
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
-use crate::datapath::policy::{self, Permit};
-use crate::datapath::route::{self, Route};
+use crate::datapath::listener::ListenerTarget;
+use crate::datapath::policy::{self, Permit, Rejection};
+use crate::datapath::route;
 use crate::datapath::{DataPath, authorize, balance};
 use crate::outer::Failure;
 use crate::reason::Reason;
-use crate::snapshot::Endpoint;
+use crate::snapshot::{Endpoint, Snapshot};
 use crate::telemetry::{Destination, DestinationService, Record, RemoteNetwork};
-use crate::wire::ServiceLoad;
 use crate::wire::sni::RouteBy;
+use crate::wire::{GatewayHash, ServiceLoad};
 
 use super::open::{Open, StreamGuards};
 use super::tries::Tries;
@@ -44,54 +45,31 @@ impl NewTunnel {
         }
     }
 
-    /// Resolves the target of a CONNECT and evaluates policy. Also returns the routing mode of the
-    /// service, which is the listener's unless it has its own.
+    /// Decides about the target of a CONNECT, and records its service.
     pub(super) fn resolve(
         &mut self,
         target: Result<Target, Reason>,
     ) -> Result<(Permit, RouteBy), Reason> {
-        // Checked after `generation` was obtained: a later loss of trust changes the generation.
-        if self.peer.lost_trust().is_some() {
-            return Err(Reason::Revoked);
-        }
-        if !self.data_path.budget.has_room() {
-            return Err(Reason::BuffersFull);
-        }
         let snapshot = self.data_path.reader.load();
-        let target = target?;
         let own = || self.data_path.outer.own_hash(&snapshot);
-        dial::remote::check_loop(own, target.forwarded())?;
-        let route = route::resolve(&snapshot, &self.peer, target).inspect_err(|reason| {
-            if *reason == Reason::BadSource {
-                let detail = "x-strait-source is malformed, or was sent twice";
-                self.record.set_detail(detail.to_owned());
-            }
-        })?;
-        record_service(&mut self.record, &route);
-        let of = route.service_port();
-        let own = snapshot.route_by(route.requested(), of, route.matched_by());
-        let route_by = own.unwrap_or_else(|| self.peer.listener.rules().route_by());
-        let mut permit = policy::run(&snapshot, &self.peer, route)?;
-        permit.take_place(&snapshot, &self.peer)?;
-        Ok((permit, route_by))
+        let room = self.data_path.budget.has_room().then_some(()).ok_or(Reason::BuffersFull);
+        let decided = decide_connect(&snapshot, &self.peer, room, own, target);
+        record_decision(&mut self.record, decided)
     }
 
-    /// Resolves the target of a TLS listener and evaluates policy, unless the listener's own route
-    /// grants the tunnel.
-    pub(super) fn resolve_passthrough(
+    /// Decides about the target of a TLS listener, and records its service. `register` detects
+    /// loops.
+    pub(super) fn resolve_passthrough<L>(
         &mut self,
-        target: Target,
-        is_granted: bool,
-    ) -> Result<Permit, Reason> {
-        let snapshot = self.data_path.reader.load();
-        let route = route::resolve_passthrough(&snapshot, &self.peer, target)?;
-        record_service(&mut self.record, &route);
-        if is_granted {
-            return policy::permit_listener_route(&self.peer, route);
-        }
-        let mut permit = policy::run(&snapshot, &self.peer, route)?;
-        permit.take_place(&snapshot, &self.peer)?;
-        Ok(permit)
+        register: impl FnOnce(&mut Record) -> Result<L, Reason>,
+        target: Result<ListenerTarget, Reason>,
+    ) -> Result<(Permit, L), Reason> {
+        let (snapshot, budget) = (self.data_path.reader.load(), &self.data_path.budget);
+        let account = budget.pool().account(&self.peer.charged_source());
+        let room = budget.check_room(&account);
+        let register = || register(&mut self.record);
+        let decided = decide_passthrough(&snapshot, &self.peer, room, register, target);
+        record_decision(&mut self.record, decided)
     }
 
     /// Returns the load of the service for a gateway of another network: the endpoints of this
@@ -105,12 +83,6 @@ impl NewTunnel {
             ready: here.map_or(0, |set| set.weight()),
             free_percent: of_service.min(self.data_path.admission.pool.free_percent()),
         }
-    }
-
-    /// Fails if all tunnels together, or those of the peer, hold too much.
-    pub(super) fn check_room(&self) -> Result<(), Reason> {
-        let budget = &self.data_path.budget;
-        budget.check_room(&budget.pool().account(&self.peer.charged_source()))
     }
 
     /// Picks, authorizes and dials, unless `cancelled` completes or the drain ends before. The
@@ -170,6 +142,75 @@ impl NewTunnel {
     }
 }
 
+/// Decides about the target of a CONNECT: resolves it and evaluates policy. Also returns the
+/// routing mode of the service, which is the listener's unless it has its own. `own` is the hash of
+/// this gateway.
+///
+/// # Errors
+/// The first check that fails.
+pub fn decide_connect(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    room: Result<(), Reason>,
+    own: impl FnOnce() -> Option<GatewayHash>,
+    target: Result<Target, Reason>,
+) -> Result<(Permit, RouteBy), Rejection> {
+    // Checked after the generation was obtained: a later loss of trust changes the generation.
+    if peer.lost_trust().is_some() {
+        return Err(Reason::Revoked.into());
+    }
+    room?;
+    let target = target?;
+    dial::remote::check_loop(own, target.forwarded())?;
+    let route = route::resolve(snapshot, peer, target)?;
+    let of = route.service_port();
+    let of_service = snapshot.route_by(route.requested(), of, route.matched_by());
+    let route_by = of_service.unwrap_or_else(|| peer.listener.rules().route_by());
+    Ok((policy::run(snapshot, peer, route)?, route_by))
+}
+
+/// Decides about the target of a TLS listener: resolves it and evaluates policy. Also returns the
+/// entry of the ClientHello in the detection of loops.
+///
+/// # Errors
+/// The first check that fails.
+pub fn decide_passthrough<L>(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    room: Result<(), Reason>,
+    register: impl FnOnce() -> Result<L, Reason>,
+    target: Result<ListenerTarget, Reason>,
+) -> Result<(Permit, L), Rejection> {
+    room?;
+    let registered = register()?;
+    let route = route::resolve_passthrough(snapshot, peer, target?)?;
+    Ok((policy::run(snapshot, peer, route)?, registered))
+}
+
+/// Records the service of a decided target.
+fn record_decision<T>(
+    record: &mut Record,
+    decided: Result<(Permit, T), Rejection>,
+) -> Result<(Permit, T), Reason> {
+    let route = match &decided {
+        Ok((permit, _)) => Some(permit.route()),
+        Err(Rejection { route, .. }) => route.as_deref(),
+    };
+    if let Some(route) = route {
+        let service = route.service();
+        let service = DestinationService {
+            hostname: Arc::clone(&service.hostname),
+            name: Arc::clone(&service.name),
+            namespace: Arc::clone(&service.namespace),
+        };
+        let first_peer = route.first_peer().map(|first| &*first.principal);
+        record.set_service(service, first_peer);
+    } else if let Err(Rejection { reason: Reason::BadSource, .. }) = decided {
+        record.set_detail("x-strait-source is malformed, or was sent twice".to_owned());
+    }
+    decided.map_err(|rejection| rejection.reason)
+}
+
 /// Picks and dials until an endpoint answers, none is left, or the deadline has passed.
 async fn pick_and_dial(
     data_path: &DataPath,
@@ -219,17 +260,6 @@ async fn pick_and_dial(
         tries.next(data_path, failure, endpoints, failed.endpoint, record)?;
     }
     Err(reason)
-}
-
-fn record_service(record: &mut Record, route: &Route) {
-    let service = route.service();
-    let service = DestinationService {
-        hostname: Arc::clone(&service.hostname),
-        name: Arc::clone(&service.name),
-        namespace: Arc::clone(&service.namespace),
-    };
-    let first_peer = route.first_peer().map(|first| &*first.principal);
-    record.set_service(service, first_peer);
 }
 
 /// Returns the destination in logs and metrics.

@@ -16,7 +16,7 @@ pub mod open;
 pub mod passthrough;
 mod receive;
 pub mod setup;
-mod sni;
+pub mod sni;
 pub mod tries;
 pub mod tunnel_copy;
 pub mod turn;

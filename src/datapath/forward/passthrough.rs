@@ -14,7 +14,6 @@ use crate::datapath::client_hello;
 use crate::datapath::copy::CopyOutcome;
 use crate::datapath::copy::tcp::{self, InitialState};
 use crate::datapath::dial::Upstream;
-use crate::datapath::http2::tunnel::{Origin, Target};
 use crate::datapath::identity::Peer;
 use crate::datapath::io::endpoint::EndpointStream;
 use crate::datapath::io::linger;
@@ -24,7 +23,7 @@ use crate::datapath::listener::ListenerTarget;
 use crate::datapath::policy::Grant;
 use crate::datapath::{DataPath, authorize};
 use crate::reason::Reason;
-use crate::telemetry::ConnectionGuard;
+use crate::telemetry::{ConnectionGuard, Record};
 use crate::wire::client_hello::ClientHelloScanner;
 
 use super::establish::NewTunnel;
@@ -109,14 +108,12 @@ async fn establish(
     client_hello: &[u8],
     target: Result<ListenerTarget, Reason>,
 ) -> Result<(Upstream, Option<InFlight>), Reason> {
-    tunnel.check_room()?;
-    let mut hello = ClientHelloScanner::default();
-    let random = hello.push(client_hello).and_then(|()| hello.random());
-    let register = |random| loop_detection::register(random, &mut tunnel.record);
-    let loop_entry = random.map(register).transpose()?;
-    let ListenerTarget { authority, granted_by_listener } = target?;
-    let target = Target { authority, origin: Origin::Workload, forwarded: None };
-    let permit = tunnel.resolve_passthrough(target, granted_by_listener)?;
+    let register = |record: &mut Record| {
+        let mut hello = ClientHelloScanner::default();
+        let random = hello.push(client_hello).and_then(|()| hello.random());
+        random.map(|random| loop_detection::register(random, record)).transpose()
+    };
+    let (permit, loop_entry) = tunnel.resolve_passthrough(register, target)?;
     // Only a reset ends the dial: a peer that has sent FIN may still wait for the answer.
     let reset = async {
         let _ = stream.ready(Interest::ERROR).await;

@@ -34,13 +34,23 @@ pub(super) async fn establish(
     outer: Permit,
 ) -> Result<Upstream, Reason> {
     let name = server_name(tunnel, stream).await?;
-    let (origin, port) = (outer.route().origin(), outer.route().requested().port);
-    let forwarded = outer.route().forwarded().cloned().map(Box::new);
+    let target = target(&outer, name.as_deref());
     drop(outer);
-    let target = name.map(|name| sni::authority_of(&name, port));
-    let target = target.map(|authority| Target { authority, origin, forwarded });
-    let (permit, _) = tunnel.resolve(target.ok_or(Reason::UnknownSni))?;
+    let (permit, _) = tunnel.resolve(target)?;
     tunnel.establish(permit, stream.cancelled()).await
+}
+
+/// Returns the target that the server name inside a permitted tunnel addresses.
+///
+/// # Errors
+/// [`Reason::UnknownSni`] without a valid name.
+pub fn target(outer: &Permit, name: Option<&str>) -> Result<Target, Reason> {
+    let route = outer.route();
+    Ok(Target {
+        authority: sni::authority_of(name.ok_or(Reason::UnknownSni)?, route.requested().port),
+        origin: route.origin(),
+        forwarded: route.forwarded().cloned().map(Box::new),
+    })
 }
 
 /// Holds the ClientHello of a tunnel with an endpoint until its server name is confirmed as one of
@@ -52,9 +62,7 @@ pub(super) async fn check(
 ) -> Result<(), Reason> {
     let name = server_name(tunnel, stream).await?;
     let snapshot = tunnel.data_path.reader.load();
-    let is_confirmed =
-        name.is_some_and(|name| policy::is_name_of_service(&snapshot, &tunnel.peer, grant, &name));
-    is_confirmed.then_some(()).ok_or(Reason::SniMismatch)
+    policy::check_server_name(&snapshot, &tunnel.peer, grant, name.as_deref())
 }
 
 /// Returns the server name of the TLS inside the tunnel, if its ClientHello has one. The

@@ -308,4 +308,10 @@ async fn clients_with_an_identity_are_judged_by_to_of_the_binding() {
     assert_ne!(ask(Some("west.local")).as_deref(), Ok("not_for_peer"));
     assert!(ask(Some("gone.local")).is_ok_and(|reason| reason.contains("trust")));
     assert!(ask(None).is_err_and(|why| why.contains("--from")));
+    // As for real connections, the handshake precedes the count.
+    let limits = of.listener.binding().expect("a binding").limits;
+    let more = || of.listener.clients.open([0; 4].into(), limits).ok();
+    let _held: Vec<_> = std::iter::from_fn(more).collect();
+    assert_eq!(ask(Some("west.local")).as_deref(), Ok("binding_full"));
+    assert!(ask(Some("gone.local")).is_ok_and(|reason| reason.contains("trust")));
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::config::{self, ExposedService};
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
-use crate::datapath::listener::Listener;
+use crate::datapath::listener::{Listener, ListenerRules};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     Assignment, GatewayAddress, Locality, LocalityWeight, Mesh, Place, PodLabels, Protocol, Scope,
@@ -125,7 +125,7 @@ impl Generated {
 
     pub(super) fn peer(&self) -> Peer {
         let address = ([0; 4], 0).into();
-        let listener = Arc::new(Listener::with_transit(self.transit));
+        let listener = Arc::new(Listener::open_to_all(&ListenerRules::with_transit(self.transit)));
         let peer = Peer::authenticated(self.identity(), None, address, listener, &self.snapshot);
         peer.expect("one of the set")
     }

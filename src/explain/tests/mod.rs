@@ -13,7 +13,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::datapath::balance::{Tried, choose};
-use crate::datapath::dial::DenyList;
+use crate::datapath::dial::{DenyList, remote};
+use crate::datapath::route;
 use crate::datapath::tests::chi_square::p_value;
 use crate::datapath::transit;
 use crate::snapshot::builder::{self, Change};
@@ -144,6 +145,34 @@ fn fit(seed: u64, fault: Fault) -> Option<f64> {
     let reported: f64 = bins.iter().map(|(_, count)| count).sum();
     assert_eq!(reported, f64::from(PICKS), "seed {seed}: a pick that is not reported");
     Some(p_value(&bins))
+}
+
+#[test]
+fn a_request_without_an_authority_is_rejected_for_want_of_memory_first() {
+    let change =
+        Change { trust: Some(TrustSet::new([("west.local", "west")])), ..Change::default() };
+    let snapshot = builder::build(&Snapshot::default(), change);
+    let listeners = [("cross-network".to_owned(), ListenerRules::default())];
+    for (has_room, want, lookups) in [(true, "bad_authority", 1), (false, "buffers_full", 0)] {
+        let world = ExplainState {
+            snapshot: &snapshot,
+            places: &ConfigPositions::default(),
+            deny: &DenyList::new(Vec::new(), Vec::new()),
+            listeners: &listeners,
+            bindings: &[],
+            links: &[],
+            has_room,
+            now: Instant::now(),
+        };
+        let question = Question {
+            from: Some("spiffe://west.local/ns/a/sa/b".to_owned()),
+            to: Some("echo.app".to_owned()),
+            ..Question::default()
+        };
+        let answer = run(&world, &question).expect("a good question");
+        assert_eq!(answer.outcome.reason.as_deref(), Some(want));
+        assert_eq!(answer.lookups.len(), lookups);
+    }
 }
 
 #[test]

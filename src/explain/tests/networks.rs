@@ -141,8 +141,10 @@ fn rejection(of: &Generated) -> Option<Reason> {
     let own = || Some(OWN_HASH);
     let looped = remote::check_loop(own, target.forwarded());
     let route = looped.and_then(|()| route::resolve(&of.snapshot, &peer, target));
-    match route.and_then(|route| policy::run(&of.snapshot, &peer, route)) {
-        Err(reason) => Some(reason),
+    let permit =
+        route.map_err(Into::into).and_then(|route| policy::run(&of.snapshot, &peer, route));
+    match permit {
+        Err(Rejection { reason, .. }) => Some(reason),
         Ok(permit) => match balance::pick(permit, &Tried::default(), &of.link_factors()) {
             Err(permit) => Some(permit.route().reason_without_endpoint()),
             // The generated gateways fail in no other way.

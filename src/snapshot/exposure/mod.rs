@@ -8,6 +8,7 @@ use std::sync::Arc;
 use derive_more::Deref;
 
 use crate::config::{Config, DefaultExposure, ExposedService, HostPort, Listener};
+use crate::reason::Reason;
 use crate::wire::sni::{RouteBy, SniPattern};
 use crate::wire::{Authority, Host, Transit};
 
@@ -114,15 +115,15 @@ pub struct Exposure {
     pub open: Arc<TunnelCount>,
 }
 
-/// Result of evaluating the exposure rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExposureVerdict {
-    /// The caller may reach the service.
-    Allowed,
-    /// The service is exposed, but not to this caller.
-    NotForPeer,
-    /// The service is exposed to no peer.
-    NotExposed,
+/// Rule that exposes a service port to a caller.
+#[derive(Clone, Copy, Debug)]
+pub enum ExposedBy<'a> {
+    /// This entry of `exposure.services`.
+    Entry(&'a Exposure),
+    /// `exposes` of the link from the caller's cluster.
+    Link,
+    /// `exposure.default`, or an export by the control plane or by objects of the service.
+    DefaultOrExport,
 }
 
 impl ExposureTable {
@@ -270,45 +271,6 @@ impl ExposureTable {
         let meant = entries.filter(move |(of, _)| of.is_none_or(|only| only == port));
         meant.map(|(_, entry)| entry)
     }
-
-    /// Evaluates whether `caller` may reach the service that it requests by an alias. Only entries
-    /// with this alias count, because a name for another consumer grants nothing.
-    pub fn evaluate_alias(
-        &self,
-        caller: Caller<'_>,
-        trust: &TrustSet,
-        requested: &Authority,
-    ) -> ExposureVerdict {
-        evaluate(self.entries_with_alias(requested), caller, trust)
-    }
-
-    /// Evaluates whether `caller` may reach a workload of service `host` at its address; the
-    /// workload serves port `port` of the service.
-    pub fn evaluate_workload(
-        &self,
-        caller: Caller<'_>,
-        trust: &TrustSet,
-        host: &str,
-        port: u16,
-    ) -> ExposureVerdict {
-        let entries = self.entries(host).iter();
-        let entries = entries.filter(|entry| entry.workloads && entry.applies_to(port));
-        evaluate(entries, caller, trust)
-    }
-
-    /// Evaluates whether the entries of service `host` let `caller` reach its port `port` by any
-    /// means other than an alias.
-    pub fn evaluate(
-        &self,
-        caller: Caller<'_>,
-        trust: &TrustSet,
-        host: &str,
-        port: u16,
-    ) -> ExposureVerdict {
-        let entries = self.entries(host).iter();
-        let entries = entries.filter(|entry| entry.applies_to(port));
-        evaluate(entries, caller, trust)
-    }
 }
 
 impl Exposure {
@@ -323,19 +285,25 @@ impl Exposure {
     }
 }
 
-fn evaluate<'a>(
+/// Returns the first entry that admits the caller.
+///
+/// # Errors
+/// [`Reason::NotForPeer`], or [`Reason::NotExposed`] if the entries admit no peer.
+pub(super) fn admitting<'a>(
     entries: impl Iterator<Item = &'a Exposure>,
     caller: Caller<'_>,
     trust: &TrustSet,
-) -> ExposureVerdict {
-    let mut verdict = ExposureVerdict::NotExposed;
-    for audience in entries.flat_map(|entry| &entry.to) {
-        if audience.admits(caller, trust) {
-            return ExposureVerdict::Allowed;
+) -> Result<&'a Exposure, Reason> {
+    let mut reason = Reason::NotExposed;
+    for entry in entries {
+        if entry.admits(caller, trust) {
+            return Ok(entry);
         }
-        verdict = ExposureVerdict::NotForPeer;
+        if !entry.to.is_empty() {
+            reason = Reason::NotForPeer;
+        }
     }
-    verdict
+    Err(reason)
 }
 
 impl Audience {

@@ -2,11 +2,10 @@
 
 use std::cmp::Reverse;
 
-use super::{Exposure, ExposureTable};
+use super::ExposureTable;
 pub use crate::config::TransitRule;
-use crate::snapshot::{Caller, TrustSet};
+use crate::wire::Transit;
 use crate::wire::sni::SniPattern;
-use crate::wire::{Authority, Transit};
 
 impl TransitRule {
     /// Returns the key by which rules are ordered: hostname, wildcard, the longest first, namespace
@@ -46,41 +45,4 @@ impl ExposureTable {
                 && is_its.is_none_or(|only| namespace == Some(only))
         })
     }
-
-    /// Returns the transit that the entries of service `host` grant a caller for its port `port`.
-    /// `default` is that of entries that state none.
-    pub(in crate::snapshot) fn transit(
-        &self,
-        caller: Caller<'_>,
-        trust: &TrustSet,
-        (host, port): (&str, u16),
-        default: Transit,
-    ) -> Transit {
-        let entries = self.entries(host).iter();
-        let entries = entries.filter(|entry| entry.applies_to(port));
-        granted(entries, caller, trust, default)
-    }
-
-    /// Returns the transit that the entries with this alias grant a caller.
-    pub(in crate::snapshot) fn transit_of_alias(
-        &self,
-        caller: Caller<'_>,
-        trust: &TrustSet,
-        requested: &Authority,
-        default: Transit,
-    ) -> Transit {
-        granted(self.entries_with_alias(requested), caller, trust, default)
-    }
-}
-
-/// Returns the greatest transit of the entries that admit a caller.
-fn granted<'a>(
-    entries: impl Iterator<Item = &'a Exposure>,
-    caller: Caller<'_>,
-    trust: &TrustSet,
-    default: Transit,
-) -> Transit {
-    let admitting = entries.filter(|entry| entry.admits(caller, trust));
-    let granted = admitting.map(|entry| entry.transit.unwrap_or(default));
-    granted.max().unwrap_or_default()
 }

@@ -30,28 +30,11 @@ impl Snapshot {
         if !self.exposure.has_limits() {
             return found;
         }
-        match matched_by {
-            MatchedBy::Exposed => {
-                let mut entries = self.exposure.entries_with_alias(requested).collect();
-                self.retain_admitting(&mut entries, callers, None);
-                found = entries;
-            }
-            MatchedBy::Alias(alias) => {
-                for (host, port) in self.behind(alias, requested.port) {
-                    let mut entries = self.entries_of_port(host, port);
-                    self.retain_admitting(&mut entries, callers.clone(), Some(host));
-                    found.append(&mut entries);
-                }
-            }
-            MatchedBy::Service => {
-                found = self.entries_of_port(to.host, to.port);
-                self.retain_admitting(&mut found, callers, Some(to.host));
-            }
-            MatchedBy::Workload(_) => {
-                found = self.entries_of_port(to.host, to.port);
-                found.retain(|entry| entry.workloads);
-                self.retain_admitting(&mut found, callers, None);
-            }
+        for (to, matched_by) in self.exposed_ports(requested, to, matched_by) {
+            let mut entries = self.applying_entries(requested, to, matched_by);
+            let linked_host = (*matched_by == MatchedBy::Service).then_some(to.host);
+            self.retain_admitting(&mut entries, callers.clone(), linked_host);
+            found.append(&mut entries);
         }
         found.retain(|entry| entry.limits.is_some());
         let mut unique: Vec<&Exposure> = Vec::with_capacity(found.len());
@@ -64,9 +47,15 @@ impl Snapshot {
         unique
     }
 
-    fn entries_of_port(&self, host: &str, port: u16) -> Vec<&Exposure> {
-        let entries = self.exposure.entries(&self.exposure_host(host)).iter();
-        entries.filter(|entry| entry.applies_to(port)).collect()
+    /// Returns the entries that apply to a service port, which is not behind an alias.
+    pub fn applying_entries(
+        &self,
+        requested: &Authority,
+        to: ServicePort<'_>,
+        matched_by: &MatchedBy,
+    ) -> Vec<&Exposure> {
+        let entry = self.exposure_host(to.host);
+        self.entries_of(&entry, requested, to.port, matched_by).collect()
     }
 
     /// Retains the entries that admit one of the callers. All are retained for a caller that only a

@@ -5,12 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::config::HostPort;
+use crate::reason::Reason;
 use crate::wire::sni::RouteBy;
 use crate::wire::{Authority, Host};
 
+use super::exposure::admitting;
 use super::mesh::{self, Workload};
 use super::names::Alias;
-use super::{Caller, EndpointSet, ExposureVerdict, Service, Snapshot};
+use super::{Caller, EndpointSet, ExposedBy, Exposure, Service, Snapshot};
 
 mod exclusion;
 mod exposed_workloads;
@@ -71,7 +73,7 @@ impl Snapshot {
             Host::Name(name) => self.find_name(caller, name, requested)?,
             Host::Ip(ip) => match self.service_by_vip(*ip) {
                 Some(service) => (service, requested.port, MatchedBy::Service),
-                None => return self.find_workload(caller, *ip, requested.port),
+                None => return self.find_workload(caller, *ip, requested),
             },
         };
         let has_port = service.ports.contains_key(&port);
@@ -106,13 +108,13 @@ impl Snapshot {
         &self,
         caller: Caller<'_>,
         ip: IpAddr,
-        target: u16,
+        requested: &Authority,
     ) -> Option<LookupResult<'_>> {
-        let mut found = self.ports_at_address(ip, target);
+        let mut found = self.ports_at_address(ip, requested.port);
         let first = found.next()?;
         let is_allowed = |found: &LookupResult<'_>| {
-            let (host, port) = (&found.service.hostname, found.port);
-            self.evaluate_workload(caller, host, port) == ExposureVerdict::Allowed
+            let to = ServicePort { host: &found.service.hostname, port: found.port };
+            self.exposed_by(caller, requested, to, &found.matched_by).is_ok()
         };
         if is_allowed(&first) {
             return Some(first);
@@ -197,39 +199,73 @@ impl Snapshot {
 impl Snapshot {
     /// Evaluates the exposure rules, or the control plane's exports if the rules have no entry.
     /// `to` is the service port to which `requested` leads.
+    ///
+    /// # Errors
+    /// [`Reason::NotForPeer`], or [`Reason::NotExposed`] to any peer.
     pub fn evaluate_exposure(
         &self,
         caller: Caller<'_>,
         requested: &Authority,
         to: ServicePort<'_>,
         matched_by: &MatchedBy,
-    ) -> ExposureVerdict {
-        let ServicePort { host, port } = to;
+    ) -> Result<(), Reason> {
         match matched_by {
-            MatchedBy::Service => self.evaluate_service(caller, host, port),
-            MatchedBy::Exposed if self.is_cluster_local(host) => ExposureVerdict::NotExposed,
-            MatchedBy::Exposed => self.exposure.evaluate_alias(caller, &self.trust, requested),
-            MatchedBy::Alias(alias) => self.evaluate_targets(caller, alias, requested.port),
-            MatchedBy::Workload(_) => self.evaluate_workload(caller, host, port),
+            MatchedBy::Alias(alias) => self.evaluate_targets(caller, alias, requested),
+            _ => self.exposed_by(caller, requested, to, matched_by).map(|_| ()),
         }
     }
 
-    fn evaluate_service(&self, caller: Caller<'_>, host: &str, port: u16) -> ExposureVerdict {
+    /// Returns the rule that exposes one service port, which is not behind an alias, to a caller.
+    ///
+    /// # Errors
+    /// As [`Self::evaluate_exposure`].
+    pub fn exposed_by(
+        &self,
+        caller: Caller<'_>,
+        requested: &Authority,
+        to: ServicePort<'_>,
+        matched_by: &MatchedBy,
+    ) -> Result<ExposedBy<'_>, Reason> {
+        let ServicePort { host, port } = to;
         if self.is_cluster_local(host) {
-            return ExposureVerdict::NotExposed;
-        }
-        if self.is_exposed_by_link(caller, host) {
-            return ExposureVerdict::Allowed;
+            return Err(Reason::NotExposed);
         }
         let entry = self.exposure_host(host);
-        if self.exposure.has_entry(&entry) {
-            return self.exposure.evaluate(caller, &self.trust, &entry, port);
+        let entries = self.entries_of(&entry, requested, port, matched_by);
+        let refused = match admitting(entries, caller, &self.trust) {
+            Ok(entry) => return Ok(ExposedBy::Entry(entry)),
+            Err(refused) => refused,
+        };
+        if *matched_by == MatchedBy::Service {
+            if self.is_exposed_by_link(caller, host) {
+                return Ok(ExposedBy::Link);
+            }
+            let has_entry = self.exposure.has_entry(&entry);
+            if !has_entry && self.is_exposed_without_entry(caller, host, port) {
+                return Ok(ExposedBy::DefaultOrExport);
+            }
         }
-        if self.is_exposed_without_entry(caller, host, port) {
-            ExposureVerdict::Allowed
-        } else {
-            ExposureVerdict::NotExposed
-        }
+        Err(refused)
+    }
+
+    /// Returns the entries that apply to a port of a service, by the match of the requested
+    /// authority. `host` is its name in the rules. Only entries with an alias count for that alias:
+    /// a name for another consumer grants nothing.
+    fn entries_of(
+        &self,
+        host: &str,
+        requested: &Authority,
+        port: u16,
+        matched_by: &MatchedBy,
+    ) -> impl Iterator<Item = &Exposure> {
+        let by_name = *matched_by == MatchedBy::Exposed;
+        let by_address = matches!(matched_by, MatchedBy::Workload(_));
+        let named = by_name.then(|| self.exposure.entries_with_alias(requested));
+        let of_host = if by_name { &[] } else { self.exposure.entries(host) };
+        let of_port = of_host.iter().filter(move |entry| {
+            entry.applies_to(port) && (entry.workloads || !by_address)
+        });
+        named.into_iter().flatten().chain(of_port)
     }
 
     /// Returns whether a service without an entry is exposed to a caller of the trust set, by
@@ -246,33 +282,25 @@ impl Snapshot {
         self.exposure.exposes_all() && !self.services.get(host).is_some_and(is_private)
     }
 
-    fn evaluate_workload(&self, caller: Caller<'_>, host: &str, port: u16) -> ExposureVerdict {
-        if self.is_cluster_local(host) {
-            return ExposureVerdict::NotExposed;
-        }
-        let entry = self.exposure_host(host);
-        self.exposure.evaluate_workload(caller, &self.trust, &entry, port)
-    }
-
     /// Evaluates each service behind an alias; all must be exposed to the caller. Targets that do
     /// not exist or lack the port are left out, because they contribute no endpoint.
     fn evaluate_targets(
         &self,
         caller: Caller<'_>,
         alias: &Alias,
-        requested: u16,
-    ) -> ExposureVerdict {
-        let mut judged: Vec<_> = self.behind(alias, requested).collect();
+        requested: &Authority,
+    ) -> Result<(), Reason> {
+        let mut judged: Vec<_> = self.behind(alias, requested.port).collect();
         if judged.is_empty() {
             // An open tunnel can outlive all targets. The rules of their names alone then decide
             // about it.
             let targets = alias.to.iter();
-            judged = targets.map(|to| (&*to.host, to.port.unwrap_or(requested))).collect();
+            judged = targets.map(|to| (&*to.host, to.port.unwrap_or(requested.port))).collect();
         }
-        let verdicts = judged.into_iter();
-        let verdicts = verdicts.map(|(host, port)| self.evaluate_service(caller, host, port));
-        let mut refusals = verdicts.filter(|verdict| *verdict != ExposureVerdict::Allowed);
-        refusals.next().unwrap_or(ExposureVerdict::Allowed)
+        judged.into_iter().try_for_each(|(host, port)| {
+            let to = ServicePort { host, port };
+            self.exposed_by(caller, requested, to, &MatchedBy::Service).map(|_| ())
+        })
     }
 
     /// Evaluates an open tunnel by the target of an alias that serves its endpoint, if that target
@@ -283,9 +311,9 @@ impl Snapshot {
         requested: &Authority,
         matched_by: &MatchedBy,
         endpoint: &Workload,
-    ) -> ExposureVerdict {
+    ) -> Result<(), Reason> {
         let MatchedBy::Alias(alias) = matched_by else {
-            return ExposureVerdict::Allowed;
+            return Ok(());
         };
         let served = |target: &str| {
             let served = endpoint.services.keys();
@@ -297,21 +325,44 @@ impl Snapshot {
         let is_meant = |(namespace, host): &(&str, &str)| self.may_answer(host, namespace);
         let mut targets = alias.to.iter().map(|target| served(&target.host));
         if targets.any(|served| !served.is_empty() && !served.iter().any(is_meant)) {
-            return ExposureVerdict::NotExposed;
+            return Err(Reason::NotExposed);
         }
-        let mut verdicts = alias.to.iter().filter_map(|HostPort { host, port }| {
-            let (service, port) = (self.service_by_name(host), port.unwrap_or(requested.port));
+        let mut refusals = alias.to.iter().filter_map(|target| {
+            let (service, port) =
+                (self.service_by_name(&target.host), target.port.unwrap_or(requested.port));
             let is_there = service.is_some_and(|service| service.ports.contains_key(&port));
-            let known = service.map_or(&**host, |service| &service.hostname);
-            let is_gone = !is_there && is_its(host);
-            is_gone.then(|| self.evaluate_service(caller, known, port))
+            let host = service.map_or(&*target.host, |service| &service.hostname);
+            let is_gone = !is_there && is_its(&target.host);
+            let (to, matched_by) = (ServicePort { host, port }, &MatchedBy::Service);
+            is_gone.then(|| self.exposed_by(caller, requested, to, matched_by).err())?
         });
-        let refusal = verdicts.find(|verdict| *verdict != ExposureVerdict::Allowed);
-        refusal.unwrap_or(ExposureVerdict::Allowed)
+        refusals.next().map_or(Ok(()), Err)
+    }
+
+    /// Returns the service ports that have to be exposed, with the match that their rules have: for
+    /// an alias, all existing ones behind it.
+    pub fn exposed_ports<'a>(
+        &'a self,
+        requested: &Authority,
+        to: ServicePort<'a>,
+        matched_by: &'a MatchedBy,
+    ) -> impl Iterator<Item = (ServicePort<'a>, &'a MatchedBy)> {
+        let (alias, own) = match matched_by {
+            MatchedBy::Alias(alias) => (Some(alias), None),
+            own => (None, Some((to, own))),
+        };
+        let port = requested.port;
+        let behind = alias.into_iter().flat_map(move |alias| self.behind(alias, port));
+        let behind = behind.map(|(host, port)| (ServicePort { host, port }, &MatchedBy::Service));
+        own.into_iter().chain(behind)
     }
 
     /// Returns the existing services behind an alias, each with the port that is reached.
-    pub fn behind(&self, alias: &Alias, requested: u16) -> impl Iterator<Item = (&str, u16)> {
+    pub fn behind<'a>(
+        &'a self,
+        alias: &'a Alias,
+        requested: u16,
+    ) -> impl Iterator<Item = (&'a str, u16)> {
         alias.to.iter().filter_map(move |HostPort { host, port }| {
             let (service, port) = (self.service_by_name(host)?, port.unwrap_or(requested));
             let has_port = service.ports.contains_key(&port);

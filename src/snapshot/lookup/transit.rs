@@ -23,32 +23,36 @@ impl Snapshot {
         if !self.exposure.has_transit() || self.is_cluster_local(to.host) {
             return Transit::Off;
         }
-        let of_service = |of| self.transit_to_service(caller, of);
-        match matched_by {
-            MatchedBy::Service => of_service((to.host, to.port)),
-            MatchedBy::Exposed => {
-                let default = self.default_transit(to.host);
-                let table = &self.exposure;
-                table.transit_of_alias(caller, &self.trust, requested, default)
-            }
-            MatchedBy::Alias(alias) => {
-                let targets = self.behind(alias, requested.port).map(of_service);
-                targets.min().unwrap_or_default()
-            }
-            MatchedBy::Workload(_) => Transit::Off,
-        }
+        let ports = self.exposed_ports(requested, to, matched_by);
+        let transits =
+            ports.map(|(to, matched_by)| self.transit_to_port(caller, requested, to, matched_by));
+        transits.min().unwrap_or_default()
     }
 
-    /// Returns the transit of a caller to a service port: that of the entries that admit the
-    /// caller, else the default if the service is exported. A link alone grants none.
-    fn transit_to_service(&self, caller: Caller<'_>, (host, port): (&str, u16)) -> Transit {
-        let default = self.default_transit(host);
+    /// Returns the transit of a caller to one service port, which is not behind an alias: the
+    /// greatest of the entries that admit the caller, else the default if the service is exported.
+    /// A link alone grants none.
+    fn transit_to_port(
+        &self,
+        caller: Caller<'_>,
+        requested: &Authority,
+        to: ServicePort<'_>,
+        matched_by: &MatchedBy,
+    ) -> Transit {
+        let (ServicePort { host, port }, default) = (to, self.default_transit(to.host));
         let entry = self.exposure_host(host);
-        if self.exposure.has_entry(&entry) {
-            let of = (&*entry, port);
-            return self.exposure.transit(caller, &self.trust, of, default);
+        match matched_by {
+            MatchedBy::Workload(_) => return Transit::Off,
+            MatchedBy::Service if !self.exposure.has_entry(&entry) => {
+                let is_exposed = self.is_exposed_without_entry(caller, host, port);
+                return if is_exposed { default } else { Transit::Off };
+            }
+            _ => {}
         }
-        if self.is_exposed_without_entry(caller, host, port) { default } else { Transit::Off }
+        let entries = self.entries_of(&entry, requested, port, matched_by);
+        let admitting = entries.filter(|entry| entry.admits(caller, &self.trust));
+        let granted = admitting.map(|entry| entry.transit.unwrap_or(default));
+        granted.max().unwrap_or_default()
     }
 
     /// Returns the transit of entries and exports of a service that state none.

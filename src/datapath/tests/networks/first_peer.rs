@@ -67,7 +67,8 @@ fn permit(snapshot: &Snapshot, peer: &Peer, source: Option<&str>) -> Result<Perm
         origin: Origin::Workload,
         forwarded: Some(Box::new(forwarded)),
     };
-    policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?)
+    let permit = policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?);
+    permit.map_err(|rejection| rejection.reason)
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::config::{ExposedService, parse_identity};
 use crate::datapath::balance::{Tried, choose};
 use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
 use crate::datapath::identity::Peer;
-use crate::datapath::listener::Listener;
+use crate::datapath::listener::{Listener, ListenerRules};
 use crate::datapath::policy;
 use crate::datapath::route;
 use crate::reason::Reason;
@@ -35,7 +35,7 @@ pub(super) fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> P
         service_account,
         not_after: SystemTime::UNIX_EPOCH,
     };
-    let listener = Arc::new(Listener::with_transit(listener));
+    let listener = Arc::new(Listener::open_to_all(&ListenerRules::with_transit(listener)));
     let address = ([127, 0, 0, 1], 1).into();
     let peer = Peer::authenticated(identity, None, address, listener, snapshot);
     peer.expect("a trusted peer")
@@ -53,7 +53,8 @@ fn permit(
         origin: Origin::Workload,
         forwarded: via_gateway.then(|| Box::new(forwarded)),
     };
-    policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?)
+    let permit = policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?);
+    permit.map_err(|rejection| rejection.reason)
 }
 
 #[test]

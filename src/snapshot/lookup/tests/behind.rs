@@ -30,9 +30,9 @@ fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules()
         let matched_by = snapshot.find(caller, &requested).expect("the alias").matched_by;
         snapshot.evaluate_removed_target(caller, &requested, &matched_by, workload)
     };
-    assert_eq!(judged(&old, &west), ExposureVerdict::Allowed);
-    assert_eq!(judged(&next, &west), ExposureVerdict::NotForPeer);
-    assert_eq!(judged(&next, &east), ExposureVerdict::Allowed);
+    assert_eq!(judged(&old, &west), Ok(()));
+    assert_eq!(judged(&next, &west), Err(Reason::NotForPeer));
+    assert_eq!(judged(&next, &east), Ok(()));
 }
 
 #[test]

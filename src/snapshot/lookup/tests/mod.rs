@@ -118,7 +118,7 @@ fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
             ServicePort { host, port: found.port },
             &found.matched_by,
         );
-        let is_allowed = verdict == ExposureVerdict::Allowed;
+        let is_allowed = verdict == Ok(());
         Some((format!("{host}:{}", found.port), is_allowed))
     })
 }

@@ -229,8 +229,8 @@ fn a_subset_has_the_endpoints_with_its_labels_and_shares_those_of_its_parts() {
         let to = ServicePort { host, port: 80 };
         let judge =
             |domain| snapshot.evaluate_exposure(caller(domain), &requested, to, &found.matched_by);
-        assert_eq!(judge("west.local"), ExposureVerdict::Allowed);
-        assert_eq!(judge("north.local"), ExposureVerdict::NotForPeer);
+        assert_eq!(judge("west.local"), Ok(()));
+        assert_eq!(judge("north.local"), Err(Reason::NotForPeer));
         let mut uids: Vec<_> = set.endpoints.iter().map(|one| one.uid().to_string()).collect();
         uids.sort_unstable();
         let groups = set.groups().map(|groups| {

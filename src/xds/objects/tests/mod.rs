@@ -5,12 +5,12 @@ use std::path::Path;
 
 use super::*;
 use crate::config::{Config, SUFFIXES};
+use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::tests::entry;
 use crate::snapshot::{
-    Audience, Caller, ExposureTable, ExposureVerdict, NameTable, Service as Built, ServicePort,
-    Snapshot, TrustSet,
+    Audience, Caller, ExposureTable, NameTable, Service as Built, ServicePort, Snapshot, TrustSet,
 };
 use crate::wire::Authority;
 
@@ -227,9 +227,9 @@ fn an_entry_narrows_an_export_under_all_its_names() {
                 &found.matched_by,
             );
             let want = if own.is_none() || namespace == "shop" {
-                ExposureVerdict::Allowed
+                Ok(())
             } else {
-                ExposureVerdict::NotForPeer
+                Err(Reason::NotForPeer)
             };
             assert_eq!(verdict, want, "{own:?}: {namespace} asks for {host}");
         }
