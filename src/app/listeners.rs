@@ -185,7 +185,12 @@ impl Listeners {
         let entry = |new: config::Listener| {
             let mut known = old.iter();
             match known.position(|entry| entry.listener.rules().config.is_same_socket(&new)) {
-                Some(place) => old.swap_remove(place),
+                Some(place) => {
+                    let known = old.swap_remove(place);
+                    // Its line may have moved.
+                    known.listener.replace_rules(&new);
+                    known
+                }
                 None => Entry {
                     listener: Arc::new(Listener::new(&new, self.data_path.lifecycle.drain_scope())),
                     socket: SocketState::Closed(String::new()),

@@ -408,8 +408,8 @@ impl Reloader {
         [report.skipped_objects, closed.of_objects].concat()
     }
 
-    /// Returns the change of the snapshot for a configuration and the joined files, and publishes their conflicts in
-    /// the status. A control plane provides the mesh itself.
+    /// Returns the change of the snapshot for a configuration and the joined files, and publishes
+    /// their conflicts in the status. A control plane provides the mesh itself.
     fn change(&self, config: &Config, joined: JoinResult) -> Change {
         self.app.status.set_conflicts(joined.conflicts.lines());
         let network = config.gateway.network.as_str();

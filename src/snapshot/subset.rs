@@ -30,8 +30,8 @@ pub struct SubsetPart {
 }
 
 impl Subset {
-    /// Returns a subset of the service `host`. Other subsets, of which it may have shares, are those
-    /// of `services`.
+    /// Returns a subset of the service `host`. The subsets that may share its tunnels are those of
+    /// `services`.
     pub fn of(host: &str, of: &ServiceSubset, services: &[ExposedService]) -> Self {
         let shares = of.split.iter().filter_map(|share| {
             let of = find(services, host, &share.subset)?;
