@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::datapath::binding::Binding;
 use crate::datapath::dial::{self, TOTAL_DIAL_TIMEOUT, Upstream};
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
@@ -12,13 +13,16 @@ use crate::datapath::route::{self, Route};
 use crate::datapath::{DataPath, authorize, balance};
 use crate::outer::Failure;
 use crate::reason::Reason;
-use crate::snapshot::Endpoint;
+use crate::snapshot::{Endpoint, Service};
 use crate::telemetry::{Destination, DestinationService, Record, RemoteNetwork};
 use crate::wire::ServiceLoad;
 use crate::wire::sni::RouteBy;
 
 use super::open::{Open, StreamGuards};
 use super::tries::Tries;
+
+/// Limit of gateways of which the log of one connection says why they are not used.
+const UNUSED_SHOWN_MAX: usize = 4;
 
 /// Tunnel that has no endpoint yet.
 #[derive(Debug)]
@@ -94,6 +98,30 @@ impl NewTunnel {
         Ok(permit)
     }
 
+    /// Evaluates whether the client may use a binding, and finds its gateways.
+    pub(super) fn resolve_binding(&mut self, binding: Arc<Binding>) -> Result<Permit, Reason> {
+        let snapshot = self.data_path.reader.load();
+        if !binding.admits(self.peer.policy_source(), &snapshot) {
+            return Err(Reason::NotForPeer);
+        }
+        // The binding was read before `generation`, and may have changed since.
+        policy::check_binding(&snapshot, &self.peer, &binding).map_err(|why| {
+            self.record.set_detail(why.to_owned());
+            Reason::Revoked
+        })?;
+        self.check_room()?;
+        let route = Route::of_binding(&snapshot, Arc::clone(&binding));
+        if route.endpoints().endpoints.is_empty() {
+            let clusters = binding.clusters();
+            let detail =
+                format!("no gateway of {clusters} has an address, except in evacuated regions");
+            let unused = binding.endpoints.unused(&snapshot).into_iter().take(UNUSED_SHOWN_MAX);
+            let unused = unused.map(|(gateway, why)| format!("; {gateway}: {why}"));
+            self.record.set_detail(detail + &unused.collect::<String>());
+        }
+        policy::permit_listener_route(&self.peer, route)
+    }
+
     /// Returns the load of the service for a gateway of another network: the endpoints of this
     /// network, and the tightest limit of concurrent tunnels.
     pub(super) fn load(&self, permit: &Permit) -> ServiceLoad {
@@ -150,9 +178,7 @@ impl NewTunnel {
         if snapshot.generation == self.generation && self.peer.lost_trust().is_none() {
             return Ok(());
         }
-        let Upstream { stream, grant, .. } = upstream;
-        let permitted = authorize::reevaluate(&snapshot, &self.data_path, &self.peer, grant)
-            .and_then(|()| stream.check_gateway(grant.endpoint(), &snapshot));
+        let permitted = upstream.reevaluate(&snapshot, &self.data_path, &self.peer);
         self.generation = snapshot.generation;
         permitted.map_err(|why| {
             self.record.set_detail(why);
@@ -222,23 +248,26 @@ async fn pick_and_dial(
 }
 
 fn record_service(record: &mut Record, route: &Route) {
-    let service = route.service();
-    let service = DestinationService {
+    let first_peer = route.first_peer().map(|first| &*first.principal);
+    record.set_service(labels(route.service()), first_peer);
+}
+
+/// Returns the service in logs and metrics.
+pub(super) fn labels(service: &Service) -> DestinationService {
+    DestinationService {
         hostname: Arc::clone(&service.hostname),
         name: Arc::clone(&service.name),
         namespace: Arc::clone(&service.namespace),
-    };
-    let first_peer = route.first_peer().map(|first| &*first.principal);
-    record.set_service(service, first_peer);
+    }
 }
 
 /// Returns the destination in logs and metrics.
-pub(super) fn destination(endpoint: &Endpoint) -> Destination {
+fn destination(endpoint: &Endpoint) -> Destination {
     Destination { address: endpoint.address, pod: Arc::clone(&endpoint.definition) as _ }
 }
 
 /// Returns the network of an endpoint behind a gateway, for the counts of bytes.
-pub(super) fn remote_network(endpoint: &Endpoint) -> Option<RemoteNetwork<'_>> {
+fn remote_network(endpoint: &Endpoint) -> Option<RemoteNetwork<'_>> {
     let remote = endpoint.remote.as_ref()?;
     Some(RemoteNetwork { cluster: &remote.cluster, network: &remote.network })
 }
