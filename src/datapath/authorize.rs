@@ -14,6 +14,7 @@
 
 use tracing::{info, warn};
 
+use crate::outer::Servers;
 use crate::reason::Reason;
 use crate::snapshot::authorization::{Attributes, PeerIdentity};
 use crate::snapshot::mesh::Workload;
@@ -44,6 +45,10 @@ impl Authorized {
 /// # Errors
 /// Under `enforce`, returns the rejection, and the permit for another endpoint.
 pub fn run(data_path: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, FailedTry> {
+    if pick.route().binding().is_some() {
+        // Policies of the service are those of the other cluster.
+        return Ok(Authorized(pick));
+    }
     let snapshot = data_path.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().requires_waypoint());
     let callers = (peer, pick.route().first_peer());
@@ -66,9 +71,9 @@ pub fn run(data_path: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, 
     Err(pick.failed(Reason::PolicyDenied, refusal.to_string()))
 }
 
-/// Evaluates the grant of an open tunnel again: exposure with its limits, then the current
-/// policies. Counts only rejections: audited outcomes were counted when the tunnel opened, and are
-/// not counted again with every change.
+/// Evaluates the grant of an open tunnel again: exposure with its limits, the current policies, and
+/// the servers by which its endpoint was verified. Counts only rejections: audited outcomes were
+/// counted when the tunnel opened, and are not counted again with every change.
 ///
 /// # Errors
 /// Returns the change that revokes the grant.
@@ -77,9 +82,38 @@ pub fn reevaluate(
     data_path: &DataPath,
     peer: &Peer,
     grant: &mut Grant,
+    servers: Option<&Servers>,
 ) -> Result<(), String> {
     policy::still_allowed(snapshot, peer, grant)?;
-    grant.update_limits(snapshot, peer);
+    if grant.binding().is_none() {
+        grant.update_limits(snapshot, peer);
+        check_policies(snapshot, data_path, peer, grant)?;
+    }
+    servers.map_or(Ok(()), |servers| check_servers(snapshot, grant, servers))
+}
+
+/// Checks that the verified servers of a tunnel are still those of the current records: the gateway
+/// and, for a binding, the workload.
+///
+/// # Errors
+/// The difference.
+fn check_servers(snapshot: &Snapshot, grant: &Grant, servers: &Servers) -> Result<(), String> {
+    let endpoint = grant.endpoint();
+    if let Some(remote) = &endpoint.remote {
+        let wanted = snapshot.current_gateway(remote, endpoint.address);
+        servers.check_gateway(&wanted, snapshot)?;
+    }
+    let cluster = &endpoint.definition.cluster;
+    let workloads = grant.binding().map(|binding| &binding.workloads);
+    workloads.map_or(Ok(()), |it| servers.check_workload(it, cluster, snapshot))
+}
+
+fn check_policies(
+    snapshot: &Snapshot,
+    data_path: &DataPath,
+    peer: &Peer,
+    grant: &Grant,
+) -> Result<(), String> {
     if snapshot.enforcement != Enforcement::Enforce {
         return Ok(());
     }

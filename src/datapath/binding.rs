@@ -5,8 +5,7 @@ use std::sync::Arc;
 use crate::config::{self, Inner};
 use crate::outer::ExpectedWorkloads;
 use crate::reason::Reason;
-use crate::snapshot::{BoundEndpoints, Caller, Snapshot};
-use crate::telemetry::DestinationService;
+use crate::snapshot::{BoundEndpoints, Caller, Service, Snapshot};
 
 use super::limits::clients::ClientLimits;
 
@@ -17,8 +16,10 @@ pub struct Binding {
     pub config: config::Binding,
     /// `HOST:PORT` of the service, as gateways and workloads know it.
     pub authority: Box<str>,
-    /// Labels of the service in logs and metrics.
-    pub service: DestinationService,
+    /// Service of the route, which the mesh may not know.
+    pub service: Arc<Service>,
+    /// Port of the service.
+    pub port: u16,
     /// Gateways of the service.
     pub endpoints: BoundEndpoints,
     /// Workloads that may serve.
@@ -42,11 +43,13 @@ impl Binding {
         let limit = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
         Self {
             authority: config.service.to_string().into(),
-            service: DestinationService {
+            service: Arc::new(Service {
                 name: name.into(),
                 namespace: namespace.into(),
                 hostname: Arc::clone(&host),
-            },
+                ..Service::default()
+            }),
+            port,
             endpoints: BoundEndpoints::new(clusters, Arc::clone(&host), port),
             workloads: ExpectedWorkloads {
                 identities: shared(&config.workloads.identities),

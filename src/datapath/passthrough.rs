@@ -70,6 +70,7 @@ async fn read_client_hello(
         guards: ConnectionGuards {
             resources: accepted.resources,
             counted: data_path.metrics.connection_opened(),
+            of_binding: None,
         },
     }))
 }

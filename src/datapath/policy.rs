@@ -8,6 +8,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Caller, Endpoint, Exposure, MatchedBy, ServicePort, Snapshot, mesh};
 use crate::wire::{Authority, Transit, sni};
 
+use super::binding::Binding;
 use super::first_peer::FirstPeer;
 use super::http2::tunnel::Origin;
 use super::identity::Peer;
@@ -90,6 +91,7 @@ impl Permit {
             via_gateway,
             limits: self.limits,
             first_peer: route.first_peer,
+            binding: route.binding,
         }
     }
 }
@@ -107,6 +109,7 @@ pub struct Grant {
     via_gateway: bool,
     limits: Option<Box<TunnelLimits>>,
     first_peer: Option<Box<FirstPeer>>,
+    binding: Option<Arc<Binding>>,
 }
 
 /// Role of the service's waypoints in an open tunnel.
@@ -129,6 +132,11 @@ impl Grant {
     /// Returns the first peer, if a trusted gateway has sent its identity.
     pub fn first_peer(&self) -> Option<&FirstPeer> {
         self.first_peer.as_deref()
+    }
+
+    /// Returns the binding of a local client.
+    pub fn binding(&self) -> Option<&Arc<Binding>> {
+        self.binding.as_ref()
     }
 
     /// Returns whether the endpoint belongs to a waypoint.
@@ -267,6 +275,9 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
     if let Some(refusal) = peer.lost_trust() {
         return Err(refusal.description());
     }
+    if let Some(binding) = &grant.binding {
+        return check_binding(snapshot, peer, binding);
+    }
     if !peer.is_admitted() {
         return Err("the listener's `sources` no longer contain the peer's address");
     }
@@ -313,6 +324,27 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
             Err("the peer's x-istio-source is no longer trusted")
         }
         _ => Ok(()),
+    }
+}
+
+/// Checks that the current version of a binding permits an open connection of its client.
+///
+/// # Errors
+/// The change that revokes it.
+pub fn check_binding(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    binding: &Binding,
+) -> Result<(), &'static str> {
+    if !peer.is_admitted() {
+        return Err("the binding's `clients` no longer contain the client's address");
+    }
+    match peer.listener.binding() {
+        Some(now) if now.admits(peer.policy_source(), snapshot) => {
+            let why = "the binding has another service, cluster or workloads";
+            now.leads_as(binding).then_some(()).ok_or(why)
+        }
+        _ => Err("the binding's `to` no longer contains the client"),
     }
 }
 

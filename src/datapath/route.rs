@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::reason::Reason;
 use crate::snapshot::mesh::{self, Waypoint};
 use crate::snapshot::{EndpointSet, LookupResult, MatchedBy, Service, ServicePort, Snapshot};
-use crate::wire::{Authority, Transit};
+use crate::wire::{Authority, Host, Transit};
 
+use super::binding::Binding;
 use super::first_peer::FirstPeer;
 use super::http2::tunnel::{Forwarded, Origin, Target};
 use super::identity::Peer;
@@ -30,6 +31,8 @@ pub struct Route {
     pub(super) transit: Transit,
     /// First peer of a tunnel that a trusted gateway has forwarded.
     pub(super) first_peer: Option<Box<FirstPeer>>,
+    /// Binding of a local client.
+    pub(super) binding: Option<Arc<Binding>>,
 }
 
 impl Route {
@@ -48,7 +51,25 @@ impl Route {
             forwarded: target.forwarded,
             transit: Transit::Off,
             first_peer: None,
+            binding: None,
         }
+    }
+
+    /// Creates the route of a binding, through gateways of its clusters.
+    pub fn of_binding(snapshot: &Snapshot, binding: Arc<Binding>) -> Self {
+        let (service, port) = (&binding.service, binding.port);
+        let found = LookupResult { service, port, matched_by: MatchedBy::Service };
+        let host = Host::Name((*service.hostname).into());
+        let authority = Authority { host, port };
+        let target = Target { authority, origin: Origin::Workload, forwarded: None };
+        let endpoints = binding.endpoints.load(snapshot);
+        let route = Self::new(found, target);
+        Self { endpoints, binding: Some(binding), granted_by_listener: true, ..route }
+    }
+
+    /// Returns the binding that leads a local client to the service, if there is one.
+    pub fn binding(&self) -> Option<&Arc<Binding>> {
+        self.binding.as_ref()
     }
 
     /// Returns the authority that the peer requested.
@@ -103,8 +124,8 @@ impl Route {
         self.passthrough
     }
 
-    /// Returns whether a route of the TLS listener leads to the service, which the configuration
-    /// opens to all clients of the listener.
+    /// Returns whether the configuration opens the service to the clients of the listener: by a
+    /// route of a TLS listener, or by its binding, whose clients were checked before.
     pub fn is_granted_by_listener(&self) -> bool {
         self.granted_by_listener
     }

@@ -71,9 +71,9 @@ impl Route {
     }
 
     /// Adds endpoints of other networks, as far as `transit` permits. Tunnels to a waypoint, those
-    /// of TLS listeners, and those at the limit of gateways stay.
+    /// of TLS listeners and bindings, and those at the limit of gateways stay.
     pub fn permit_transit(mut self, transit: Transit) -> Self {
-        if self.requires_waypoint() || self.is_passthrough() {
+        if self.requires_waypoint() || self.is_passthrough() || self.binding().is_some() {
             return self;
         }
         self.transit = transit;

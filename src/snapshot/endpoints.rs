@@ -17,7 +17,7 @@ use super::traffic::{Count, Spill};
 use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors, Subset};
 
 /// Service and the endpoints that this gateway may dial for it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Service {
     /// Name of the service.
     pub name: Arc<str>,

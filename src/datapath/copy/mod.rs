@@ -1,17 +1,17 @@
 //! Stage 10: copying of both directions of a tunnel, with exact TCP semantics.
 //!
-//! [`tcp`] copies the tunnels of TLS listeners, and [`local`] those of bindings. Those of streams
-//! are copied by [`tunnel_copy`](super::forward::tunnel_copy), which uses [`backlog`] and
-//! [`progress`].
+//! [`bidirectional`] copies the tunnels of TLS listeners and of bindings. Those of streams are
+//! copied by [`tunnel_copy`](super::forward::tunnel_copy), which uses [`backlog`] and [`progress`].
 
 pub mod backlog;
-pub mod local;
+pub mod bidirectional;
 pub mod progress;
-pub mod tcp;
 
+use std::pin::Pin;
+use std::task::Context;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::reason::Reason;
 
@@ -42,3 +42,34 @@ pub const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Detail of a tunnel whose endpoint has missed [`ANSWER_DEADLINE`].
 pub const SILENT: &str = "the endpoint sent no byte within 5 s of the ClientHello";
+
+/// Timer of the limit of time without a byte.
+struct IdleTimer {
+    limit: Duration,
+    timer: Pin<Box<Sleep>>,
+    /// Number of bytes at the last poll.
+    bytes: u64,
+    last_moved: Instant,
+}
+
+impl IdleTimer {
+    fn new(limit: Duration) -> Self {
+        Self { limit, timer: Box::pin(sleep(limit)), bytes: 0, last_moved: Instant::now() }
+    }
+
+    /// Returns true if the limit has passed. The timer is armed again only when it fires: bytes
+    /// cost no access to it.
+    fn poll(&mut self, cx: &mut Context<'_>, bytes: u64) -> bool {
+        if self.bytes != bytes {
+            (self.bytes, self.last_moved) = (bytes, Instant::now());
+        }
+        while self.timer.as_mut().poll(cx).is_ready() {
+            let end = self.last_moved + self.limit;
+            if end <= Instant::now() {
+                return true;
+            }
+            self.timer.as_mut().reset(end);
+        }
+        false
+    }
+}

@@ -19,11 +19,11 @@ use crate::config::Config;
 use crate::limits::{Source, prefix};
 use crate::outer::Failure;
 use crate::reason::Reason;
-use crate::snapshot::{InFlight, SourceHash};
+use crate::snapshot::{InFlight, Snapshot, SourceHash};
 
 use super::DataPath;
 use super::accept::set_options;
-use super::authorize::Authorized;
+use super::authorize::{self, Authorized};
 use super::balance::{FailedTry, Pick};
 use super::first_peer::FirstPeer;
 use super::identity::Peer;
@@ -46,6 +46,20 @@ impl Upstream {
     pub(super) fn new(pick: Pick, stream: EndpointStream, descriptor: TunnelDescriptor) -> Self {
         let (permit, endpoint, in_flight) = pick.into_parts();
         Self { stream, grant: permit.into_grant(endpoint), held: (in_flight, descriptor) }
+    }
+
+    /// Evaluates the grant again by [`authorize::reevaluate`].
+    ///
+    /// # Errors
+    /// The change that revokes it.
+    pub fn reevaluate(
+        &mut self,
+        snapshot: &Snapshot,
+        data_path: &DataPath,
+        peer: &Peer,
+    ) -> Result<(), String> {
+        let servers = self.stream.servers();
+        authorize::reevaluate(snapshot, data_path, peer, &mut self.grant, servers.as_ref())
     }
 
     /// Returns the source that the tunnel is charged to.
@@ -89,10 +103,11 @@ pub async fn run(
                     connected.map(EndpointStream::Tcp)
                 }
                 Some(target) => {
-                    let open = remote::open(&pick, &target, (data_path, peer), deadline);
+                    let account = data_path.budget.account(dialling.source());
+                    let through = (&target, &account);
+                    let open = remote::open(&pick, through, (data_path, peer), deadline);
                     let opened = Box::pin(open).await;
-                    let account = || data_path.budget.account(dialling.source());
-                    opened.map(|stream| EndpointStream::outer(stream, account()))
+                    opened.map(|stream| EndpointStream::outer(stream, account))
                 }
             };
             connected.map(|stream| (stream, dialling.connected()))

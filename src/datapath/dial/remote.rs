@@ -10,7 +10,9 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::limits::Source;
-use crate::outer::{Answer, Failure, OpenError, Request, SOURCE_HEADER, Stream, Target};
+use crate::outer::{
+    self, Answer, Failure, InnerTarget, OpenError, Request, SOURCE_HEADER, Stream, Target,
+};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet};
 use crate::wire::trace::{BAGGAGE, TRACEPARENT, is_forwarded};
@@ -21,6 +23,7 @@ use super::super::balance::{Pick, Tried};
 use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
+use super::super::limits::budget::BufferAccount;
 
 /// Shortest time for a try of a gateway while others are left, and time that the own network leaves
 /// for gateways, as far as one whole dial has passed. A gateway whose first endpoint is dead
@@ -83,14 +86,16 @@ pub fn avoid(data_path: &DataPath, endpoints: &EndpointSet, endpoint: &Endpoint)
     is_out && endpoint.state.suspend(now, AVOIDANCE)
 }
 
-/// Opens a tunnel through the gateway of the picked endpoint.
+/// Opens a tunnel through the gateway of the picked endpoint and, for a binding without
+/// `inner: tcp`, the connection to the workload in it, whose bytes are on `account`.
 pub(super) async fn open(
     pick: &Pick,
-    target: &Target,
+    (target, account): (&Target, &Arc<BufferAccount>),
     (data_path, peer): (&DataPath, &Peer),
     deadline: Instant,
 ) -> Result<Stream, Failure> {
-    if peer.is_unauthenticated() {
+    let binding = pick.route().binding();
+    if peer.is_unauthenticated() && binding.is_none() {
         let what = "endpoints of other networks are reached only from HBONE listeners";
         return Err(Failure::new(Reason::DialDenied, what));
     }
@@ -99,7 +104,20 @@ pub(super) async fn open(
         return Err(Failure::new(Reason::OverShare, "the tunnel has no source"));
     };
     let at = (&**pick.route().endpoints(), &**pick.endpoint());
-    send(data_path, at, (target, holders.source()), &request, deadline).await
+    let tunnel = send(data_path, at, (target, holders.source()), &request, deadline).await?;
+    let Some(binding) = binding.filter(|binding| binding.is_inner_hbone()) else {
+        return Ok(tunnel);
+    };
+    let inner = InnerTarget {
+        authority: &binding.authority,
+        cluster: &pick.endpoint().definition.cluster,
+        workloads: &binding.workloads,
+    };
+    let account = Arc::clone(account);
+    let charge = move |bytes| account.share(bytes);
+    let (verified_by, end) =
+        ((&*data_path.tls, &data_path.reader), (&data_path.lifecycle, deadline));
+    outer::open_inner((tunnel, charge), &inner, verified_by, end).await
 }
 
 /// Returns the deadline for a try of an endpoint. If it is behind a gateway, the time is divided
@@ -135,29 +153,10 @@ pub fn deadline_of_try(
     deadline.min(now + share.max(least))
 }
 
-/// Opens a tunnel for the client of a binding through the gateway of an endpoint.
-pub async fn open_bound(
-    data_path: &DataPath,
-    (endpoints, endpoint): (&EndpointSet, &Endpoint),
-    source: &Source,
-    authority: &str,
-    deadline: Instant,
-) -> Result<Stream, Failure> {
-    let fail = |reason, detail: &str| Failure::new(reason, detail);
-    let target = target(endpoint);
-    let target = target.ok_or_else(|| fail(Reason::NoEndpoint, "the endpoint has no gateway"))?;
-    let own = data_path.outer.own_hash(&data_path.reader.load());
-    let via = own.and_then(|own| Via::default().with(own));
-    let via = via.ok_or_else(|| fail(Reason::GatewayUnreachable, "no certificate yet"))?;
-    let request = Request::new(authority.to_owned(), &via);
-    let at = (endpoints, endpoint);
-    send(data_path, at, (&target, source), &request, deadline).await
-}
-
 /// Sends a CONNECT of a source to the gateway of an endpoint, and records the factors of its
 /// weight. Ejects the gateway if it has failed, which a source alone cannot cause, and there is
 /// another one.
-async fn send(
+pub async fn send(
     data_path: &DataPath,
     (endpoints, endpoint): (&EndpointSet, &Endpoint),
     (target, source): (&Target, &Source),
@@ -253,14 +252,21 @@ fn is_alternative(data_path: &DataPath, other: &Endpoint, target: &Target, now: 
 }
 
 /// Creates the CONNECT for the service of the picked endpoint, with our hash in `x-strait-via`.
-/// Headers of traces that the gateway could refuse are left out.
+/// Headers of traces that the gateway could refuse are left out. That of a binding has no first
+/// peer.
 ///
 /// # Errors
-/// The tunnel has passed too many gateways, or its first peer has no header.
+/// The tunnel has passed too many gateways, its first peer has no header, or this gateway has no
+/// certificate for a binding yet.
 fn request(data_path: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, Failure> {
     let fail = |detail: &str| Failure::new(Reason::GatewayLoop, detail);
     let forwarded = pick.route().forwarded();
     let own = data_path.outer.own_hash(&data_path.reader.load());
+    if let Some(binding) = pick.route().binding() {
+        let via = own.and_then(|own| Via::default().with(own));
+        let early = || Failure::new(Reason::GatewayUnreachable, "no certificate yet");
+        return Ok(Request::new(binding.authority.to_string(), &via.ok_or_else(early)?));
+    }
     let via = extend_via(own, forwarded).map_err(|detail| fail(&detail))?;
     let authority = pick.endpoint().remote_authority();
     let authority = authority.ok_or_else(|| fail("the endpoint names no service"))?;

@@ -4,22 +4,26 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::datapath::binding::Binding;
 use crate::datapath::dial::{self, TOTAL_DIAL_TIMEOUT, Upstream};
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::ListenerTarget;
 use crate::datapath::policy::{self, Permit, Rejection};
-use crate::datapath::route;
+use crate::datapath::route::{self, Route};
 use crate::datapath::{DataPath, authorize, balance};
 use crate::outer::Failure;
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, Snapshot};
+use crate::snapshot::{Endpoint, Service, Snapshot};
 use crate::telemetry::{Destination, DestinationService, Record, RemoteNetwork};
 use crate::wire::sni::RouteBy;
 use crate::wire::{GatewayHash, ServiceLoad};
 
 use super::open::{Open, StreamGuards};
 use super::tries::Tries;
+
+/// Limit of gateways of which the log of one connection says why they are not used.
+const UNUSED_SHOWN_MAX: usize = 4;
 
 /// Tunnel that has no endpoint yet.
 #[derive(Debug)]
@@ -64,12 +68,43 @@ impl NewTunnel {
         register: impl FnOnce(&mut Record) -> Result<L, Reason>,
         target: Result<ListenerTarget, Reason>,
     ) -> Result<(Permit, L), Reason> {
-        let (snapshot, budget) = (self.data_path.reader.load(), &self.data_path.budget);
-        let account = budget.pool().account(&self.peer.charged_source());
-        let room = budget.check_room(&account);
+        let (snapshot, room) = (self.data_path.reader.load(), self.check_room());
         let register = || register(&mut self.record);
         let decided = decide_passthrough(&snapshot, &self.peer, room, register, target);
         record_decision(&mut self.record, decided)
+    }
+
+    /// Decides about a client of a binding, and finds the gateways. `counted` counts it among the
+    /// connections of the binding.
+    pub(super) fn resolve_binding<T>(
+        &mut self,
+        binding: Arc<Binding>,
+        counted: Result<T, Reason>,
+    ) -> Result<(Permit, T), Reason> {
+        let (snapshot, room) = (self.data_path.reader.load(), self.check_room());
+        let counted = binding.decide(self.peer.policy_source(), &snapshot, counted, room)?;
+        // The binding was read before `generation`, and may have changed since.
+        policy::check_binding(&snapshot, &self.peer, &binding).map_err(|why| {
+            self.record.set_detail(why.to_owned());
+            Reason::Revoked
+        })?;
+        let route = Route::of_binding(&snapshot, Arc::clone(&binding));
+        if route.endpoints().endpoints.is_empty() {
+            let clusters = binding.clusters();
+            let detail =
+                format!("no gateway of {clusters} has an address, except in evacuated regions");
+            let unused = binding.endpoints.unused(&snapshot).into_iter().take(UNUSED_SHOWN_MAX);
+            let unused = unused.map(|(gateway, why)| format!("; {gateway}: {why}"));
+            self.record.set_detail(detail + &unused.collect::<String>());
+        }
+        let permit = policy::run(&snapshot, &self.peer, route);
+        permit.map(|permit| (permit, counted)).map_err(|rejection| rejection.reason)
+    }
+
+    /// Checks that the tunnel may hold bytes.
+    fn check_room(&self) -> Result<(), Reason> {
+        let budget = &self.data_path.budget;
+        budget.check_room(&budget.pool().account(&self.peer.charged_source()))
     }
 
     /// Returns the load of the service for a gateway of another network: the endpoints of this
@@ -122,9 +157,7 @@ impl NewTunnel {
         if snapshot.generation == self.generation && self.peer.lost_trust().is_none() {
             return Ok(());
         }
-        let Upstream { stream, grant, .. } = upstream;
-        let permitted = authorize::reevaluate(&snapshot, &self.data_path, &self.peer, grant)
-            .and_then(|()| stream.check_gateway(grant.endpoint(), &snapshot));
+        let permitted = upstream.reevaluate(&snapshot, &self.data_path, &self.peer);
         self.generation = snapshot.generation;
         permitted.map_err(|why| {
             self.record.set_detail(why);
@@ -262,13 +295,22 @@ async fn pick_and_dial(
     Err(reason)
 }
 
+/// Returns the service in logs and metrics.
+pub(super) fn labels(service: &Service) -> DestinationService {
+    DestinationService {
+        hostname: Arc::clone(&service.hostname),
+        name: Arc::clone(&service.name),
+        namespace: Arc::clone(&service.namespace),
+    }
+}
+
 /// Returns the destination in logs and metrics.
-pub(super) fn destination(endpoint: &Endpoint) -> Destination {
+fn destination(endpoint: &Endpoint) -> Destination {
     Destination { address: endpoint.address, pod: Arc::clone(&endpoint.definition) as _ }
 }
 
 /// Returns the network of an endpoint behind a gateway, for the counts of bytes.
-pub(super) fn remote_network(endpoint: &Endpoint) -> Option<RemoteNetwork<'_>> {
+fn remote_network(endpoint: &Endpoint) -> Option<RemoteNetwork<'_>> {
     let remote = endpoint.remote.as_ref()?;
     Some(RemoteNetwork { cluster: &remote.cluster, network: &remote.network })
 }

@@ -12,7 +12,7 @@ use crate::datapath::copy::{ANSWER_DEADLINE, CopyOutcome, DELIVERY_DEADLINE};
 use crate::datapath::dial::{self, Upstream};
 use crate::datapath::http2::slots::StreamSlot;
 use crate::datapath::identity::Peer;
-use crate::datapath::{DataPath, authorize, balance};
+use crate::datapath::{DataPath, balance};
 use crate::reason::{Fault, Reason};
 use crate::snapshot::Snapshot;
 use crate::telemetry::Record;
@@ -125,9 +125,7 @@ impl Open {
     /// # Errors
     /// The change that revokes its grant.
     pub fn reevaluate(&mut self, snapshot: &Snapshot) -> Result<(), String> {
-        let Upstream { stream, grant, .. } = &mut self.upstream;
-        authorize::reevaluate(snapshot, &self.data_path, &self.peer, grant)?;
-        stream.check_gateway(grant.endpoint(), snapshot)
+        self.upstream.reevaluate(snapshot, &self.data_path, &self.peer)
     }
 
     /// Checks the limits of time. Returns the time of the next check, if there is a limit.

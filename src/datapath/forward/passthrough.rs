@@ -1,27 +1,30 @@
-//! Stages 5 to 10 for a connection of a TLS listener, which is one tunnel.
+//! Stages 5 to 10 for a connection of a TLS listener, which is one tunnel, and the open tunnel of
+//! such a connection, which is that of a binding too.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, sleep_until};
+use tokio_rustls::server::TlsStream;
 
 use crate::datapath::accept::ConnectionResources;
 use crate::datapath::client_hello;
 use crate::datapath::copy::CopyOutcome;
-use crate::datapath::copy::tcp::{self, InitialState};
+use crate::datapath::copy::bidirectional::{self, CopyLimits, InitialState};
 use crate::datapath::dial::Upstream;
 use crate::datapath::identity::Peer;
-use crate::datapath::io::endpoint::EndpointStream;
 use crate::datapath::io::linger;
+use crate::datapath::io::shared_socket::SharedSocket;
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::limits::loop_detection::{self, InFlight};
 use crate::datapath::listener::ListenerTarget;
 use crate::datapath::policy::Grant;
 use crate::datapath::{DataPath, authorize};
+use crate::limits::Held;
+use crate::outer::Servers;
 use crate::reason::Reason;
 use crate::telemetry::{ConnectionGuard, Record};
 use crate::wire::client_hello::ClientHelloScanner;
@@ -51,6 +54,8 @@ pub struct ConnectionGuards {
     pub resources: ConnectionResources,
     /// Connection in the metrics.
     pub counted: ConnectionGuard,
+    /// Connection among those of a binding.
+    pub of_binding: Option<Held>,
 }
 
 /// Forwards one connection: resolves, evaluates policy, picks, dials, replays the ClientHello,
@@ -59,15 +64,17 @@ pub async fn run(connection: Box<PassthroughConnection>) {
     let Some((mut tunnel, initial)) = Box::pin(open(connection)).await else {
         return;
     };
-    let outcome = tunnel.copy(initial).await;
+    let outcome = tunnel.copy(Some(initial)).await;
     Box::pin(tunnel.end(outcome)).await;
 }
 
-/// Open tunnel with its downstream socket.
+/// Open tunnel of a whole connection: of a TLS listener, or of a binding.
 #[derive(Debug)]
-struct PassthroughTunnel {
+pub(super) struct ConnectionTunnel {
     open: Open,
-    stream: TcpStream,
+    socket: SharedSocket,
+    /// TLS above the socket, of a local client with an identity.
+    tls: Option<Box<TlsStream<SharedSocket>>>,
     account: Arc<BufferAccount>,
     /// Number of bytes that the copy has moved.
     moved: AtomicU64,
@@ -77,19 +84,14 @@ struct PassthroughTunnel {
 /// Resolves, evaluates policy and dials, or rejects with an alert.
 async fn open(
     connection: Box<PassthroughConnection>,
-) -> Option<(Box<PassthroughTunnel>, Box<InitialState>)> {
+) -> Option<(Box<ConnectionTunnel>, Box<InitialState>)> {
     let PassthroughConnection { mut tunnel, stream, client_hello, target, guards } = *connection;
     match establish(&mut tunnel, &stream, &client_hello, target).await {
         Ok((upstream, loop_entry)) => {
             let initial = InitialState { client_hello, loop_entry };
-            let tunnel = PassthroughTunnel {
-                account: tunnel.data_path.budget.account(upstream.source()),
-                open: tunnel.open(upstream, None),
-                stream,
-                moved: AtomicU64::new(0),
-                guards,
-            };
-            Some((Box::new(tunnel), Box::new(initial)))
+            let client = (SharedSocket::new(stream), None);
+            let tunnel = ConnectionTunnel::new(tunnel.open(upstream, None), client, guards);
+            Some((tunnel, Box::new(initial)))
         }
         Err(reason) => {
             tunnel.record.finish(reason);
@@ -123,36 +125,46 @@ async fn establish(
     Ok((upstream, loop_entry))
 }
 
-impl PassthroughTunnel {
+impl ConnectionTunnel {
+    /// Creates the tunnel of a client, which is TLS above a socket or the socket alone.
+    pub(super) fn new(
+        open: Open,
+        (socket, tls): (SharedSocket, Option<Box<TlsStream<SharedSocket>>>),
+        guards: ConnectionGuards,
+    ) -> Box<Self> {
+        let account = open.upstream.stream.account().cloned();
+        let of_source = || open.data_path.budget.account(open.upstream.source());
+        let account = account.unwrap_or_else(of_source);
+        Box::new(Self { open, socket, tls, account, moved: AtomicU64::new(0), guards })
+    }
+
     /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked, a
     /// limit of time is reached, or memory runs short.
-    async fn copy(&mut self, initial: Box<InitialState>) -> CopyOutcome {
+    pub(super) async fn copy(&mut self, initial: Option<Box<InitialState>>) -> CopyOutcome {
         let Open { data_path, peer, generation, upstream, record, since, .. } = &mut self.open;
-        // Connections of TLS listeners never leave the network (`dial::remote`).
-        let EndpointStream::Tcp(stream) = &mut upstream.stream else {
-            return CopyOutcome::broken(Reason::Panic);
-        };
-        let account = &self.account;
+        let Upstream { stream, grant, .. } = upstream;
+        let (socket, account, moved) = (&*self.socket, &self.account, &self.moved);
         account.open_gate();
-        let mut open = OpenPassthrough {
-            data_path,
-            peer,
-            generation,
-            grant: &mut upstream.grant,
-            since,
-            moved: &self.moved,
-        };
-        let mut stop = pin!(open.wait_for_stop());
+        let idle = grant.binding().map(|binding| binding.config.idle);
+        let limits = &CopyLimits { account, admission: &data_path.admission, idle };
+        let servers = stream.servers();
+        let mut open = OpenConnection { data_path, peer, generation, grant, servers, since, moved };
+        // Boxed with its state, which is polled only when something behind the gate has woken.
+        let mut stop = Box::pin(async move { open.wait_for_stop().await });
         let stop = poll_fn(|cx| account.poll_gated(cx, |cx| stop.as_mut().poll(cx)));
-        let copy = tcp::run(
-            &mut self.stream,
-            stream,
-            initial,
-            account,
-            &data_path.admission,
-            record,
-            &self.moved,
-        );
+        let copy = async {
+            match &mut self.tls {
+                Some(tls) => {
+                    let peer = (socket, &mut **tls);
+                    let copy = bidirectional::run(peer, stream, initial, limits, record, moved);
+                    Box::pin(copy).await
+                }
+                None => {
+                    let peer = (socket, &mut SharedSocket::from(socket));
+                    bidirectional::run(peer, stream, initial, limits, record, moved).await
+                }
+            }
+        };
         let stopped = tokio::select! {
             biased;
             outcome = copy => return outcome,
@@ -166,19 +178,21 @@ impl PassthroughTunnel {
     }
 
     /// Ends both sides in the way in which the tunnel ended, and finishes the record.
-    async fn end(self: Box<Self>, outcome: CopyOutcome) {
-        let Self { open, stream, account, guards, .. } = *self;
+    pub(super) async fn end(self: Box<Self>, outcome: CopyOutcome) {
+        let Self { open, socket, tls, account, guards, .. } = *self;
         if outcome.result.is_ok() {
-            // FIN was received from and sent to both sides; the kernel delivers the rest.
-            linger::disable_reset_on_close(&stream);
+            // The end was received from and sent to both sides; the kernel delivers the rest.
+            linger::disable_reset_on_close(&socket);
         }
-        drop((stream, account));
         // The endpoint was sent the ClientHello as soon as it was dialled.
         let silence = (open.record.sent_bytes() == 0).then(|| open.since.elapsed());
         if open.record.sent_bytes() > 0 {
             open.upstream.grant.endpoint().state.record_answer();
         }
-        if let Some(delivery) = open.finish(&outcome, silence) {
+        // Before the sockets, so that a client that sees the end finds it counted.
+        let delivery = open.finish(&outcome, silence);
+        drop((socket, tls, account));
+        if let Some(delivery) = delivery {
             delivery.await;
         }
         drop(guards);
@@ -186,23 +200,32 @@ impl PassthroughTunnel {
 }
 
 /// Borrowed parts of an open tunnel, for the future that waits for revocation and limits.
-struct OpenPassthrough<'a> {
+struct OpenConnection<'a> {
     data_path: &'a DataPath,
     peer: &'a Peer,
     /// Generation of the snapshot that the tunnel was last checked against.
     generation: &'a mut u64,
     grant: &'a mut Grant,
+    servers: Option<Servers>,
     since: &'a Instant,
     /// Number of bytes that the copy has moved.
     moved: &'a AtomicU64,
 }
 
-impl OpenPassthrough<'_> {
+impl OpenConnection<'_> {
     /// Waits until the tunnel has to be stopped. Returns the reason, and the change that revoked
     /// its grant.
     async fn wait_for_stop(&mut self) -> (Reason, Option<String>) {
+        let peer = self.peer;
+        let untrusted = async {
+            match &peer.chain {
+                Some(chain) => chain.wait_trust_lost().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
-            () = self.peer.listener.drain.closing() => (Reason::DrainDeadline, None),
+            () = peer.listener.drain.closing() => (Reason::DrainDeadline, None),
+            why = untrusted => (Reason::Revoked, Some(why.to_string())),
             stopped = self.wait_for_end() => stopped,
         }
     }
@@ -217,7 +240,9 @@ impl OpenPassthrough<'_> {
                 *self.generation = current;
                 let snapshot = self.data_path.reader.snapshot();
                 let (data_path, peer) = (self.data_path, self.peer);
-                let revoked = authorize::reevaluate(&snapshot, data_path, peer, self.grant);
+                let servers = self.servers.as_ref();
+                let revoked =
+                    authorize::reevaluate(&snapshot, data_path, peer, self.grant, servers);
                 drop(snapshot);
                 if let Err(why) = revoked {
                     Box::pin(sleep(revoke_delay())).await;

@@ -2,19 +2,21 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use socket2::SockRef;
-use tokio::io::{AsyncWriteExt, Interest};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::datapath::limits::budget::{BufferAccount, HeldBytes};
 use crate::outer;
-use crate::snapshot::{Endpoint, Snapshot};
 
 use super::linger;
+use super::shared_socket::read_vectored;
+use super::side::Side;
 
 /// Byte stream to an endpoint. A drop resets it, unless it was closed. An error other than
 /// [`io::ErrorKind::WouldBlock`] means that it has failed.
@@ -53,8 +55,7 @@ impl EndpointStream {
     /// Charges the received bytes that this process holds. Those of a socket are in the kernel.
     pub fn charge_received(&mut self) {
         if let Self::Outer(outer) = self {
-            let held = outer.stream.held();
-            outer.received = (held > 0).then(|| outer.account.hold(held));
+            outer.charge_received();
         }
     }
 
@@ -69,17 +70,11 @@ impl EndpointStream {
         matches!(self, Self::Outer(outer) if outer.stream.is_cancelled())
     }
 
-    /// Checks that a gateway of another network is still the one of the current records.
-    ///
-    /// # Errors
-    /// The difference.
-    pub fn check_gateway(&self, endpoint: &Endpoint, snapshot: &Snapshot) -> Result<(), String> {
-        match (self, &endpoint.remote) {
-            (Self::Outer(outer), Some(remote)) => {
-                let wanted = snapshot.current_gateway(remote, endpoint.address);
-                outer.stream.servers().check_gateway(&wanted, snapshot)
-            }
-            _ => Ok(()),
+    /// Returns the verified servers at the other end of a tunnel through another gateway.
+    pub fn servers(&self) -> Option<outer::Servers> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Outer(outer) => Some(outer.stream.servers()),
         }
     }
 
@@ -129,11 +124,7 @@ impl EndpointStream {
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.write(bytes).await,
-            Self::Outer(outer) => {
-                let account = &outer.account;
-                let written = outer.stream.write(bytes, |bytes| account.share(bytes));
-                written.await
-            }
+            Self::Outer(outer) => outer.write(bytes).await,
         }
     }
 
@@ -169,21 +160,59 @@ impl EndpointStream {
     }
 }
 
-/// Reads from a socket. After a short read the readiness is cleared, which saves the system
-/// call that would find nothing: with edge-triggered epoll, later bytes are a new event.
-fn read_vectored(stream: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-    let room: usize = slices.iter().map(|slice| slice.len()).sum();
-    let mut short = None;
-    let read = stream.try_io(Interest::READABLE, || {
-        let count = match slices {
-            [slice] => rustix::io::read(stream, &mut **slice)?,
-            slices => rustix::io::readv(stream, slices)?,
-        };
-        if count == 0 || count == room {
-            return Ok(count);
+impl OuterStream {
+    /// Polls whether the far side has reset the tunnel ([`outer::Stream::poll_broken`]).
+    pub fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        self.stream.poll_broken(cx)
+    }
+
+    fn charge_received(&mut self) {
+        let held = self.stream.held();
+        if held != self.received.as_ref().map_or(0, HeldBytes::bytes) {
+            self.received = (held > 0).then(|| self.account.hold(held));
         }
-        short = Some(count);
-        Err(io::ErrorKind::WouldBlock.into())
-    });
-    short.map_or(read, Ok)
+    }
+}
+
+impl AsyncRead for OuterStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(self.stream.poll_read_ready(cx))?;
+        let mut room = [IoSliceMut::new(buffer.initialize_unfilled())];
+        let count = self.stream.try_read(&mut room)?;
+        buffer.advance(count);
+        self.charge_received();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for OuterStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let Self { stream, account, .. } = &mut *self;
+        pin!(stream.write(bytes, |bytes| account.share(bytes))).poll(cx)
+    }
+
+    /// Does nothing: a write requests window, so only a write waits for it.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.stream.shut_down())
+    }
+}
+
+impl Side for OuterStream {
+    fn poll_read_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let readable = self.stream.poll_read_ready(cx);
+        self.charge_received();
+        readable
+    }
 }

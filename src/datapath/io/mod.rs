@@ -1,5 +1,5 @@
-//! Mechanisms of sockets and memory: borrowed buffers, splice pipes, shared sockets, closing a
-//! socket without losing its last bytes, and gated polls.
+//! Mechanisms of sockets and memory: borrowed buffers, splice pipes, sides of a copied tunnel,
+//! shared sockets, closing a socket without losing its last bytes, and gated polls.
 
 pub mod buffer;
 pub mod copied;
@@ -8,4 +8,5 @@ pub mod gate;
 pub mod linger;
 pub mod pipe;
 pub mod shared_socket;
+pub mod side;
 pub mod unsent;

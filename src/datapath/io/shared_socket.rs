@@ -1,19 +1,19 @@
 //! Socket whose errors are observed while a stream above it is in use.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::Shutdown;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use derive_more::Deref;
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Handle of a socket. A flush waits until the kernel takes bytes again.
-#[derive(Clone, Debug, Deref)]
-pub struct SharedSocket(#[deref(forward)] Arc<TcpStream>);
+/// Handle or reference of a socket. A flush waits until the kernel takes bytes again.
+#[derive(Clone, Debug)]
+pub struct SharedSocket<T = Arc<TcpStream>>(T);
 
 impl SharedSocket {
     /// Shares a socket.
@@ -27,7 +27,21 @@ impl SharedSocket {
     }
 }
 
-impl AsyncRead for SharedSocket {
+impl<'a> From<&'a TcpStream> for SharedSocket<&'a TcpStream> {
+    fn from(socket: &'a TcpStream) -> Self {
+        Self(socket)
+    }
+}
+
+impl<T: Deref<Target = TcpStream>> Deref for SharedSocket<T> {
+    type Target = TcpStream;
+
+    fn deref(&self) -> &TcpStream {
+        &self.0
+    }
+}
+
+impl<T: Deref<Target = TcpStream> + Unpin> AsyncRead for SharedSocket<T> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -35,7 +49,8 @@ impl AsyncRead for SharedSocket {
     ) -> Poll<io::Result<()>> {
         loop {
             ready!(self.0.poll_read_ready(cx))?;
-            match self.0.try_read(buffer.initialize_unfilled()) {
+            let mut room = [IoSliceMut::new(buffer.initialize_unfilled())];
+            match read_vectored(&self.0, &mut room) {
                 Ok(count) => {
                     buffer.advance(count);
                     return Poll::Ready(Ok(()));
@@ -47,7 +62,7 @@ impl AsyncRead for SharedSocket {
     }
 }
 
-impl AsyncWrite for SharedSocket {
+impl<T: Deref<Target = TcpStream> + Unpin> AsyncWrite for SharedSocket<T> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -69,4 +84,26 @@ impl AsyncWrite for SharedSocket {
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(SockRef::from(&*self.0).shutdown(Shutdown::Write))
     }
+}
+
+/// Reads from a socket. After a short read the readiness is cleared, which saves the system
+/// call that would find nothing: with edge-triggered epoll, later bytes are a new event.
+pub(super) fn read_vectored(
+    stream: &TcpStream,
+    slices: &mut [IoSliceMut<'_>],
+) -> io::Result<usize> {
+    let room: usize = slices.iter().map(|slice| slice.len()).sum();
+    let mut short = None;
+    let read = stream.try_io(Interest::READABLE, || {
+        let count = match slices {
+            [slice] => rustix::io::read(stream, &mut **slice)?,
+            slices => rustix::io::readv(stream, slices)?,
+        };
+        if count == 0 || count == room {
+            return Ok(count);
+        }
+        short = Some(count);
+        Err(io::ErrorKind::WouldBlock.into())
+    });
+    short.map_or(read, Ok)
 }

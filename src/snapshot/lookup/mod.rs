@@ -262,9 +262,9 @@ impl Snapshot {
         let by_address = matches!(matched_by, MatchedBy::Workload(_));
         let named = by_name.then(|| self.exposure.entries_with_alias(requested));
         let of_host = if by_name { &[] } else { self.exposure.entries(host) };
-        let of_port = of_host.iter().filter(move |entry| {
-            entry.applies_to(port) && (entry.workloads || !by_address)
-        });
+        let of_port = of_host
+            .iter()
+            .filter(move |entry| entry.applies_to(port) && (entry.workloads || !by_address));
         named.into_iter().flatten().chain(of_port)
     }
 

@@ -52,6 +52,7 @@ async fn a_connection_through_15012_survives_hours_of_silence() {
         guards: ConnectionGuards {
             resources: ConnectionResources { load: LoadGuard::default(), descriptor },
             counted: data_path.metrics.connection_opened(),
+            of_binding: None,
         },
     };
     let served = tokio::spawn(passthrough::run(Box::new(connection)));

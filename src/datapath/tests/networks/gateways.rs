@@ -15,7 +15,7 @@ use crate::datapath::limits::admission::Admission;
 use crate::lifecycle::Lifecycle;
 use crate::limits::Source;
 use crate::outer::tests::ResettingGateway;
-use crate::outer::{Failure, Target};
+use crate::outer::{Failure, Request, Target};
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Protocol, Template, Workload};
@@ -23,6 +23,7 @@ use crate::snapshot::{
     Endpoint, EndpointSet, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher, Snapshot,
 };
 use crate::telemetry::{Metrics, Record};
+use crate::wire::Via;
 
 use super::{always, assert_shares, gateway, locality, pods, service, spread};
 
@@ -267,7 +268,8 @@ async fn a_gateway_that_ends_each_connect_of_two_sources_by_an_error_is_ejected(
     ] {
         let at = (&set, &*set.endpoints[0]);
         let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
-        let failure = remote::open_bound(&own, at, &source, authority, deadline).await;
+        let request = Request::new(authority.to_owned(), &Via::default());
+        let failure = remote::send(&own, at, (&target, &source), &request, deadline).await;
         let failure = failure.expect_err("a reset");
         assert_eq!(failure.reason, Reason::GatewayReset, "{failure:?}");
         assert_eq!(own.outer.is_ejected(&target), is_ejected, "{source}");

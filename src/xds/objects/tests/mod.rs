@@ -226,11 +226,8 @@ fn an_entry_narrows_an_export_under_all_its_names() {
                 ServicePort { host, port: 80 },
                 &found.matched_by,
             );
-            let want = if own.is_none() || namespace == "shop" {
-                Ok(())
-            } else {
-                Err(Reason::NotForPeer)
-            };
+            let want =
+                if own.is_none() || namespace == "shop" { Ok(()) } else { Err(Reason::NotForPeer) };
             assert_eq!(verdict, want, "{own:?}: {namespace} asks for {host}");
         }
     }
