@@ -10,8 +10,11 @@ use super::identity::Peer;
 use super::route::Route;
 
 /// Evaluates the permission of a tunnel to leave the network. Of those of a gateway and of the
-/// first peer behind it, the smaller one applies.
+/// first peer behind it, the smaller one applies. What a listener grants does not leave it.
 pub fn evaluate(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Transit {
+    if route.is_granted_by_listener() {
+        return Transit::Off;
+    }
     let of = route.service_port();
     let of_caller = |caller| snapshot.transit(caller, route.requested(), of, route.matched_by());
     let of_peer = of_caller(peer.policy_source());

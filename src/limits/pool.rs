@@ -138,16 +138,19 @@ impl Pool {
         });
     }
 
-    /// Returns the amount that is free for the clients of a listener, or for holders that no
-    /// listener has accepted, without the reserves of other listeners.
-    pub fn free_for(&self, listener: Option<&Arc<AtomicUsize>>) -> usize {
+    /// Returns the amount that is free for the clients of a listener, without the reserves of other
+    /// listeners.
+    pub fn free_for(&self, listener: &Arc<AtomicUsize>) -> usize {
+        self.free().saturating_sub(self.unclaimed(Some(listener)))
+    }
+
+    /// Returns the amount of the reserves of all listeners but one that is not in use.
+    fn unclaimed(&self, listener: Option<&Arc<AtomicUsize>>) -> usize {
         let listeners = self.listeners.load();
         let reserve = self.max() / LISTENER_RESERVE_DIVISOR.max(2 * listeners.len());
         let is_own = |it: &Arc<AtomicUsize>| listener.is_some_and(|own| Arc::ptr_eq(it, own));
         let others = listeners.iter().filter(|it| !is_own(it));
-        let unclaimed: usize =
-            others.map(|held| reserve.saturating_sub(held.load(Ordering::Relaxed))).sum();
-        self.free().saturating_sub(unclaimed)
+        others.map(|held| reserve.saturating_sub(held.load(Ordering::Relaxed))).sum()
     }
 
     /// Replaces the maximum. What is held above it stays held.
@@ -269,9 +272,14 @@ impl Pool {
         self.max() / FLOOR_RESERVE_DIVISOR
     }
 
-    /// Returns the terms of holders that no listener has accepted.
-    pub fn terms(&self) -> Terms {
-        Terms { free: self.free_for(None), reserve: self.reserve() }
+    fn terms(&self) -> Terms {
+        self.terms_after(0)
+    }
+
+    /// Returns the terms of holders that no listener has accepted, once an amount is given back.
+    pub fn terms_after(&self, amount: usize) -> Terms {
+        let free = (self.free() + amount).saturating_sub(self.unclaimed(None));
+        Terms { free, reserve: self.reserve() }
     }
 }
 

@@ -46,6 +46,9 @@ const ROOM_WAIT_MAX: Duration = Duration::from_secs(1);
 const ROOM_PAUSE: Duration = Duration::from_millis(100);
 /// Time for which the loss of a connection by one source counts, until another source loses one.
 const LOSS_TIME: Duration = Duration::from_secs(60);
+/// The same for a CONNECT that was not answered. A gateway may need as long to find out that all
+/// endpoints of a service are dead.
+pub(super) const SILENCE_TIME: Duration = Duration::from_secs(10);
 /// Time for which a failure of the gateway proves that it can be ejected.
 const PROOF_TIME: Duration = Duration::from_secs(5);
 
@@ -382,15 +385,18 @@ impl GatewayConnections {
     /// answer. The source itself may be the cause, unless another one has lost a CONNECT too, and
     /// none was answered meanwhile.
     pub(super) fn note_loss(&self, lost: (&Source, &str), failure: Failure) -> OpenError {
-        self.lose(lost, failure, |before, now| before.source != now.source)
+        self.lose(lost, failure, |before, now| {
+            before.source != now.source && now.at - before.at < LOSS_TIME
+        })
     }
 
     /// Notes that a CONNECT was not answered in time. Its source or the endpoints of its service
-    /// may be the cause, unless another source waited for another service in vain too, and none was
-    /// answered meanwhile.
+    /// may be the cause, unless another source has just waited for another service in vain too, and
+    /// none was answered meanwhile.
     pub(super) fn note_silence(&self, lost: (&Source, &str), failure: Failure) -> OpenError {
         self.lose(lost, failure, |before, now| {
-            before.source != now.source && before.authority != now.authority
+            let is_other = before.source != now.source && before.authority != now.authority;
+            is_other && now.at - before.at < SILENCE_TIME
         })
     }
 
@@ -406,10 +412,9 @@ impl GatewayConnections {
         let at = Instant::now();
         connections.last_error.clone_from(&failure.detail);
         let loss = Loss { source: source.verified().clone(), authority: authority.to_owned(), at };
-        let before = connections.lost.as_ref().filter(|before| at - before.at < LOSS_TIME);
-        let is_proved = before.is_some_and(|before| proves(before, &loss));
+        let is_proved = connections.lost.as_ref().is_some_and(|before| proves(before, &loss));
         connections.lost = Some(loss);
-        if is_proved || connections.health.was_ejected() {
+        if is_proved || connections.is_mute {
             connections.proved_at = Some(at);
             return OpenError::Gateway(failure);
         }
@@ -498,6 +503,7 @@ impl GatewayConnections {
         if !connections.health.is_ejected(now) {
             let time = connections.health.eject(now);
             connections.failed_at = Some(now);
+            connections.is_mute = true;
             connections.ejections += 1;
             let (address, network) = (self.target.address, &*self.target.gateway.network);
             let error = &*connections.last_error;

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::limits::{self, Held, LimitReached, Source, Terms};
+use crate::limits::{self, Held, LimitReached, Source};
 use crate::reason::Reason;
 use crate::snapshot::{EndpointState, Snapshot};
 use crate::tls::OutboundTls;
@@ -50,6 +50,8 @@ pub(super) struct Connections {
     pub(super) proved_at: Option<Instant>,
     /// Last CONNECT that ended by an error or was not answered, since the last answer to any.
     pub(super) lost: Option<Loss>,
+    /// True if no CONNECT was answered since the last ejection.
+    pub(super) is_mute: bool,
     pub(super) ejections: u64,
     pub(super) last_error: String,
 }
@@ -138,12 +140,9 @@ impl Connections {
         if charge.is_ok() {
             return charge;
         }
-        let Terms { free, reserve } = pool.terms();
         let idle = self.idle();
-        let enough = (1..=idle.len().min(reserve + 1)).find(|more| {
-            let terms = Terms { free: free + more, reserve };
-            account.check_on(1, terms).is_ok()
-        });
+        let most = idle.len().min(pool.reserve() + 1);
+        let enough = (1..=most).find(|more| account.check_on(1, pool.terms_after(*more)).is_ok());
         let of = source.root();
         let (is_of_all, count) = enough.map_or((false, 1), |count| (true, count));
         let idle = idle.into_iter().filter(|(one, _)| is_of_all || one.root() == of);
@@ -174,7 +173,7 @@ impl Connections {
         if let Some(own) = self.by_source.get_mut(source) {
             own.unanswered = 0;
         }
-        self.lost = None;
+        (self.lost, self.is_mute) = (None, false);
         if self.failed_at.is_some_and(|at| at <= opened) {
             self.failed_at = None;
             self.health = EndpointState::new();

@@ -292,8 +292,10 @@ impl<'a> Direction<'a> {
                 return Poll::Ready(Ok(()));
             }
             let Poll::Ready(moved) = self.poll_once(cx, (from, to), &mut count) else {
-                // Takes over and charges what has arrived, also while `to` takes nothing.
-                let _ = from.poll_read_ready(cx);
+                if from.socket().is_none() {
+                    // Takes over and charges what has arrived, also while `to` takes nothing.
+                    let _ = from.poll_read_ready(cx);
+                }
                 return Poll::Pending;
             };
             moved?;

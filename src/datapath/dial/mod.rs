@@ -98,6 +98,10 @@ pub async fn run(
         Ok(dialling) => {
             pick.endpoint().state.begin_dial(started);
             let connected = match remote::target(pick.endpoint()) {
+                None if pick.route().binding().is_some() => {
+                    let detail = "the endpoint of a binding has no gateway";
+                    Err(Failure::new(Reason::NoEndpoint, detail))
+                }
                 None => {
                     let connected = connect(address, &data_path.deny, deadline).await;
                     connected.map(EndpointStream::Tcp)

@@ -1,6 +1,7 @@
 //! Sources, which share neither connections nor their ends.
 
 use super::*;
+use crate::outer::gateway::SILENCE_TIME;
 
 fn target(gateway: &Scripted) -> Target {
     Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) }
@@ -142,6 +143,10 @@ async fn a_gateway_fails_once_two_sources_have_waited_for_two_services_in_vain()
     assert!(is_of_gateway("b", "two.app:80").await);
     world.pool.eject(&at);
     assert!(is_of_gateway("b", "two.app:80").await, "no answer since the ejection");
+    world.open_for("c", &at, "echo.app:80").await.expect("a tunnel");
+    assert!(!is_of_gateway("b", "two.app:80").await, "an answer on the old connection");
+    tokio::time::advance(SILENCE_TIME).await;
+    assert!(!is_of_gateway("a", "one.app:80").await, "too long ago");
 }
 
 #[tokio::test]

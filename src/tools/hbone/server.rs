@@ -1,6 +1,7 @@
 //! HBONE endpoint that terminates inner tunnels, as a ztunnel does beside the workload.
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use h2::RecvStream;
 use h2::server::{Builder, SendResponse};
 use http::{Method, Request, Response, StatusCode};
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite, BufReader};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite, BufReader, copy, sink};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -25,6 +26,8 @@ pub struct IncomingTunnel {
 }
 
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// Limit of the wait for the peer's close.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 /// Bytes to read from a socket at once; rustls alone reads 4 KiB at a time.
 const READ_BYTES: usize = 64 * 1024;
 const STREAM_WINDOW: u32 = 4 << 20;
@@ -40,16 +43,27 @@ where
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         let _ = stream.set_nodelay(true);
+        let Ok((stream, mut rest)) = duplicate(stream) else { continue };
         let (tls, handle) = (TlsAcceptor::from(Arc::clone(&tls)), handle.clone());
         let stream = BufReader::with_capacity(READ_BYTES, stream);
         connections.spawn(async move {
             if let Ok(Ok(stream)) = timeout(HANDSHAKE_DEADLINE, tls.accept(stream)).await {
                 // The error concerns only the peer of this connection.
                 let _ = connection(stream, handle).await;
+                // Closing a socket with unread bytes, such as those of the peer's close_notify,
+                // would reset the connection.
+                let _ = timeout(CLOSE_DEADLINE, copy(&mut rest, &mut sink())).await;
             }
         });
         while connections.try_join_next().is_some() {}
     }
+}
+
+/// Returns a second handle of the socket, for what arrives after the end of HTTP/2.
+fn duplicate(stream: TcpStream) -> io::Result<(TcpStream, TcpStream)> {
+    let stream = stream.into_std()?;
+    let rest = stream.try_clone()?;
+    Ok((TcpStream::from_std(stream)?, TcpStream::from_std(rest)?))
 }
 
 async fn connection<S, F, H>(stream: S, handle: F) -> Result<(), h2::Error>

@@ -204,7 +204,7 @@ impl ListenerReserve {
     /// Returns the number of descriptors that are free for this listener's clients, without the
     /// reserves of other listeners.
     fn free(&self) -> usize {
-        self.pool.pool.free_for(Some(&self.held))
+        self.pool.pool.free_for(&self.held)
     }
 
     fn terms(&self, reserve_divisor: usize) -> Terms {
