@@ -23,11 +23,9 @@ use crate::tls::InboundTls;
 
 use super::connection::{self, Connection, Slot};
 use super::rtt::MinRtt;
-use super::sources::{Connections, Loss};
+use super::sources::{Connections, Loss, PLACES_MAX};
 use super::{AddressFilter, Failure, OpenError, Target};
 
-/// Limit of tunnels through one gateway. One source may hold half.
-pub(super) const PLACES_MAX: usize = 16 * 1024;
 /// Limit of connections to one gateway, of up to 24 KiB each without tunnels. One cluster may have
 /// 1,500 sources.
 pub(super) const CONNECTIONS_MAX: usize = 2048;

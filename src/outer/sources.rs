@@ -16,10 +16,12 @@ use crate::tls::OutboundTls;
 use super::connection::{Connection, STREAMS_MAX, Slot};
 use super::{Failure, Target};
 
-/// Limit of those of one source, with those that wait.
+/// Limit of tunnels through one gateway. One source may hold half.
+pub(super) const PLACES_MAX: usize = 16 * 1024;
+/// Limit of attempts to connect of one source, with those that wait.
 const SOURCE_ATTEMPTS_MAX: usize = 8;
-/// Limit of tunnels that wait for a new connection.
-const WAITERS_MAX: usize = 1024;
+/// Limit of tunnels that wait for a new connection: a burst may take all places.
+const WAITERS_MAX: usize = PLACES_MAX;
 /// Limit of those of one source.
 const SOURCE_WAITERS_MAX: usize = WAITERS_MAX / 2;
 /// Number of connections without an answer to a CONNECT after which attempts pause for

@@ -26,6 +26,14 @@ async fn a_burst_of_tunnels_gets_its_connections_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_burst_of_one_source_waits_for_more_connections_than_it_may_open_at_once() {
+    let script = Script { delay: Duration::from_millis(100), ..Script::new(Answer::Echo) };
+    let (opened, _gateway) = burst(script, 1500).await;
+    let failed = opened.iter().find_map(|one| one.as_ref().err());
+    assert_eq!(failed, None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn tunnels_wait_as_long_as_connections_are_opened_one_after_the_other() {
     let script =
         Script { delay: Duration::from_millis(450), streams_max: 3, ..Script::new(Answer::Echo) };

@@ -167,10 +167,10 @@ impl DescriptorPool {
     }
 }
 
-/// Returns the limit of dials in flight: a quarter of the descriptors, as an endpoint that does not
+/// Returns the limit of dials in flight: half of the descriptors, as an endpoint that does not
 /// answer holds one for two seconds.
 fn dials_max(descriptors: usize) -> usize {
-    descriptors.div_ceil(4)
+    descriptors.div_ceil(2)
 }
 
 impl ListenerReserve {
