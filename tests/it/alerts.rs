@@ -25,7 +25,7 @@ const CRL: &str = "strait_certificate_expiry_seconds{identity=\"a\",kind=\"crl\"
 /// Values by series, one a minute. Values that are times count from the first minute.
 type History = BTreeMap<String, Vec<f64>>;
 
-/// Adds the metrics of a gateway as the next `minutes`.
+/// Adds the metrics of a gateway as the next `minutes`. Those that are new have no earlier values.
 async fn record(history: &mut History, gateway: &Gateway, minutes: usize) {
     let now = UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64();
     let minute = history.values().map(Vec::len).max().unwrap_or(0);
@@ -44,6 +44,7 @@ async fn record(history: &mut History, gateway: &Gateway, minutes: usize) {
             format!("{series}{{job=\"strait\",instance=\"a\"}}")
         };
         let values = history.entry(series).or_default();
+        values.resize(minute, f64::NAN);
         values.extend(vec![value; minutes]);
     }
 }
@@ -55,7 +56,8 @@ type Expected<'a> = (usize, &'a str, &'a [(&'a str, f64)]);
 async fn promtool(history: &History, expected: &[Expected<'_>]) {
     let folder = tempfile::tempdir().expect("a folder");
     let series = history.iter().map(|(series, values)| {
-        let values: Vec<_> = values.iter().map(ToString::to_string).collect();
+        let shown = |value: &f64| if value.is_nan() { "_".to_owned() } else { value.to_string() };
+        let values: Vec<_> = values.iter().map(shown).collect();
         json!({"series": series, "values": values.join(" ")})
     });
     let queries = expected.iter().map(|(minute, query, samples)| {
