@@ -230,14 +230,8 @@ fn record_decision<T>(
         Err(Rejection { route, .. }) => route.as_deref(),
     };
     if let Some(route) = route {
-        let service = route.service();
-        let service = DestinationService {
-            hostname: Arc::clone(&service.hostname),
-            name: Arc::clone(&service.name),
-            namespace: Arc::clone(&service.namespace),
-        };
         let first_peer = route.first_peer().map(|first| &*first.principal);
-        record.set_service(service, first_peer);
+        record.set_service(labels(route.service()), first_peer);
     } else if let Err(Rejection { reason: Reason::BadSource, .. }) = decided {
         record.set_detail("x-strait-source is malformed, or was sent twice".to_owned());
     }
