@@ -184,8 +184,8 @@ impl ConnectionTunnel {
             // The end was received from and sent to both sides; the kernel delivers the rest.
             linger::disable_reset_on_close(&socket);
         }
-        // An endpoint of a TLS listener was sent the ClientHello as soon as it was dialled. One of a
-        // binding is behind a gateway, which judges it.
+        // An endpoint of a TLS listener was sent the ClientHello as soon as it was dialled. That of
+        // a binding is behind a gateway, which judges it.
         let silence = (open.record.sent_bytes() == 0).then(|| open.since.elapsed());
         if open.record.sent_bytes() > 0 {
             open.upstream.grant.endpoint().state.record_answer();
