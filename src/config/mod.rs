@@ -232,24 +232,29 @@ impl Config {
         all.any(|other| checks::addresses_overlap(address, other))
     }
 
-    /// Returns the keys that `new` changes and that only a restart applies. Listeners, trust,
-    /// exposure, links, names, policy, traffic, networks, bindings, `log.level` and `log.access`
-    /// apply live.
-    pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
+    /// Gives `new` the values of this configuration for the keys that only a restart applies, and
+    /// returns those that differed. Listeners, trust, exposure, links, names, policy, traffic,
+    /// networks, bindings, `log.level` and `log.access` apply live.
+    pub fn keep_restart_only(&self, new: &mut Self) -> Vec<&'static str> {
+        fn differed<T: Clone + PartialEq>(old: &T, new: &mut T) -> bool {
+            let differed = old != new;
+            new.clone_from(old);
+            differed
+        }
         let keys = [
-            ("gateway", self.gateway != new.gateway),
-            ("identity", self.identity != new.identity),
-            ("discovery", self.discovery != new.discovery),
-            ("dns", self.dns != new.dns),
-            ("dial", self.dial != new.dial),
-            ("limits", self.limits != new.limits),
-            ("workers", self.workers != new.workers),
-            ("admin", self.admin != new.admin),
-            ("metrics", self.metrics != new.metrics),
-            ("readiness", self.readiness != new.readiness),
-            ("drain", self.drain != new.drain),
-            ("log.format", self.log.format != new.log.format),
+            ("gateway", differed(&self.gateway, &mut new.gateway)),
+            ("identity", differed(&self.identity, &mut new.identity)),
+            ("discovery", differed(&self.discovery, &mut new.discovery)),
+            ("dns", differed(&self.dns, &mut new.dns)),
+            ("dial", differed(&self.dial, &mut new.dial)),
+            ("limits", differed(&self.limits, &mut new.limits)),
+            ("workers", differed(&self.workers, &mut new.workers)),
+            ("admin", differed(&self.admin, &mut new.admin)),
+            ("metrics", differed(&self.metrics, &mut new.metrics)),
+            ("readiness", differed(&self.readiness, &mut new.readiness)),
+            ("drain", differed(&self.drain, &mut new.drain)),
+            ("log.format", differed(&self.log.format, &mut new.log.format)),
         ];
-        keys.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| key).collect()
+        keys.into_iter().filter(|(_, differed)| *differed).map(|(key, _)| key).collect()
     }
 }
