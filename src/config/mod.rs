@@ -46,7 +46,6 @@ pub use aliases::{Alias, Names, SUFFIXES};
 pub use audience::Audience;
 pub use auto::{AutoExport, Selector};
 pub use bindings::{Binding, Inner, ObjectBindings, Workloads};
-use checks::Sections;
 use define::{NewFile, NonEmpty, Workers, section};
 pub use discovery::{ControlPlane, Discovery, NamedCluster, NodeNames, Roots};
 pub use exposure::{DefaultExposure, ExposedService, Exposure, ServiceLimits};
@@ -74,7 +73,7 @@ pub use vips::{vip, vip_count};
 
 section! {
     /// All of `strait.yaml`, checked.
-    pub struct Config at "", planned("tracing") {
+    pub struct Config at "" parts Sections {
         /// The file.
         file: PathBuf as NewFile = fact(|fields: &Fields<'_>| fields.file().to_owned());
         /// Cluster, network and locality of the gateway.
@@ -163,29 +162,30 @@ impl Examined {
         let report = document.report();
         let root = Value::of_document(document, &report);
         let fields = Fields::of_document(document, &report, "gateway: {cluster: east}");
-        let config = fields.and_then(|mut fields| {
-            let config = Config::read_keys(&mut fields);
+        let sections = fields.map(|mut fields| {
+            fields.later(&["tracing"]);
+            let sections = Sections::read(&mut fields);
             fields.finish();
-            config
+            sections.check(root, &report);
+            sections
         });
-        let sections = Sections::read(document);
-        sections.check(root, &report);
-        let objects = sections.exposure.map(|exposure| exposure.files);
-        let mut examined = Self {
-            config,
-            identity: sections.identity,
-            trust: sections.trust,
-            trust_place: root.find("trust").first().map(|trust| trust.place()),
-            discovery: sections.discovery,
-            objects: objects.unwrap_or_default(),
-            named: report.named(),
-            absent: report.absent(),
-            findings: report.into_findings(),
+        let trust_place = root.find("trust").first().map(|trust| trust.place());
+        let (named, absent) = (report.named(), report.absent());
+        let findings = report.into_findings();
+        let Some(sections) = sections else {
+            return Self { findings, ..Self::default() };
         };
-        if examined.findings.has_errors_beside_absent() {
-            examined.config = None;
+        Self {
+            identity: sections.identity.clone(),
+            trust: sections.trust.clone(),
+            trust_place,
+            discovery: sections.discovery.clone(),
+            objects: sections.exposure.iter().flat_map(|one| one.files.clone()).collect(),
+            config: sections.complete().filter(|_| !findings.has_errors_beside_absent()),
+            named,
+            absent,
+            findings,
         }
-        examined
     }
 }
 
