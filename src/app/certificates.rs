@@ -19,6 +19,8 @@ use crate::tls::issue::istio::IstioAuthority;
 use crate::tls::issue::{CertificateEvent, workload_api};
 use crate::tls::{self, Crls, IdentityMaterial, PeerTrust, TlsError, TrustedDomain};
 
+use super::state::App;
+
 /// Condition of readiness: there is a valid certificate.
 pub(super) const CERTIFICATES: &str = "certificates";
 
@@ -67,14 +69,14 @@ fn start_issuance(
 /// and checks expiry. The thread that reads files may block on one of them.
 pub(super) type SharedCertificates = Arc<Mutex<Certificates>>;
 
-/// Starts the task of the control path.
-pub(super) fn share(
-    certificates: Certificates,
-    source: &Source,
-    config: &Config,
-    back: Arc<Notify>,
-) -> SharedCertificates {
-    let news = start_issuance(source, config, back);
+/// Starts the management of the certificate in use, from files or from an authority. `first`
+/// announces the first certificate.
+pub(super) fn start(app: &App, source: &Source, first: oneshot::Sender<()>) -> SharedCertificates {
+    let config = app.config.load();
+    let (data_path, publisher) = (Arc::clone(&app.data_path), Arc::clone(&app.publisher));
+    tokio::spawn(recheck(data_path, publisher));
+    let news = start_issuance(source, &config, Arc::clone(&app.reconnected));
+    let certificates = Certificates::new(app, source, first);
     let replaced = Arc::clone(&certificates.replaced);
     let shared = Arc::new(Mutex::new(certificates));
     tokio::spawn(run(Arc::clone(&shared), news, replaced));
@@ -98,7 +100,7 @@ async fn run(
 
 /// Verifies the chains of open connections again after every change of certificates or trust.
 /// Connections detect a refusal through their chain, tunnels through the snapshot's generation.
-pub(super) async fn recheck(data_path: Arc<DataPath>, publisher: Arc<Publisher>) {
+async fn recheck(data_path: Arc<DataPath>, publisher: Arc<Publisher>) {
     loop {
         data_path.tls.recheck_requested().await;
         let (data_path, publisher) = (Arc::clone(&data_path), Arc::clone(&publisher));
@@ -148,22 +150,16 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
-    /// Creates the state without a certificate and without trust; `first` announces the first
-    /// certificate.
-    pub(super) fn new(
-        data_path: Arc<DataPath>,
-        status: Arc<Status>,
-        source: &Source,
-        config: &Config,
-        first: oneshot::Sender<()>,
-    ) -> Self {
+    /// Creates the state without a certificate and without trust.
+    fn new(app: &App, source: &Source, first: oneshot::Sender<()>) -> Self {
+        let config = app.config.load();
         let identity = match &config.identity {
-            Identity::IstioCa(ca) => source.who(config).identity(&ca.trust_domain),
+            Identity::IstioCa(ca) => source.who(&config).identity(&ca.trust_domain),
             Identity::Files(_) | Identity::Spiffe { .. } => "unknown".to_owned(),
         };
         Self {
-            data_path,
-            status,
+            data_path: Arc::clone(&app.data_path),
+            status: Arc::clone(&app.status),
             material: None,
             trust: Arc::default(),
             stale_checked_at: SystemTime::UNIX_EPOCH,

@@ -9,7 +9,8 @@ use std::time::SystemTime;
 use anyhow::Context;
 
 use crate::config::{
-    Config, Discovery, Examined, Identity, IdentityFiles, IstioCa, Source, parse_identity,
+    Config, ControlPlane, Discovery, Examined, Identity, IdentityFiles, IstioCa, Source,
+    parse_identity,
 };
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
@@ -294,16 +295,7 @@ impl Report {
 
     /// Reads the roots and tokens of the connections to control planes, each file once.
     fn check_control_planes(&mut self, path: &Path, examined: &Examined) {
-        let authority = match &examined.identity {
-            Some(Identity::IstioCa(ca)) => Some(&ca.plane),
-            _ => None,
-        };
-        let source = match &examined.discovery {
-            Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => Some(plane),
-            _ => None,
-        };
-        let planes = authority.into_iter().chain(source);
-        let wrong = planes.flat_map(channel::check_files);
+        let wrong = control_planes(examined).flat_map(channel::check_files);
         for (file, error) in wrong.filter(|(file, _)| !examined.is_absent(file)) {
             let place = examined.place_of(&file, path);
             let line = format!("{place}: error: {error}; write the path of a file with one");
@@ -394,6 +386,19 @@ impl Report {
     }
 }
 
+/// Returns the control planes that issue certificates and that provide the mesh.
+pub(super) fn control_planes(examined: &Examined) -> impl Iterator<Item = &ControlPlane> {
+    let authority = match &examined.identity {
+        Some(Identity::IstioCa(ca)) => Some(&ca.plane),
+        _ => None,
+    };
+    let source = match &examined.discovery {
+        Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => Some(plane),
+        _ => None,
+    };
+    authority.into_iter().chain(source)
+}
+
 /// Formats a mistake in a certificate file with the place that names the file, such as a line of
 /// `path`.
 fn located(
@@ -421,5 +426,98 @@ fn located(
     match file {
         Some(file) if !names_file => format!("{at}{}: {error}", file.display()),
         _ => format!("{at}{error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::dev::Authority;
+
+    const CONFIG: &str = "gateway: {cluster: east}\n\
+        identity: {kind: files, chain: leaf.crt, key: leaf.key, roots: root.crt}\n\
+        trust: {domains: [{name: east.local, cluster: east, roots: east.crt}]}\n\
+        listeners: [{name: cross-network, bind: '127.0.0.1:0'}]\n\
+        discovery: {kind: file, path: mesh.yaml}\n\
+        exposure: {default: all, files: [objects.yaml]}\n";
+
+    /// Files of a gateway, and the configuration that is read from them.
+    struct Folder(tempfile::TempDir);
+
+    impl Folder {
+        fn new() -> Self {
+            let authority = Authority::new().unwrap();
+            let issuer = authority.intermediate("east").unwrap();
+            let leaf = issuer.leaf("spiffe://east.local/ns/a/sa/b").unwrap();
+            let folder = Self(tempfile::tempdir().unwrap());
+            folder.write("leaf.crt", &leaf.chain_pem);
+            folder.write("leaf.key", &leaf.key_pem);
+            folder.write("root.crt", &authority.root_pem());
+            folder.write("east.crt", &authority.root_pem());
+            folder.write("mesh.yaml", "services: []\nworkloads: []\n");
+            folder.write("objects.yaml", "");
+            folder
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            std::fs::write(self.0.path().join(name), text).unwrap();
+        }
+
+        fn source(&self, config: &str) -> Source {
+            self.write("strait.yaml", config);
+            Source::file(&self.0.path().join("strait.yaml"))
+        }
+
+        fn load(&self) -> Inputs {
+            let source = self.source(CONFIG);
+            Inputs::load(&source, source.examine()).unwrap()
+        }
+
+        /// Returns the contents of `files` under another configuration, or its findings.
+        fn changed(&self, files: &Files, config: &str) -> Result<Files, String> {
+            let source = self.source(config);
+            let changed = files.with_config(source.path(), source.examine());
+            let folder = format!("{}/", self.0.path().display());
+            changed.map_err(|error| error.to_string().replace(&folder, ""))
+        }
+    }
+
+    #[test]
+    fn a_changed_configuration_has_the_files_of_changed_sections_read_alone() {
+        let folder = Folder::new();
+        let files = folder.load().files;
+        for name in ["mesh.yaml", "objects.yaml", "east.crt"] {
+            folder.write(name, "kind: [");
+        }
+        let config = CONFIG.replace("default: all, ", "") + "workers: 3\n";
+        let changed = folder.changed(&files, &config).unwrap();
+        assert!(Arc::ptr_eq(&changed.mesh, &files.mesh));
+        assert!(Arc::ptr_eq(&changed.objects, &files.objects));
+        assert!(Arc::ptr_eq(&changed.trust, &files.trust));
+        assert_ne!(changed.config().exposure, files.config().exposure);
+        assert_eq!((changed.config().workers, changed.restart_only), (0, vec!["workers"]));
+
+        let config = CONFIG.replace("trust: {", "trust: {max_verify_depth: 2, ");
+        let config = config.replace("[objects.yaml]", "[objects.yaml, mesh.yaml]");
+        let rejected = folder.changed(&files, &(config + "worker: 3\n")).unwrap_err();
+        for finding in [
+            "strait.yaml:7: error: ",
+            "strait.yaml:3: error: east.crt: ",
+            "objects.yaml:1: error: ",
+            "mesh.yaml:1: error: ",
+        ] {
+            assert!(rejected.contains(finding), "{finding}: {rejected}");
+        }
+    }
+
+    #[test]
+    fn the_change_of_a_mesh_has_no_part_of_an_equal_configuration() {
+        let inputs = Folder::new().load();
+        let first = inputs.change(None);
+        assert!(first.mesh.is_some() && first.exposure.is_some() && first.networks.is_some());
+        let change = inputs.change(Some(&inputs.config));
+        assert!(change.mesh.is_some() && change.policies.is_some());
+        assert!(change.exposure.is_none() && change.names.is_none() && change.traffic.is_none());
+        assert!(change.networks.is_none() && change.has_passthrough.is_none());
     }
 }

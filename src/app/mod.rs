@@ -45,7 +45,7 @@ use crate::tls::{self, InboundTls};
 use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
-use certificates::{CERTIFICATES, Certificates, SharedCertificates};
+use certificates::CERTIFICATES;
 use listeners::Listeners;
 use memory::Memory;
 use reload::{Reloader, Triggers};
@@ -124,15 +124,6 @@ impl ReadinessServer {
     }
 }
 
-/// Creates the metrics of this process, which include the lines that the log drops.
-fn new_metrics(log: &LogHandle) -> Arc<Metrics> {
-    let metrics = Arc::new(Metrics::new());
-    if let Some(drops) = log.drops() {
-        metrics.count_log_drops(drops);
-    }
-    metrics
-}
-
 impl App {
     /// Starts everything except the data path: first state, then sockets, then their servers. The
     /// data path waits for the certificate that the receiver announces.
@@ -144,7 +135,10 @@ impl App {
         log: LogHandle,
     ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
         let config = Arc::new(inputs.config.clone());
-        let metrics = new_metrics(&log);
+        let metrics = Arc::new(Metrics::new());
+        if let Some(drops) = log.drops() {
+            metrics.count_log_drops(drops);
+        }
         let publisher = Arc::new(Publisher::new());
         let sockets = Sockets::bind(&config)?;
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
@@ -157,7 +151,7 @@ impl App {
             front.lifecycle,
             Admission::new(raise_descriptor_limit()),
             configured.unwrap_or_else(|| memory.buffers()),
-            DenyList::new(config.dial.allow.clone(), others.iter().copied().collect()),
+            DenyList::new(config.dial.allow.clone(), others.to_vec()),
         ));
         let listeners = Listeners::new(&data_path, others, config.drain.deadline);
         memory::adapt(&data_path, memory, configured);
@@ -170,7 +164,7 @@ impl App {
             reconnected: Arc::default(),
         };
         let (first, certificate) = oneshot::channel();
-        let certificates = app.certificates(source, first);
+        let certificates = certificates::start(&app, source, first);
         let reloader =
             Reloader::start(source.clone(), &app, inputs, triggers, certificates, log.clone())?;
         sockets.serve(&app, &log)?;
@@ -182,19 +176,6 @@ impl App {
         app.start_dns()?;
         spawn_thread("strait-files", reloader.run())?;
         Ok((app, certificate))
-    }
-
-    /// Starts the management of the certificate in use, from files or from an authority.
-    fn certificates(&self, source: &Source, first: oneshot::Sender<()>) -> SharedCertificates {
-        let (data_path, status) = (Arc::clone(&self.data_path), Arc::clone(&self.status));
-        let config = self.config.load();
-        let certificates = Certificates::new(data_path, status, source, &config, first);
-        tokio::spawn(certificates::recheck(
-            Arc::clone(&self.data_path),
-            Arc::clone(&self.publisher),
-        ));
-        let back = Arc::clone(&self.reconnected);
-        certificates::share(certificates, source, &config, back)
     }
 
     /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:

@@ -49,10 +49,10 @@ pub(super) struct Triggers {
 /// Part of a source that is not in force.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Outcome {
-    /// Error of the newest content; empty if that is in use.
-    error: String,
+    /// Mistakes in the newest content; empty if that is in use.
+    errors: Vec<String>,
     /// Parts of the content in use that are not in force, one line each.
-    left: String,
+    left: Vec<String>,
 }
 
 /// Watches the four kinds of files and applies their changes, one at a time. It has a dedicated
@@ -111,7 +111,7 @@ impl Reloader {
         if let Some(closed) = rows.find(|row| row.error.is_some() && !row.listener.is_of_object()) {
             return Err(anyhow::Error::msg(closed.error.unwrap_or_default()));
         }
-        reloader.record(BTreeMap::new(), &BTreeSet::new());
+        reloader.record(&BTreeMap::new(), &BTreeSet::new());
         Ok(reloader)
     }
 
@@ -172,7 +172,7 @@ impl Reloader {
     }
 
     fn has_failed(&self, what: ReloadSource) -> bool {
-        self.outcomes.get(&what).is_some_and(|outcome| !outcome.error.is_empty())
+        self.outcomes.get(&what).is_some_and(|outcome| !outcome.errors.is_empty())
     }
 
     /// Reloads the changed sources, and returns true if a file has changed. Sources that failed
@@ -198,10 +198,10 @@ impl Reloader {
     /// tried again.
     fn reconcile(&mut self, due: &BTreeSet<ReloadSource>, changed: &BTreeSet<ReloadSource>) {
         let before = self.files.clone();
-        let mut errors = BTreeMap::<_, Vec<_>>::new();
+        let old = self.outcomes.clone();
         for &what in due {
-            let error = self.read(what, &before).err();
-            errors.insert(what, error.map(|error| format!("{error:#}")).into_iter().collect());
+            let error = self.read(what, &before).err().map(|error| format!("{error:#}"));
+            self.outcomes.entry(what).or_default().errors = error.into_iter().collect();
         }
         let own = match &self.files.config().identity {
             Identity::Files(files) if due.contains(&ReloadSource::Certificates) => {
@@ -213,9 +213,9 @@ impl Reloader {
         let inputs = (!is_same).then(|| self.files.clone().join());
         let in_force = self.app.config.load_full();
         if let Err(error) = self.apply(Some(&in_force), inputs, own) {
-            errors.entry(ReloadSource::Certificates).or_default().push(error);
+            self.outcomes.entry(ReloadSource::Certificates).or_default().errors.push(error);
         }
-        self.record(errors, changed);
+        self.record(&old, changed);
     }
 
     /// Reads a source, unless its content was read with the configuration, which comes first.
@@ -268,7 +268,13 @@ impl Reloader {
         let used = self.certificates.lock().apply(own, &self.files.trust);
         match inputs {
             Some(inputs) => self.publish(in_force, inputs),
-            None => self.publish_trust(),
+            None => {
+                // Files of issuers define clusters; few changes of certificates affect them.
+                let set = trust::set(self.files.config(), &self.files.trust);
+                if *self.app.data_path.reader.load().trust != set {
+                    self.app.publisher.update(Change { trust: Some(set), ..Change::default() });
+                }
+            }
         }
         // After the snapshot update, which contains the targets of a new listener.
         self.app.listeners.apply(&self.app.config.load());
@@ -305,69 +311,49 @@ impl Reloader {
         self.files = inputs.files;
     }
 
-    /// Publishes the trust set. Files of issuers define clusters; few changes of certificates
-    /// affect them.
-    fn publish_trust(&self) {
-        let set = trust::set(self.files.config(), &self.files.trust);
-        if *self.app.data_path.reader.load().trust != set {
-            self.app.publisher.update(Change { trust: Some(set), ..Change::default() });
-        }
-    }
-
-    /// Reports the sources that are in use in another part than before, and those with a changed
-    /// file. The errors are those of the sources that were read.
-    fn record(
-        &mut self,
-        mut errors: BTreeMap<ReloadSource, Vec<String>>,
-        changed: &BTreeSet<ReloadSource>,
-    ) {
+    /// Completes the outcomes, and reports those that differ from the old ones or are of a source
+    /// with a changed file.
+    fn record(&mut self, old: &BTreeMap<ReloadSource, Outcome>, changed: &BTreeSet<ReloadSource>) {
         let closed = self.app.listeners.closed();
         let file = self.source.path().display();
         let restart_only = self.files.restart_only.iter().map(|key| {
             format!("{file}: `{key}` needs a restart; the value of the start stays in use")
         });
         let of_config = closed.own.into_iter().chain(restart_only).collect();
-        let of_objects = [self.skipped_objects.clone(), closed.of_objects].concat();
-        let mut left: BTreeMap<_, Vec<_>> =
-            [(ReloadSource::Config, of_config), (ReloadSource::Objects, of_objects)].into();
-        for what in ReloadSource::ALL {
-            let old = self.outcomes.remove(&what).unwrap_or_default();
-            let error = errors.remove(&what).map(|lines| lines.join("\n"));
-            let new = Outcome {
-                error: error.unwrap_or_else(|| old.error.clone()),
-                left: left.remove(&what).unwrap_or_default().join("\n"),
-            };
-            if new != old || changed.contains(&what) {
-                self.report(what, &old, &new, changed.contains(&what));
+        let of_objects = [&self.skipped_objects[..], &closed.of_objects].concat();
+        self.outcomes.entry(ReloadSource::Config).or_default().left = of_config;
+        self.outcomes.entry(ReloadSource::Objects).or_default().left = of_objects;
+        for (&what, outcome) in &self.outcomes {
+            let old = old.get(&what).cloned().unwrap_or_default();
+            if *outcome != old || changed.contains(&what) {
+                self.report(what, &old, outcome, changed.contains(&what));
             }
-            self.outcomes.insert(what, new);
         }
     }
 
-    /// Reports an outcome that differs from the old one, or is that of a changed file.
     fn report(&self, what: ReloadSource, old: &Outcome, new: &Outcome, is_changed: bool) {
         let App { data_path, status, .. } = &self.app;
-        let (label, is_usable) = (what.label(), new.error.is_empty());
-        if !is_usable && (is_changed || new.error != old.error) {
+        let (label, left, is_usable) = (what.label(), new.left.join("\n"), new.errors.is_empty());
+        if !is_usable && (is_changed || new.errors != old.errors) {
+            let error = new.errors.join("\n");
             error!(
-                what = label, error = %new.error,
+                what = label, %error,
                 "cannot apply changed file; the previous state stays in use"
             );
             data_path.metrics.reload(what, false);
-            status.set_reload(what, Err(new.error.clone()));
+            status.set_reload(what, Err(error));
         }
-        let is_whole = new.left.is_empty();
-        if !is_whole && (is_usable || new.left != old.left) {
-            error!(what = label, error = %new.left, "file applied in part");
+        if !left.is_empty() && (is_usable || new.left != old.left) {
+            error!(what = label, error = %left, "file applied in part");
         }
         if is_usable {
-            data_path.metrics.reload(what, is_whole);
+            data_path.metrics.reload(what, left.is_empty());
         }
-        if is_usable && is_whole {
+        if is_usable && left.is_empty() {
             info!(what = label, "reloaded");
             status.set_reload(what, Ok(()));
         } else if is_usable {
-            status.set_partial_reload(what, new.left.clone());
+            status.set_partial_reload(what, left);
         }
     }
 }
