@@ -17,7 +17,9 @@ use crate::status::{Certificate, Status};
 use crate::tls::issue::cache::Cache;
 use crate::tls::issue::istio::IstioAuthority;
 use crate::tls::issue::{CertificateEvent, workload_api};
-use crate::tls::{self, Crls, IdentityMaterial, PeerTrust, ServerTls, TlsError, TrustedDomain};
+use crate::tls::{self, Crls, IdentityMaterial, PeerTrust, TlsError, TrustedDomain};
+
+use super::state::App;
 
 /// Condition of readiness: there is a valid certificate.
 pub(super) const CERTIFICATES: &str = "certificates";
@@ -67,14 +69,14 @@ fn start_issuance(
 /// and checks expiry. The thread that reads files may block on one of them.
 pub(super) type SharedCertificates = Arc<Mutex<Certificates>>;
 
-/// Starts the task of the control path.
-pub(super) fn share(
-    certificates: Certificates,
-    source: &Source,
-    config: &Config,
-    back: Arc<Notify>,
-) -> SharedCertificates {
-    let news = start_issuance(source, config, back);
+/// Starts the management of the certificate in use, from files or from an authority. `first`
+/// announces the first certificate.
+pub(super) fn start(app: &App, source: &Source, first: oneshot::Sender<()>) -> SharedCertificates {
+    let config = app.config.load();
+    let (data_path, publisher) = (Arc::clone(&app.data_path), Arc::clone(&app.publisher));
+    tokio::spawn(recheck(data_path, publisher));
+    let news = start_issuance(source, &config, Arc::clone(&app.reconnected));
+    let certificates = Certificates::new(app, source, first);
     let replaced = Arc::clone(&certificates.replaced);
     let shared = Arc::new(Mutex::new(certificates));
     tokio::spawn(run(Arc::clone(&shared), news, replaced));
@@ -98,7 +100,7 @@ async fn run(
 
 /// Verifies the chains of open connections again after every change of certificates or trust.
 /// Connections detect a refusal through their chain, tunnels through the snapshot's generation.
-pub(super) async fn recheck(data_path: Arc<DataPath>, publisher: Arc<Publisher>) {
+async fn recheck(data_path: Arc<DataPath>, publisher: Arc<Publisher>) {
     loop {
         data_path.tls.recheck_requested().await;
         let (data_path, publisher) = (Arc::clone(&data_path), Arc::clone(&publisher));
@@ -127,7 +129,7 @@ pub(super) struct Certificates {
     data_path: Arc<DataPath>,
     status: Arc<Status>,
     material: Option<Arc<IdentityMaterial>>,
-    trust: PeerTrust,
+    trust: Arc<PeerTrust>,
     /// Time of the last report of stale revocation lists.
     stale_checked_at: SystemTime,
     /// Notified when the certificate or the trust is replaced.
@@ -148,24 +150,18 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
-    /// Creates the state without a certificate; `first` announces the first one.
-    pub(super) fn new(
-        data_path: Arc<DataPath>,
-        status: Arc<Status>,
-        source: &Source,
-        config: &Config,
-        trust: PeerTrust,
-        first: oneshot::Sender<()>,
-    ) -> Self {
+    /// Creates the state without a certificate and without trust.
+    fn new(app: &App, source: &Source, first: oneshot::Sender<()>) -> Self {
+        let config = app.config.load();
         let identity = match &config.identity {
-            Identity::IstioCa(ca) => source.who(config).identity(&ca.trust_domain),
+            Identity::IstioCa(ca) => source.who(&config).identity(&ca.trust_domain),
             Identity::Files(_) | Identity::Spiffe { .. } => "unknown".to_owned(),
         };
-        let mut new = Self {
-            data_path,
-            status,
+        Self {
+            data_path: Arc::clone(&app.data_path),
+            status: Arc::clone(&app.status),
             material: None,
-            trust,
+            trust: Arc::default(),
             stale_checked_at: SystemTime::UNIX_EPOCH,
             replaced: Arc::default(),
             first_certificate: Some(first),
@@ -174,11 +170,7 @@ impl Certificates {
             refused: None,
             domains_without_roots: Vec::new(),
             roots_without_crl: BTreeSet::new(),
-        };
-        new.update_status();
-        new.update_domain_status();
-        new.report_stale_crls();
-        new
+        }
     }
 
     /// Verifies the certificate and the revocation lists in use. Returns the time until one of them
@@ -230,15 +222,9 @@ impl Certificates {
             CertificateEvent::Failed(error) => return self.fetch_failed(error),
         };
         let accepted = self.accepts(&material, self.trust.crls.as_deref());
-        match accepted.and_then(|()| self.server_config(Some(&material), None)) {
-            Ok(served) => {
-                if is_restored {
-                    info!("serving with the certificate on disk");
-                } else {
-                    self.data_path.metrics.certificate_fetched(true);
-                }
-                self.replace(Some(material), None, served);
-            }
+        match accepted.and_then(|()| self.replace(Some(material), None)) {
+            Ok(()) if is_restored => info!("serving with the certificate on disk"),
+            Ok(()) => self.data_path.metrics.certificate_fetched(true),
             Err(error) if is_restored => warn!(%error, "the certificate on disk is not used"),
             Err(error) => self.fetch_failed(error.to_string()),
         }
@@ -259,40 +245,35 @@ impl Certificates {
 
     /// Records that a new certificate could not be obtained or is not usable. The last one stays in
     /// force.
-    pub(super) fn failed(&mut self, error: String) {
+    fn failed(&mut self, error: String) {
         let since = self.failure.as_ref().map(|(_, since)| *since);
         self.failure = Some((error, since.unwrap_or_else(SystemTime::now)));
         self.data_path.metrics.set_certificate_failing(true);
         self.update_status();
     }
 
-    /// Uses what was read from files, as far as it differs from what is in use. A mistake in one of
-    /// the two does not keep the other from being used: a revocation list applies whatever is wrong
-    /// with the own certificate.
+    /// Uses what was read from files, as far as it differs from what is in use. A mistake in the
+    /// own certificate does not keep the trust from being used, such as a revocation list.
     ///
     /// # Errors
     /// The mistakes in what is not used, one line each.
-    pub(super) fn reload(
+    pub(super) fn apply(
         &mut self,
         own: Option<Result<IdentityMaterial, TlsError>>,
-        trust: Result<PeerTrust, TlsError>,
+        trust: &Arc<PeerTrust>,
     ) -> Result<(), String> {
+        let accept = |own| self.accepts(&own, trust.crls.as_deref()).map(|()| own);
+        let (own, refused) = match own.map(|own| own.and_then(accept)).transpose() {
+            Ok(own) => (own.filter(|own| !self.is_in_force(own)).map(Arc::new), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let is_known = Arc::ptr_eq(trust, &self.trust) || *trust == self.trust;
+        let trust = (!is_known).then(|| Arc::clone(trust));
         let mut errors = Vec::new();
-        let trust = trust.map_err(|error| errors.push(error.to_string())).ok();
-        let trust = trust.filter(|trust| *trust != self.trust);
-        let crls = trust.as_ref().unwrap_or(&self.trust).crls.as_deref();
-        let verified =
-            own.map(|own| own.and_then(|own| self.accepts(&own, crls).map(|()| Arc::new(own))));
-        let own_error =
-            verified.as_ref().and_then(|own| own.as_ref().err()).map(ToString::to_string);
-        let own = verified.and_then(Result::ok).filter(|own| !self.is_in_force(own));
         if own.is_some() || trust.is_some() {
-            match self.server_config(own.as_ref(), trust.as_ref()) {
-                Ok(served) => self.replace(own, trust, served),
-                Err(error) => errors.push(error.to_string()),
-            }
+            errors.extend(self.replace(own, trust).err().map(|error| error.to_string()));
         }
-        if let Some(error) = own_error {
+        if let Some(error) = refused {
             self.failed(error.clone());
             errors.push(error);
         }
@@ -315,30 +296,19 @@ impl Certificates {
         known.is_some_and(|known| known.is_same(own))
     }
 
-    /// Returns the trust in use.
-    pub(super) fn trust(&self) -> &PeerTrust {
-        &self.trust
-    }
-
-    /// Returns the configuration of handshakes with a new certificate or new trust, or with those
-    /// in use; none without a certificate.
-    pub(super) fn server_config(
-        &self,
-        own: Option<&Arc<IdentityMaterial>>,
-        trust: Option<&PeerTrust>,
-    ) -> Result<Option<ServerTls>, TlsError> {
-        let (own, trust) = (own.or(self.material.as_ref()), trust.unwrap_or(&self.trust));
-        own.map(|own| tls::listener_server_config(own, trust)).transpose()
-    }
-
-    /// Uses a certificate, trust or both from now on, with the configuration that
-    /// [`Certificates::server_config`] created from them.
-    pub(super) fn replace(
+    /// Uses a certificate, trust or both from now on. Nothing is served before there is a
+    /// certificate.
+    ///
+    /// # Errors
+    /// As [`tls::listener_server_config`]. What is in use stays.
+    fn replace(
         &mut self,
         own: Option<Arc<IdentityMaterial>>,
-        trust: Option<PeerTrust>,
-        served: Option<ServerTls>,
-    ) {
+        trust: Option<Arc<PeerTrust>>,
+    ) -> Result<(), TlsError> {
+        let new_trust = trust.as_ref().unwrap_or(&self.trust);
+        let served = own.as_ref().or(self.material.as_ref());
+        let served = served.map(|own| tls::listener_server_config(own, new_trust)).transpose()?;
         if let Some(trust) = trust {
             self.replace_trust(trust);
         }
@@ -353,6 +323,7 @@ impl Certificates {
         self.verify_own();
         // The next expiry may have changed.
         self.replaced.notify_one();
+        Ok(())
     }
 
     fn replace_own(&mut self, material: Arc<IdentityMaterial>) {
@@ -371,7 +342,7 @@ impl Certificates {
         }
     }
 
-    fn replace_trust(&mut self, trust: PeerTrust) {
+    fn replace_trust(&mut self, trust: Arc<PeerTrust>) {
         for before in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.forget_certificate(&before.identity);
         }

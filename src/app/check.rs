@@ -3,11 +3,11 @@
 
 use std::io::ErrorKind;
 
-use crate::config::{Discovery, Examined, Identity, Source};
+use crate::config::{Examined, Identity, Source};
 use crate::datapath::accept;
 use crate::yaml::Severity;
 
-use super::inputs::{Report, load_and_check};
+use super::inputs::{Report, control_planes, load_and_check};
 use super::listeners::ClosedListeners;
 
 /// Maximum number of absent files in the warning.
@@ -90,17 +90,10 @@ fn check_with_absent_files(source: &Source, mut examined: Examined) -> Report {
 fn has_credential(examined: &Examined) -> bool {
     let own = match &examined.identity {
         Some(Identity::Files(files)) => vec![&files.chain, &files.key],
-        Some(Identity::IstioCa(ca)) => ca.plane.token.iter().collect(),
-        Some(Identity::Spiffe { .. }) | None => Vec::new(),
+        _ => Vec::new(),
     };
-    let token = match &examined.discovery {
-        Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => {
-            plane.token.as_ref()
-        }
-        Some(Discovery::File { .. }) | None => None,
-    };
-    let mut credentials = own.into_iter().chain(token);
-    credentials.any(|file| !examined.is_absent(file))
+    let tokens = control_planes(examined).filter_map(|plane| plane.token.as_ref());
+    own.into_iter().chain(tokens).any(|file| !examined.is_absent(file))
 }
 
 /// Returns one warning about all files that do not exist, at the place that names the first one.

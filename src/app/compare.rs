@@ -9,22 +9,18 @@ use crate::config::{Config, Discovery, Enforcement, HostPort};
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{
-    BoundEndpoints, Policies, Service, ServiceVisibility, Snapshot, Subset, SubsetPart,
-};
+use crate::snapshot::{BoundEndpoints, Service, Snapshot, Subset, SubsetPart};
 use crate::wire::HBONE_PORT;
 
 use super::{names, routes, traffic, transit};
 
-/// Returns the warnings, one line each. Missing services are reported only if the mesh is in a
-/// file: under a control plane they may appear later.
-pub(super) fn run(
-    config: &Config,
-    mesh: &Mesh,
-    scope: &ServiceVisibility,
-    policies: &Policies,
-) -> Vec<String> {
-    let snapshot = snapshot_of(config, mesh, scope);
+/// Returns the warnings, one line each. The change makes the snapshot from an empty one. Missing
+/// services are reported only if the mesh is in a file: under a control plane they may appear
+/// later.
+pub(super) fn run(config: &Config, mesh: &Mesh, change: Change) -> Vec<String> {
+    // Weights and preferences exclude endpoints that exist.
+    let change = Change { traffic: None, ..change };
+    let snapshot = builder::build(&Snapshot::default(), change);
     let mut warnings = names::check_aliases(config, &snapshot);
     warnings.extend(check_gateways(config));
     let Discovery::File { path } = &config.discovery else {
@@ -59,6 +55,7 @@ pub(super) fn run(
     warnings.extend(check_bindings(config, &snapshot));
     warnings.extend(routes::check_routes(config, &snapshot));
     warnings.extend(names::check_names(config, &snapshot));
+    let policies = &snapshot.policies;
     if !policies.is_empty() && config.policy.istio == Enforcement::Off {
         warnings.push(format!(
             "{}: warning: its {} authorization policies are not enforced at this gateway; write \
@@ -68,19 +65,6 @@ pub(super) fn run(
         ));
     }
     warnings
-}
-
-/// Builds the snapshot of the mesh under the configuration.
-fn snapshot_of(config: &Config, mesh: &Mesh, scope: &ServiceVisibility) -> Snapshot {
-    let network = config.gateway.network.as_str().into();
-    let change = Change {
-        mesh: Some((mesh.clone(), network)),
-        scope: Some(scope.clone()),
-        // Weights and preferences exclude endpoints that exist.
-        traffic: None,
-        ..Change::of(config)
-    };
-    builder::build(&Snapshot::default(), change)
 }
 
 /// Returns warnings about labels of subsets that select nothing of their service.

@@ -10,10 +10,11 @@ use crate::datapath::dial::DenyList;
 use crate::datapath::listener::{Listener, ListenerRules};
 use crate::explain::{self, Answer, ConfigPositions, ExplainState, Outcome, Question};
 use crate::lifecycle::{DrainScope, Phase};
-use crate::snapshot::{Alias, Snapshot, builder};
+use crate::snapshot::builder::{self, Change};
+use crate::snapshot::{Alias, Snapshot};
 
-use super::Inputs;
 use super::state::{App, LISTENERS};
+use super::{Inputs, traffic};
 
 /// Answers for a gateway that starts with these files and has no load.
 ///
@@ -28,7 +29,9 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
             plane.address
         ));
     }
-    let snapshot = builder::build(&Snapshot::default(), inputs.change());
+    let position = Some(traffic::position(config, None));
+    let change = Change { position, ..inputs.change(None) };
+    let snapshot = builder::build(&Snapshot::default(), change);
     let bindings = config.bindings.iter().map(|binding| {
         let listener = config::Listener::from(binding);
         Arc::new(Listener::new(&listener, DrainScope::default()))

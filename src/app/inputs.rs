@@ -1,6 +1,6 @@
-//! Files that a start needs: loaded and checked together, and converted into snapshot types.
+//! Contents of the files: read and checked together, and joined into the state that the gateway is
+//! to have. The start, every reload and `strait check` use the same functions.
 
-use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use std::time::SystemTime;
 use anyhow::Context;
 
 use crate::config::{
-    Config, Discovery, Examined, Identity, IdentityFiles, IstioCa, Source, parse_identity,
+    Config, ControlPlane, Discovery, Examined, Identity, IdentityFiles, IstioCa, Source,
+    parse_identity,
 };
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
@@ -17,52 +18,50 @@ use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, ServiceVisibility};
 use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
 use crate::xds;
-use crate::xds::objects::{self, AddressHolders, JoinResult, Objects};
+use crate::xds::objects::{self, AddressHolders, Objects};
 use crate::yaml::{Findings, Severity};
 
-use super::trust::Certificates;
-use super::{compare, traffic, trust};
+use super::{compare, trust};
 
 /// Permission bits of users who are neither the owner nor in the group of the file.
 const OTHER_USERS_MODE: u32 = 0o007;
 
-/// Content of the mesh file and of the files of objects.
-#[derive(Clone, Debug, Default)]
-pub(super) struct MeshFiles {
-    /// Mesh of the mesh file; empty if a control plane provides the mesh.
-    pub(super) mesh: Mesh,
-    /// Policies of the mesh file.
-    pub(super) policies: Policies,
-    /// Findings about the mesh file.
-    pub(super) mesh_findings: Findings,
+/// Usable content of a source, and the findings that do not prevent its use.
+type Loaded<T> = Arc<(T, Findings)>;
+
+/// Last usable content of each source, before the join. Copies are cheap.
+#[derive(Clone, Debug)]
+pub(super) struct Files {
+    /// Configuration without the entries of objects, with the values in force of the keys that need
+    /// a restart.
+    config: Loaded<Config>,
+    /// Those of them that the file changes.
+    pub(super) restart_only: Vec<&'static str>,
+    /// Mesh file; empty if a control plane provides the mesh.
+    pub(super) mesh: Loaded<(Mesh, Policies)>,
     /// Kubernetes objects.
-    pub(super) objects: Objects,
-    /// Findings about the objects.
-    pub(super) object_findings: Findings,
+    pub(super) objects: Loaded<Objects>,
+    /// Trust domains, roots and revocation lists that peers are verified against.
+    pub(super) trust: Arc<PeerTrust>,
     /// Holders of the addresses of objects by the last join.
-    pub(super) holders: Arc<AddressHolders>,
+    holders: Arc<AddressHolders>,
 }
 
-/// Content of all files.
+/// Contents of all files, joined: the state that the gateway is to have.
 #[derive(Debug)]
 pub struct Inputs {
     /// Configuration with the entries of objects.
     pub config: Config,
-    /// Configuration without them.
-    pub(super) own_config: Config,
     /// Mesh.
     pub mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
     pub scope: ServiceVisibility,
-    /// Content of the mesh's files before the join with the configuration, including
-    /// authorization policies.
-    pub(super) mesh_files: MeshFiles,
-    /// Own certificate, key and roots, if they are in files.
-    pub material: Option<IdentityMaterial>,
-    /// Trust domains, roots and revocation lists that peers are verified against.
-    pub trust: PeerTrust,
+    /// Contents before the join.
+    pub(super) files: Files,
+    /// Own certificate, key and roots, if they are in files and were read with the others.
+    pub(super) own: Option<IdentityMaterial>,
     /// Warnings about settings that are allowed.
-    pub warnings: Vec<String>,
+    pub(super) warnings: Vec<String>,
     /// Mistakes in objects that are skipped.
     pub(super) skipped_objects: Vec<String>,
     /// Claims of objects that have no effect because of other claims.
@@ -80,7 +79,7 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// Warning that certificates, keys or tokens do not exist here; `warnings` contains it too.
     pub absent: Option<String>,
-    /// Content of the files, if every file could be read.
+    /// Contents of the files, if all that are joined could be read.
     pub inputs: Option<Inputs>,
 }
 
@@ -96,94 +95,103 @@ impl Inputs {
         inputs.context("not every file could be read")
     }
 
-    /// Returns the first change of the snapshot after the start.
-    pub(super) fn change(&self) -> Change {
+    /// Returns the parts of the snapshot that may differ from those under the configuration in
+    /// force, which is none at the start. A control plane provides mesh and policies itself.
+    pub(super) fn change(&self, in_force: Option<&Config>) -> Change {
+        let is_of_file = matches!(self.config.discovery, Discovery::File { .. });
+        let network = self.config.gateway.network.as_str();
+        let (_, policies) = &self.files.mesh.0;
+        let of_config = match in_force {
+            Some(in_force) if *in_force == self.config => Change::default(),
+            _ => Change::of(&self.config),
+        };
         Change {
-            mesh: Some((self.mesh.clone(), self.config.gateway.network.as_str().into())),
-            trust: Some(trust::set(&self.config, &self.trust)),
-            policies: self.received_policies(),
+            mesh: (is_of_file || in_force.is_none()).then(|| (self.mesh.clone(), network.into())),
+            policies: is_of_file.then(|| policies.clone()),
             scope: Some(self.scope.clone()),
-            position: Some(traffic::position(&self.config, None)),
-            ..Change::of(&self.config)
+            trust: Some(trust::set(&self.config, &self.files.trust)),
+            ..of_config
         }
     }
+}
 
-    /// Returns the policies, if the source has provided them by now.
-    pub(super) fn received_policies(&self) -> Option<Policies> {
-        match self.config.discovery {
-            Discovery::File { .. } => Some(self.mesh_files.policies.clone()),
-            // An Envoy control plane has none.
-            Discovery::Envoy { .. } => Some(Policies::default()),
-            Discovery::Istio { .. } => None,
+impl Files {
+    /// Returns the configuration without the entries of objects.
+    pub(super) fn config(&self) -> &Config {
+        &self.config.0
+    }
+
+    /// Returns whether the join of both is the same.
+    pub(super) fn are_joined_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.config, &other.config)
+            && Arc::ptr_eq(&self.mesh, &other.mesh)
+            && Arc::ptr_eq(&self.objects, &other.objects)
+    }
+
+    /// Returns the contents under a changed configuration of the file `path`. Only the files of
+    /// sections that differ are read.
+    ///
+    /// # Errors
+    /// All mistakes in the configuration and in those files, one line each.
+    pub(super) fn with_config(&self, path: &Path, examined: Examined) -> anyhow::Result<Self> {
+        let old = self.config();
+        let mut report = Report::default();
+        report.note(&examined.findings);
+        let trust = match &examined.trust {
+            Some(trust) if *trust == old.trust => Some(Arc::clone(&self.trust)),
+            _ => report.load_trust(path, &examined),
+        };
+        let objects = if examined.objects == old.exposure.files {
+            Some(Arc::clone(&self.objects))
+        } else {
+            report.load_objects(&examined.objects)
+        };
+        report.to_result()?;
+        let files = trust.zip(objects).zip(examined.config);
+        let ((trust, objects), mut config) = files.context("it could not be read")?;
+        let restart_only = old.keep_restart_only(&mut config);
+        let config = Arc::new((config, examined.findings));
+        Ok(Self { config, restart_only, trust, objects, ..self.clone() })
+    }
+
+    /// Joins the contents. The findings are those of all of them.
+    pub(super) fn join(self) -> Inputs {
+        let mut report = Report::default();
+        for findings in [&self.config.1, &self.mesh.1, &self.objects.1] {
+            report.note(findings);
         }
+        report.join(self)
     }
 }
 
 /// Reads everything and reports the mistakes of all files together. A mistake in one file hides
 /// none in the others, if the key that names them can be read.
 pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
-    let mut report = Report::from_findings(&examined.findings);
-    let mesh = match &examined.discovery {
-        Some(Discovery::File { path }) => {
-            let loaded = report.record_errors(xds::file::load(path));
-            loaded.inspect(|(_, findings)| report.note(findings))
-        }
-        // Discovery provides it at run time.
-        Some(Discovery::Istio { .. } | Discovery::Envoy { .. }) => {
-            let nothing = (Mesh::default(), Policies::default());
-            Some((nothing, Findings::default()))
-        }
-        None => None,
-    };
+    let path = source.path();
+    let mut report = Report::default();
+    report.note(&examined.findings);
+    let mesh = examined.discovery.as_ref().and_then(|discovery| report.load_mesh(discovery));
     let objects = report.load_objects(&examined.objects);
-    let certificates = report.load_certificates(source, &examined);
-    report.check_control_planes(source.path(), &examined);
-    report.check_own_domain(&examined, certificates.as_ref());
-    let own_issuer = trust::own_issuer(&examined, certificates.as_ref());
-    report.warnings.extend(own_issuer);
-    let revocation = trust::revocation_warnings(source.path(), &examined, certificates.as_ref());
-    if let (Some(config), Some(mesh), Some(objects), Some((material, trust))) =
-        (examined.config, mesh, objects, certificates)
+    let trust = report.load_trust(path, &examined);
+    let own = report.load_own(source, &examined, trust.as_deref());
+    report.check_control_planes(path, &examined);
+    report.check_own_domain(&examined, own.as_ref());
+    report.warnings.extend(trust::own_issuer(&examined, own.as_ref(), trust.as_deref()));
+    let revocation = trust::revocation_warnings(path, &examined, own.as_ref(), trust.as_deref());
+    if let (Some(config), Some(mesh), Some(objects), Some(trust)) =
+        (examined.config, mesh, objects, trust)
     {
-        let ((mesh, policies), mesh_findings) = mesh;
-        let (objects, object_findings) = objects;
-        let mut mesh_files = MeshFiles {
-            mesh,
-            policies,
-            mesh_findings,
-            objects,
-            object_findings,
-            ..MeshFiles::default()
-        };
-        let own_config = config;
-        let (config, joined) = report.join(&own_config, &mut mesh_files);
-        let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
-        report.inputs = Some(Inputs {
-            config,
-            own_config,
-            mesh: joined.mesh,
-            scope: joined.scope,
-            mesh_files,
-            material,
-            trust,
-            warnings,
-            skipped_objects: passed_over,
-            conflicts: joined.conflicts.lines(),
-        });
+        let config = Arc::new((config, examined.findings));
+        let (restart_only, holders) = (Vec::new(), Arc::default());
+        let inputs = report.join(Files { config, restart_only, mesh, objects, trust, holders });
+        report.inputs = Some(Inputs { own, ..inputs });
     }
     report.warnings.extend(revocation);
     report
 }
 
 impl Report {
-    /// Creates a report of the findings about the configuration itself.
-    pub(super) fn from_findings(findings: &Findings) -> Self {
-        let mut report = Self::default();
-        report.note(findings);
-        report
-    }
-
-    pub(super) fn note(&mut self, findings: &Findings) {
+    fn note(&mut self, findings: &Findings) {
         for finding in &findings.0 {
             let lines = match finding.severity {
                 Severity::Error | Severity::Absent => &mut self.errors,
@@ -198,7 +206,7 @@ impl Report {
     ///
     /// # Errors
     /// All mistakes, one line each.
-    pub(super) fn to_result(&self) -> anyhow::Result<()> {
+    fn to_result(&self) -> anyhow::Result<()> {
         if self.errors.is_empty() {
             Ok(())
         } else {
@@ -210,73 +218,84 @@ impl Report {
         result.map_err(|error| self.errors.extend(error.to_string().lines().map(Into::into))).ok()
     }
 
-    /// Loads the Kubernetes objects.
-    pub(super) fn load_objects(&mut self, paths: &[PathBuf]) -> Option<(Objects, Findings)> {
-        let loaded = self.record_errors(objects::load(paths));
-        loaded.inspect(|(_, findings)| self.note(findings))
+    /// Loads the mesh file, if the mesh is in one.
+    fn load_mesh(&mut self, discovery: &Discovery) -> Option<Loaded<(Mesh, Policies)>> {
+        let Discovery::File { path } = discovery else {
+            return Some(Arc::default());
+        };
+        let loaded = self.record_errors(xds::file::load(path))?;
+        self.note(&loaded.1);
+        Some(Arc::new(loaded))
     }
 
-    /// Returns the configuration with the entries of objects, and the joined files under it. Under
-    /// a control plane, which provides the services and endpoints itself, objects add none.
-    pub(super) fn join(&mut self, config: &Config, files: &mut MeshFiles) -> (Config, JoinResult) {
-        let (mut config, findings) = objects::merge(config, &files.objects, &files.mesh);
+    /// Loads the Kubernetes objects.
+    fn load_objects(&mut self, paths: &[PathBuf]) -> Option<Loaded<Objects>> {
+        let loaded = self.record_errors(objects::load(paths))?;
+        self.note(&loaded.1);
+        Some(Arc::new(loaded))
+    }
+
+    /// Joins the contents, and adds the findings of the join to those about each content. Under a
+    /// control plane, which provides the services and endpoints itself, objects add none.
+    fn join(&mut self, mut files: Files) -> Inputs {
+        let ((mesh, _), objects) = (&files.mesh.0, &files.objects.0);
+        let (mut config, findings) = objects::merge(files.config(), objects, mesh);
         self.note(&findings);
-        let mut joined = objects::join(&files.mesh, &files.objects, &config, &files.holders);
-        files.holders = Arc::new(mem::take(&mut joined.holders));
+        let mut joined = objects::join(mesh, objects, &config, &files.holders);
         let is_of_file = matches!(config.discovery, Discovery::File { .. });
         if !is_of_file {
-            (joined.mesh, joined.conflicts) = (files.mesh.clone(), Findings::default());
+            (joined.mesh, joined.conflicts) = (mesh.clone(), Findings::default());
         }
         let of_file = is_of_file.then_some(&joined.mesh);
-        self.note(&objects::distribute(&mut config, &files.objects, of_file));
-        self.warnings.extend(joined.conflicts.lines());
+        self.note(&objects::distribute(&mut config, objects, of_file));
+        let conflicts = joined.conflicts.lines();
+        self.warnings.extend(conflicts.iter().cloned());
         self.warnings.extend(joined.warnings.lines());
-        let compared = compare::run(&config, &joined.mesh, &joined.scope, &files.policies);
+        files.holders = Arc::new(joined.holders);
+        let (mesh, scope) = (joined.mesh, joined.scope);
+        let (warnings, skipped_objects) = (Vec::new(), self.skipped_objects.clone());
+        let inputs =
+            Inputs { config, mesh, scope, files, own: None, warnings, skipped_objects, conflicts };
+        let compared = compare::run(&inputs.config, &inputs.mesh, inputs.change(None));
         self.warnings.extend(compared);
-        (config, joined)
+        Inputs { warnings: self.warnings.clone(), ..inputs }
     }
 
-    /// Loads the certificates and checks that they match. Certificates from an authority are not
-    /// requested: a machine that only checks may have no token.
-    fn load_certificates(&mut self, source: &Source, examined: &Examined) -> Option<Certificates> {
+    /// Loads the own certificate and checks it as peers with this trust would. One from an
+    /// authority is not requested: a machine that only checks may have no token.
+    fn load_own(
+        &mut self,
+        source: &Source,
+        examined: &Examined,
+        trust: Option<&PeerTrust>,
+    ) -> Option<IdentityMaterial> {
         let path = source.path();
-        let trust = self.load_trust(path, examined);
         let files = match examined.identity.as_ref()? {
             Identity::Files(files) => files,
             Identity::IstioCa(ca) => {
                 self.check_identity(source, examined.config.as_ref()?, ca);
-                return Some((None, trust?));
+                return None;
             }
-            Identity::Spiffe { .. } => return Some((None, trust?)),
+            Identity::Spiffe { .. } => return None,
         };
-        let own = [&files.chain, &files.key, &files.roots];
-        if own.into_iter().any(|file| examined.is_absent(file)) {
-            return Some((None, trust?));
+        if [&files.chain, &files.key, &files.roots].iter().any(|file| examined.is_absent(file)) {
+            return None;
         }
         let located = |error: TlsError| located(&error, path, Some(files), examined);
-        let material = self.record_errors(IdentityMaterial::load(files).map_err(located))?;
+        let own = self.record_errors(IdentityMaterial::load(files).map_err(located))?;
         self.check_key_permissions(path, &files.key, examined);
         // The gateway's own files can be checked without the domains.
         let nothing = PeerTrust::default();
-        let effective_trust = trust.as_ref().unwrap_or(&nothing);
-        let verified = material.verify(effective_trust.crls.as_deref(), SystemTime::now());
-        let served = verified.and_then(|_| tls::listener_server_config(&material, effective_trust));
+        let trust = trust.unwrap_or(&nothing);
+        let verified = own.verify(trust.crls.as_deref(), SystemTime::now());
+        let served = verified.and_then(|_| tls::listener_server_config(&own, trust));
         self.record_errors(served.map_err(located))?;
-        Some((Some(material), trust?))
+        Some(own)
     }
 
     /// Reads the roots and tokens of the connections to control planes, each file once.
     fn check_control_planes(&mut self, path: &Path, examined: &Examined) {
-        let authority = match &examined.identity {
-            Some(Identity::IstioCa(ca)) => Some(&ca.plane),
-            _ => None,
-        };
-        let source = match &examined.discovery {
-            Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => Some(plane),
-            _ => None,
-        };
-        let planes = authority.into_iter().chain(source);
-        let wrong = planes.flat_map(channel::check_files);
+        let wrong = control_planes(examined).flat_map(channel::check_files);
         for (file, error) in wrong.filter(|(file, _)| !examined.is_absent(file)) {
             let place = examined.place_of(&file, path);
             let line = format!("{place}: error: {error}; write the path of a file with one");
@@ -287,11 +306,10 @@ impl Report {
     }
 
     /// Warns if the trust domains do not include the gateway's own, which is rarely intended.
-    fn check_own_domain(&mut self, examined: &Examined, certificates: Option<&Certificates>) {
-        let material = certificates.and_then(|(material, _)| material.as_ref());
+    fn check_own_domain(&mut self, examined: &Examined, own: Option<&IdentityMaterial>) {
         let own = match &examined.identity {
             Some(Identity::IstioCa(ca)) => Some(&*ca.trust_domain),
-            _ => material.map(|material| &*material.identity.trust_domain),
+            _ => own.map(|own| &*own.identity.trust_domain),
         };
         let (Some(own), Some(trust)) = (own, &examined.trust) else {
             return;
@@ -334,7 +352,7 @@ impl Report {
 
     /// Loads the trust domains with their roots, the issuers and the revocation lists. Domains,
     /// issuers and lists whose files do not exist are omitted; the findings contain them.
-    pub(super) fn load_trust(&mut self, path: &Path, examined: &Examined) -> Option<PeerTrust> {
+    fn load_trust(&mut self, path: &Path, examined: &Examined) -> Option<Arc<PeerTrust>> {
         let mut trust = examined.trust.clone()?;
         trust.domains.retain(|domain| {
             let mut roots = domain.roots.iter();
@@ -349,6 +367,7 @@ impl Report {
         }
         let loaded = PeerTrust::load(&trust);
         self.record_errors(loaded.map_err(|error| located(&error, path, None, examined)))
+            .map(Arc::new)
     }
 
     /// Warns of a private key that every user of the machine may read or write.
@@ -365,6 +384,19 @@ impl Report {
             mode & 0o7777
         ));
     }
+}
+
+/// Returns the control planes that issue certificates and that provide the mesh.
+pub(super) fn control_planes(examined: &Examined) -> impl Iterator<Item = &ControlPlane> {
+    let authority = match &examined.identity {
+        Some(Identity::IstioCa(ca)) => Some(&ca.plane),
+        _ => None,
+    };
+    let source = match &examined.discovery {
+        Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => Some(plane),
+        _ => None,
+    };
+    authority.into_iter().chain(source)
 }
 
 /// Formats a mistake in a certificate file with the place that names the file, such as a line of
@@ -394,5 +426,98 @@ fn located(
     match file {
         Some(file) if !names_file => format!("{at}{}: {error}", file.display()),
         _ => format!("{at}{error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::dev::Authority;
+
+    const CONFIG: &str = "gateway: {cluster: east}\n\
+        identity: {kind: files, chain: leaf.crt, key: leaf.key, roots: root.crt}\n\
+        trust: {domains: [{name: east.local, cluster: east, roots: east.crt}]}\n\
+        listeners: [{name: cross-network, bind: '127.0.0.1:0'}]\n\
+        discovery: {kind: file, path: mesh.yaml}\n\
+        exposure: {default: all, files: [objects.yaml]}\n";
+
+    /// Files of a gateway, and the configuration that is read from them.
+    struct Folder(tempfile::TempDir);
+
+    impl Folder {
+        fn new() -> Self {
+            let authority = Authority::new().unwrap();
+            let issuer = authority.intermediate("east").unwrap();
+            let leaf = issuer.leaf("spiffe://east.local/ns/a/sa/b").unwrap();
+            let folder = Self(tempfile::tempdir().unwrap());
+            folder.write("leaf.crt", &leaf.chain_pem);
+            folder.write("leaf.key", &leaf.key_pem);
+            folder.write("root.crt", &authority.root_pem());
+            folder.write("east.crt", &authority.root_pem());
+            folder.write("mesh.yaml", "services: []\nworkloads: []\n");
+            folder.write("objects.yaml", "");
+            folder
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            std::fs::write(self.0.path().join(name), text).unwrap();
+        }
+
+        fn source(&self, config: &str) -> Source {
+            self.write("strait.yaml", config);
+            Source::file(&self.0.path().join("strait.yaml"))
+        }
+
+        fn load(&self) -> Inputs {
+            let source = self.source(CONFIG);
+            Inputs::load(&source, source.examine()).unwrap()
+        }
+
+        /// Returns the contents of `files` under another configuration, or its findings.
+        fn changed(&self, files: &Files, config: &str) -> Result<Files, String> {
+            let source = self.source(config);
+            let changed = files.with_config(source.path(), source.examine());
+            let folder = format!("{}/", self.0.path().display());
+            changed.map_err(|error| error.to_string().replace(&folder, ""))
+        }
+    }
+
+    #[test]
+    fn a_changed_configuration_has_the_files_of_changed_sections_read_alone() {
+        let folder = Folder::new();
+        let files = folder.load().files;
+        for name in ["mesh.yaml", "objects.yaml", "east.crt"] {
+            folder.write(name, "kind: [");
+        }
+        let config = CONFIG.replace("default: all, ", "") + "workers: 3\n";
+        let changed = folder.changed(&files, &config).unwrap();
+        assert!(Arc::ptr_eq(&changed.mesh, &files.mesh));
+        assert!(Arc::ptr_eq(&changed.objects, &files.objects));
+        assert!(Arc::ptr_eq(&changed.trust, &files.trust));
+        assert_ne!(changed.config().exposure, files.config().exposure);
+        assert_eq!((changed.config().workers, changed.restart_only), (0, vec!["workers"]));
+
+        let config = CONFIG.replace("trust: {", "trust: {max_verify_depth: 2, ");
+        let config = config.replace("[objects.yaml]", "[objects.yaml, mesh.yaml]");
+        let rejected = folder.changed(&files, &(config + "worker: 3\n")).unwrap_err();
+        for finding in [
+            "strait.yaml:7: error: ",
+            "strait.yaml:3: error: east.crt: ",
+            "objects.yaml:1: error: ",
+            "mesh.yaml:1: error: ",
+        ] {
+            assert!(rejected.contains(finding), "{finding}: {rejected}");
+        }
+    }
+
+    #[test]
+    fn the_change_of_a_mesh_has_no_part_of_an_equal_configuration() {
+        let inputs = Folder::new().load();
+        let first = inputs.change(None);
+        assert!(first.mesh.is_some() && first.exposure.is_some() && first.networks.is_some());
+        let change = inputs.change(Some(&inputs.config));
+        assert!(change.mesh.is_some() && change.policies.is_some());
+        assert!(change.exposure.is_none() && change.names.is_none() && change.traffic.is_none());
+        assert!(change.networks.is_none() && change.has_passthrough.is_none());
     }
 }

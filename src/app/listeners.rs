@@ -19,7 +19,6 @@ use crate::config::{self, Config};
 use crate::datapath::accept::{self, RegisteredListener, WorkerHandle};
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
-use crate::lifecycle::Lifecycle;
 
 use super::thread::{spawn_thread, with_bind_context};
 
@@ -33,6 +32,7 @@ pub(super) struct Listeners {
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
     /// In the order of the configuration.
     entries: Vec<Entry>,
@@ -42,7 +42,7 @@ struct State {
 }
 
 /// Listener of the configuration, and its socket.
-pub(super) struct Entry {
+struct Entry {
     listener: Arc<Listener>,
     socket: SocketState,
 }
@@ -89,23 +89,6 @@ impl ClosedListeners {
     }
 }
 
-/// Binds the addresses of all listeners without listening. A binding of an object stays closed if
-/// that fails: a tenant chooses its port, and must not prevent the start.
-///
-/// # Errors
-/// An address of the configuration is in use or does not belong to this host.
-pub(super) fn bind_all(config: &Config, lifecycle: &Lifecycle) -> anyhow::Result<Vec<Entry>> {
-    let entries = config.all_listeners().into_iter().map(|listener| {
-        let socket = match bind(&listener) {
-            Err(error) if !listener.is_of_object() => return Err(error),
-            bound => SocketState::of(bound),
-        };
-        let listener = Arc::new(Listener::new(&listener, lifecycle.drain_scope()));
-        Ok(Entry { listener, socket })
-    });
-    entries.collect()
-}
-
 impl SocketState {
     fn of(bound: anyhow::Result<Socket>) -> Self {
         match bound {
@@ -121,7 +104,7 @@ fn bind(listener: &config::Listener) -> anyhow::Result<Socket> {
 }
 
 /// Returns the addresses that are bound for listeners.
-pub(super) fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
+fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
     entries.iter().filter_map(|entry| match &entry.socket {
         SocketState::Closed(_) => None,
         SocketState::Bound(socket) => socket.local_addr().ok()?.as_socket(),
@@ -132,12 +115,11 @@ pub(super) fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
 impl Listeners {
     pub(super) fn new(
         data_path: &Arc<DataPath>,
-        entries: Vec<Entry>,
         others: Vec<SocketAddr>,
         deadline: Duration,
     ) -> Self {
-        let state = State { entries, removed: Vec::new(), threads: None };
-        Self { data_path: Arc::clone(data_path), deadline, others, state: Mutex::new(state) }
+        let state = Mutex::default();
+        Self { data_path: Arc::clone(data_path), deadline, others, state }
     }
 
     /// Returns the listeners of bindings. One that is not open has no client.
@@ -161,7 +143,7 @@ impl Listeners {
         }
     }
 
-    /// Applies new sources and routing to the listeners that stay. Returns true if any has
+    /// Applies new sources, routing and lines to the listeners that stay. Returns true if any has
     /// changed, so that open tunnels have to be evaluated again.
     pub(super) fn update_in_place(&self, config: &Config) -> bool {
         let mut has_changed = false;
@@ -177,20 +159,15 @@ impl Listeners {
         has_changed
     }
 
-    /// Drains the listeners that were removed from the configuration and opens the new ones.
-    /// Retries those that failed to open. Returns those that are not open.
-    pub(super) fn apply(&self, config: &Config) -> ClosedListeners {
+    /// Drains the listeners that were removed from the configuration and opens the new ones, or
+    /// only binds their addresses before there is a certificate. Retries those that failed.
+    pub(super) fn apply(&self, config: &Config) {
         let mut state = self.state.lock();
         let mut old = std::mem::take(&mut state.entries);
         let entry = |new: config::Listener| {
             let mut known = old.iter();
             match known.position(|entry| entry.listener.rules().config.is_same_socket(&new)) {
-                Some(place) => {
-                    let known = old.swap_remove(place);
-                    // Its line may have moved.
-                    known.listener.replace_rules(&new);
-                    known
-                }
+                Some(place) => old.swap_remove(place),
                 None => Entry {
                     listener: Arc::new(Listener::new(&new, self.data_path.lifecycle.drain_scope())),
                     socket: SocketState::Closed(String::new()),
@@ -211,7 +188,6 @@ impl Listeners {
         let own = addresses(&state.entries).chain(self.others.iter().copied());
         self.data_path.deny.set_own(own.collect());
         state.listen(&self.data_path);
-        state.closed()
     }
 
     /// Returns the listeners that are not open.

@@ -22,7 +22,6 @@ mod traffic;
 mod transit;
 mod trust;
 
-use std::mem;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
@@ -40,14 +39,13 @@ use crate::datapath::dial::DenyList;
 use crate::datapath::limits::admission::Admission;
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Publisher;
-use crate::snapshot::builder::Change;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
-use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
+use crate::tls::{self, InboundTls};
 use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
-use certificates::{CERTIFICATES, Certificates, SharedCertificates};
+use certificates::CERTIFICATES;
 use listeners::Listeners;
 use memory::Memory;
 use reload::{Reloader, Triggers};
@@ -72,7 +70,7 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     let control = runtime()?;
     let signal = control.block_on(async { ReloadSignal::new() });
     let signal = signal.context("cannot watch for signals")?;
-    let mut seen = reload::fingerprints(&[source.path().to_owned()]);
+    let mut seen = reload::fingerprints([&source.path().to_owned()]);
     let examined = source.examine();
     let Some(config) = examined.config.clone() else {
         return Inputs::load(source, examined).map(|_| ());
@@ -126,103 +124,58 @@ impl ReadinessServer {
     }
 }
 
-/// Creates the metrics of this process, which include the lines that the log drops.
-fn new_metrics(config: &Config, log: &LogHandle) -> Arc<Metrics> {
-    let metrics = Arc::new(Metrics::new());
-    if let Some(drops) = log.drops() {
-        metrics.count_log_drops(drops);
-    }
-    metrics.set_access_mode(config.log.access);
-    metrics.set_link_budgets(config.links.as_deref(), &config.gateway.cluster);
-    metrics
-}
-
 impl App {
     /// Starts everything except the data path: first state, then sockets, then their servers. The
     /// data path waits for the certificate that the receiver announces.
     fn start(
         source: &Source,
-        mut inputs: Inputs,
+        inputs: Inputs,
         triggers: Triggers,
         front: ReadinessServer,
         log: LogHandle,
     ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
-        let config = Arc::new(ArcSwap::from_pointee(inputs.config.clone()));
-        let status = front.status;
-        let metrics = new_metrics(&inputs.config, &log);
-        let pod = source.who(&inputs.config);
-        let publisher = Arc::new(Publisher::new());
-        publisher.update(Change {
-            position: Some(traffic::position(&inputs.config, Some(&pod))),
-            ..inputs.change()
-        });
-        if let Discovery::File { .. } = inputs.config.discovery {
-            status.clear_pending(DISCOVERY);
+        let config = Arc::new(inputs.config.clone());
+        let metrics = Arc::new(Metrics::new());
+        if let Some(drops) = log.drops() {
+            metrics.count_log_drops(drops);
         }
-        status.set_conflicts(mem::take(&mut inputs.conflicts));
-        let entries = listeners::bind_all(&inputs.config, &front.lifecycle)?;
-        let sockets = Sockets::bind(&inputs.config)?;
-        let configured = inputs.config.limits.buffers;
-        let memory = Memory::measure(Path::new("/"));
-        let buffers = configured.unwrap_or_else(|| memory.buffers());
+        let publisher = Arc::new(Publisher::new());
+        let sockets = Sockets::bind(&config)?;
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
-        let own = listeners::addresses(&entries).chain(others.iter().copied());
+        let configured = config.limits.buffers;
+        let memory = Memory::measure(Path::new("/"));
         let data_path = Arc::new(DataPath::new(
             publisher.reader(),
             InboundTls::new(tls::rejecting_server_config()?),
             Arc::clone(&metrics),
             front.lifecycle,
             Admission::new(raise_descriptor_limit()),
-            buffers,
-            DenyList::new(inputs.config.dial.allow.clone(), own.collect()),
+            configured.unwrap_or_else(|| memory.buffers()),
+            DenyList::new(config.dial.allow.clone(), others.to_vec()),
         ));
-        let listeners = Listeners::new(&data_path, entries, others, inputs.config.drain.deadline);
+        let listeners = Listeners::new(&data_path, others, config.drain.deadline);
         memory::adapt(&data_path, memory, configured);
         let app = Self {
-            config,
+            config: Arc::new(ArcSwap::new(config)),
             data_path,
-            status,
+            status: front.status,
             publisher,
             listeners: Arc::new(listeners),
             reconnected: Arc::default(),
         };
-        sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
-        let (material, trust) = (inputs.material.take(), mem::take(&mut inputs.trust));
-        let certificates = app.certificates(source, material, trust, first)?;
-        inputs.warnings.iter().for_each(|one| warn!("{one}"));
+        let certificates = certificates::start(&app, source, first);
+        let reloader =
+            Reloader::start(source.clone(), &app, inputs, triggers, certificates, log.clone())?;
+        sockets.serve(&app, &log)?;
         let budget = Arc::clone(&app.data_path.budget);
         tokio::spawn(async move { budget.run().await });
         tokio::spawn(async move { metrics.run().await });
         tokio::spawn(memory::watch(Arc::clone(&app.data_path), configured));
         app.start_discovery(source)?;
         app.start_dns()?;
-        let reloader = Reloader::new(source.clone(), &app, inputs, triggers, certificates, log);
         spawn_thread("strait-files", reloader.run())?;
         Ok((app, certificate))
-    }
-
-    /// Starts the management of the certificate in use, from files or from an authority.
-    fn certificates(
-        &self,
-        source: &Source,
-        material: Option<IdentityMaterial>,
-        trust: PeerTrust,
-        first: oneshot::Sender<()>,
-    ) -> anyhow::Result<SharedCertificates> {
-        let (data_path, status) = (Arc::clone(&self.data_path), Arc::clone(&self.status));
-        let config = self.config.load();
-        let mut certificates = Certificates::new(data_path, status, source, &config, trust, first);
-        if let Some(material) = material.map(Arc::new) {
-            let served = certificates.server_config(Some(&material), None)?;
-            certificates.replace(Some(material), None, served);
-        }
-        tokio::spawn(certificates::recheck(
-            Arc::clone(&self.data_path),
-            Arc::clone(&self.publisher),
-        ));
-        let back = Arc::clone(&self.reconnected);
-        Ok(certificates::share(certificates, source, &config, back))
     }
 
     /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:
@@ -230,7 +183,10 @@ impl App {
     fn start_discovery(&self, source: &Source) -> anyhow::Result<()> {
         let config = self.config.load();
         let (plane, cache, kind) = match &config.discovery {
-            Discovery::File { .. } => return Ok(()),
+            Discovery::File { .. } => {
+                self.status.clear_pending(DISCOVERY);
+                return Ok(());
+            }
             Discovery::Istio { plane, cache } => (plane, cache, ControlPlaneKind::Istio),
             Discovery::Envoy { plane, cache, node, clusters } => {
                 let kind = ControlPlaneKind::Envoy {
@@ -368,7 +324,7 @@ mod tests {
         let mesh = at("mesh.yaml").to_string_lossy().into_owned();
         let environment = Environment::new([("LOCAL_XDS_PATH".into(), mesh)], folder.path());
         let source = Source::pod(environment, &Flags::default(), None, &usual);
-        let seen = reload::fingerprints(std::slice::from_ref(&usual));
+        let seen = reload::fingerprints([&usual]);
         let examined = source.examine();
         let front = ReadinessServer::open(examined.config.as_ref().unwrap()).unwrap();
         let inputs = Inputs::load(&source, examined).unwrap();

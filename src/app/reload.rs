@@ -1,36 +1,37 @@
-//! Reload of changed files at run time. Valid content is applied immediately. Invalid content is
-//! logged and counted, and the previous state stays in use.
+//! Reconciliation of the gateway with its files, at the start and after every change.
+//!
+//! Each source has its last usable content ([`Files`]) and its last error ([`Outcome`]). A pass
+//! reads the sources that are due, joins the contents, and applies what differs from the state in
+//! force. Invalid content is logged and counted, and the previous content stays in use.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::io::Read;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::config::{Config, Discovery, Examined, Identity, Log, Source};
-use crate::snapshot::Policies;
+use crate::config::{Config, Discovery, Examined, Identity, Source};
 use crate::snapshot::builder::Change;
 use crate::status::ReloadSource;
 use crate::telemetry::LogHandle;
-use crate::tls::{IdentityMaterial, PeerTrust};
+use crate::tls::{IdentityMaterial, PeerTrust, TlsError};
 use crate::watch::FileWatcher;
 use crate::xds;
-use crate::xds::objects::{self, JoinResult, object_files};
+use crate::xds::objects::{self, object_files};
 use crate::yaml::FILE_BYTES_MAX;
 
 use super::certificates::SharedCertificates;
-use super::inputs::{Inputs, MeshFiles, Report};
-use super::listeners::ClosedListeners;
+use super::inputs::{Files, Inputs};
 use super::signals::ReloadSignal;
 use super::state::App;
-use super::trust;
+use super::{traffic, trust};
 
 /// Interval at which rejected certificates are tried again.
 const CERTIFICATE_RETRY: Duration = Duration::from_secs(10);
@@ -45,15 +46,13 @@ pub(super) struct Triggers {
     pub(super) signal: ReloadSignal,
 }
 
-/// Cause of a pass over the files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
-    /// A file may have changed.
-    Changed,
-    /// Another pass came right before, which may have read the same changes.
-    Second,
-    /// SIGHUP: all files count as changed.
-    All,
+/// Part of a source that is not in force.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Outcome {
+    /// Mistakes in the newest content; empty if that is in use.
+    errors: Vec<String>,
+    /// Parts of the content in use that are not in force, one line each.
+    left: Vec<String>,
 }
 
 /// Watches the four kinds of files and applies their changes, one at a time. It has a dedicated
@@ -64,52 +63,56 @@ pub(super) struct Reloader {
     log: LogHandle,
     certificates: SharedCertificates,
     triggers: Triggers,
-    /// Configuration without the entries of objects.
-    own_config: Config,
-    /// Content of the files of the mesh before the join with the configuration.
-    mesh_files: MeshFiles,
-    /// Error of the last reload of each kind that failed.
-    failed: BTreeMap<ReloadSource, String>,
+    files: Files,
+    /// Outcome of the last reload of each kind.
+    outcomes: BTreeMap<ReloadSource, Outcome>,
     /// Files that a rejected configuration names: the configuration may become valid with one of
     /// them.
     files_of_rejected: Vec<PathBuf>,
     /// Last warnings.
     last_warnings: HashSet<String>,
     /// Mistakes in the objects in use, which are skipped.
-    passed_over: Vec<String>,
+    skipped_objects: Vec<String>,
 }
 
 impl Reloader {
-    pub(super) fn new(
+    /// Applies the files of the start.
+    ///
+    /// # Errors
+    /// The own certificate is unusable, or an address of the configuration cannot be bound.
+    pub(super) fn start(
         source: Source,
         app: &App,
-        inputs: Inputs,
+        mut inputs: Inputs,
         triggers: Triggers,
         certificates: SharedCertificates,
         log: LogHandle,
-    ) -> Self {
-        let config = app.config.load();
-        for what in ReloadSource::ALL {
-            if !files(&config, what).is_empty() {
-                app.status.set_reload(what, Ok(()));
-            }
-        }
+    ) -> anyhow::Result<Self> {
         let mut reloader = Self {
             source,
             app: app.clone(),
             log,
             certificates,
             triggers,
-            own_config: inputs.own_config,
-            mesh_files: inputs.mesh_files,
-            failed: BTreeMap::new(),
+            files: inputs.files.clone(),
+            outcomes: BTreeMap::new(),
             files_of_rejected: Vec::new(),
-            last_warnings: inputs.warnings.into_iter().collect(),
-            passed_over: Vec::new(),
+            last_warnings: HashSet::new(),
+            skipped_objects: Vec::new(),
         };
-        let closed = app.listeners.closed().of_objects;
-        reloader.record_skipped_objects([inputs.skipped_objects, closed].concat());
-        reloader
+        for what in ReloadSource::ALL {
+            if !files(&inputs.config, what).is_empty() {
+                app.status.set_reload(what, Ok(()));
+            }
+        }
+        let own = inputs.own.take().map(Ok);
+        reloader.apply(None, Some(inputs), own).map_err(anyhow::Error::msg)?;
+        let mut rows = app.listeners.rows().into_iter();
+        if let Some(closed) = rows.find(|row| row.error.is_some() && !row.listener.is_of_object()) {
+            return Err(anyhow::Error::msg(closed.error.unwrap_or_default()));
+        }
+        reloader.record(&BTreeMap::new(), &BTreeSet::new());
+        Ok(reloader)
     }
 
     pub(super) async fn run(mut self) {
@@ -117,18 +120,16 @@ impl Reloader {
         let mut watcher = FileWatcher::new(&files)
             .inspect_err(|error| error!(%error, "cannot watch files; changes need SIGHUP"))
             .ok();
-        let mut pass = Pass::Changed;
         loop {
             // Also before the first event: a file may have changed before it was watched.
-            if self.apply_changes(pass) {
+            if self.apply_changes() {
                 // A file that changed between its fingerprint and its reading has an outdated
                 // fingerprint. A change back to the old content would then be missed.
-                self.apply_changes(Pass::Second);
+                self.apply_changes();
             }
-            pass = Pass::Changed;
             let now = self.files();
             if now == files {
-                pass = self.next_pass(watcher.as_mut()).await;
+                self.next_change(watcher.as_mut()).await;
                 continue;
             }
             if let Some(Err(error)) = watcher.as_mut().map(|watcher| watcher.replace(&now)) {
@@ -139,8 +140,8 @@ impl Reloader {
     }
 
     /// Waits for an event of the watcher, or for SIGHUP. Rejected certificates are tried again
-    /// meanwhile.
-    async fn next_pass(&mut self, watcher: Option<&mut FileWatcher>) -> Pass {
+    /// meanwhile: they become usable without a change if they were not valid yet.
+    async fn next_change(&mut self, watcher: Option<&mut FileWatcher>) {
         let changed = async {
             match watcher {
                 Some(watcher) => watcher.changed().await,
@@ -148,325 +149,212 @@ impl Reloader {
             }
         };
         tokio::select! {
-            () = changed => Pass::Changed,
+            () = changed => {}
             () = sleep(CERTIFICATE_RETRY) => {
-                self.retry_certificates();
-                Pass::Changed
+                if self.has_failed(ReloadSource::Certificates) {
+                    self.reconcile(&[ReloadSource::Certificates].into(), &BTreeSet::new());
+                }
             }
             () = self.triggers.signal.received() => {
                 info!(signal = "SIGHUP", "reading all files again");
-                Pass::All
+                // All files count as changed.
+                self.triggers.seen.clear();
             }
         }
     }
 
     /// Returns all files whose changes matter.
     fn files(&self) -> Vec<PathBuf> {
-        let config = self.app.config.load();
-        let in_force = ReloadSource::ALL.iter().flat_map(|&what| files(&config, what));
+        let config = self.files.config();
+        let in_force = ReloadSource::ALL.iter().flat_map(|&what| files(config, what));
         let all: BTreeSet<_> = in_force.chain(self.files_of_rejected.iter().cloned()).collect();
         all.into_iter().collect()
     }
 
-    /// Reloads the changed sources, and returns true if there were any. Sources that failed
+    fn has_failed(&self, what: ReloadSource) -> bool {
+        self.outcomes.get(&what).is_some_and(|outcome| !outcome.errors.is_empty())
+    }
+
+    /// Reloads the changed sources, and returns true if a file has changed. Sources that failed
     /// before are tried again after every change, because they may depend on it: a root on its
     /// file, a configuration on a file that it names.
-    fn apply_changes(&mut self, pass: Pass) -> bool {
-        let files = self.files();
-        let now = fingerprints(&files);
-        let seen = &self.triggers.seen;
-        let is_new =
-            |(file, print): &(&PathBuf, &u64)| pass == Pass::All || seen.get(*file) != Some(*print);
-        let changed = now.iter().filter(is_new).map(|(file, _)| file.clone());
-        let changed: BTreeSet<_> = changed.collect();
-        self.triggers.seen = now;
-        if changed.is_empty() {
+    fn apply_changes(&mut self) -> bool {
+        let now = fingerprints(&self.files());
+        let seen = mem::replace(&mut self.triggers.seen, now.clone());
+        let is_new = |file: &PathBuf| seen.get(file) != now.get(file);
+        if !now.keys().any(is_new) {
             return false;
         }
-        let config = self.app.config.load_full();
-        let has_changed = |what| {
-            let mut own = self::files(&config, what).into_iter();
-            own.any(|file| changed.contains(&file))
+        let config = self.files.config();
+        let has_changed = |what: &ReloadSource| files(config, *what).iter().any(is_new);
+        let changed: BTreeSet<_> = ReloadSource::ALL.into_iter().filter(has_changed).collect();
+        let is_due = |what: &ReloadSource| changed.contains(what) || self.has_failed(*what);
+        let due = ReloadSource::ALL.into_iter().filter(is_due).collect();
+        self.reconcile(&due, &changed);
+        true
+    }
+
+    /// Reads the sources that are due, and applies what they change. Listeners that are closed are
+    /// tried again.
+    fn reconcile(&mut self, due: &BTreeSet<ReloadSource>, changed: &BTreeSet<ReloadSource>) {
+        let before = self.files.clone();
+        let old = self.outcomes.clone();
+        for &what in due {
+            let error = self.read(what, &before).err().map(|error| format!("{error:#}"));
+            self.outcomes.entry(what).or_default().errors = error.into_iter().collect();
+        }
+        let own = match &self.files.config().identity {
+            Identity::Files(files) if due.contains(&ReloadSource::Certificates) => {
+                Some(IdentityMaterial::load(files))
+            }
+            _ => None,
         };
-        let is_due = |what: &ReloadSource| has_changed(*what) || self.failed.contains_key(what);
-        let is_new_change = |what| pass != Pass::Second && has_changed(what);
-        let mut due: Vec<_> = ReloadSource::ALL.into_iter().filter(is_due).collect();
-        loop {
-            let tried = due.len();
-            let mut failures = Vec::new();
-            for what in std::mem::take(&mut due) {
-                match self.reload(what) {
-                    Ok(unused) if unused.is_empty() => self.record_success(what),
-                    Ok(left) => {
-                        self.record_partial_success(what, left.join("\n"), is_new_change(what))
-                    }
-                    Err(error) => failures.push((what, format!("{error:#}"))),
+        let is_same = self.files.are_joined_as(&before);
+        let inputs = (!is_same).then(|| self.files.clone().join());
+        let in_force = self.app.config.load_full();
+        if let Err(error) = self.apply(Some(&in_force), inputs, own) {
+            self.outcomes.entry(ReloadSource::Certificates).or_default().errors.push(error);
+        }
+        self.record(&old, changed);
+    }
+
+    /// Reads a source, unless its content was read with the configuration, which comes first.
+    fn read(&mut self, what: ReloadSource, before: &Files) -> anyhow::Result<()> {
+        let files = &mut self.files;
+        match what {
+            ReloadSource::Config => self.read_config()?,
+            ReloadSource::Mesh => {
+                if let Discovery::File { path } = &files.config().discovery {
+                    files.mesh = Arc::new(xds::file::load(path)?);
                 }
             }
-            if failures.is_empty() || failures.len() == tried {
-                for (what, error) in failures {
-                    self.record_failure(what, error, is_new_change(what));
-                }
-                return true;
+            ReloadSource::Objects if Arc::ptr_eq(&files.objects, &before.objects) => {
+                files.objects = Arc::new(objects::load(&files.config().exposure.files)?);
             }
-            due.extend(failures.into_iter().map(|(what, _)| what));
-        }
-    }
-
-    /// Tries the certificates again that the last reload rejected, which become usable without a
-    /// change if they were not valid yet.
-    fn retry_certificates(&mut self) {
-        let what = ReloadSource::Certificates;
-        if self.failed.contains_key(&what) {
-            match self.reload(what) {
-                Ok(_) => self.record_success(what),
-                Err(error) => self.record_failure(what, format!("{error:#}"), false),
+            ReloadSource::Certificates if Arc::ptr_eq(&files.trust, &before.trust) => {
+                files.trust = Arc::new(PeerTrust::load(&files.config().trust)?);
             }
+            ReloadSource::Objects | ReloadSource::Certificates => {}
         }
+        Ok(())
     }
 
-    fn record_success(&mut self, what: ReloadSource) {
-        info!(what = what.label(), "reloaded");
-        self.failed.remove(&what);
-        self.app.data_path.metrics.reload(what, true);
-        self.app.status.set_reload(what, Ok(()));
-    }
-
-    /// Reports a failure, unless it repeats the last one and `is_news` is false.
-    fn record_failure(&mut self, what: ReloadSource, error: String, is_news: bool) {
-        if self.failed.get(&what) == Some(&error) && !is_news {
-            return;
-        }
-        error!(
-            what = what.label(), %error,
-            "cannot apply changed file; the previous state stays in use"
-        );
-        self.app.data_path.metrics.reload(what, false);
-        self.app.status.set_reload(what, Err(error.clone()));
-        self.failed.insert(what, error);
-    }
-
-    /// Reports the parts of a source that are not in use. They are tried again after every
-    /// change. Objects are read again only after a change of theirs, and joined again with every
-    /// mesh and configuration.
-    fn record_partial_success(&mut self, what: ReloadSource, left: String, is_news: bool) {
-        if self.failed.get(&what) == Some(&left) && !is_news {
-            return;
-        }
-        error!(what = what.label(), error = %left, "file applied in part");
-        self.app.data_path.metrics.reload(what, false);
-        self.app.status.set_partial_reload(what, left.clone());
-        match what {
-            ReloadSource::Objects => self.failed.remove(&what),
-            _ => self.failed.insert(what, left),
-        };
-    }
-
-    /// Reports the objects that are not in use since they were joined with another file. While
-    /// newer files of objects are unusable, the status keeps that error.
-    fn record_skipped_objects(&mut self, passed_over: Vec<String>) {
-        let what = ReloadSource::Objects;
-        if passed_over == self.passed_over {
-            return;
-        }
-        let left = passed_over.join("\n");
-        match (passed_over.is_empty(), self.failed.contains_key(&what)) {
-            (true, true) => {}
-            (true, false) => self.record_success(what),
-            (false, true) => {
-                error!(what = what.label(), error = %left, "file applied in part");
-            }
-            (false, false) => self.record_partial_success(what, left, true),
-        }
-        self.passed_over = passed_over;
-    }
-
-    /// Reloads a source. Returns the parts of the new state that are not in use, one line each.
-    fn reload(&mut self, what: ReloadSource) -> anyhow::Result<Vec<String>> {
-        match what {
-            ReloadSource::Config => self.reload_config(),
-            ReloadSource::Mesh => self.reload_mesh(),
-            ReloadSource::Objects => self.reload_objects(),
-            ReloadSource::Certificates => {
-                let reloaded = self.reload_certificates();
-                self.open_closed_bindings();
-                reloaded
-            }
-        }
-    }
-
-    fn reload_config(&mut self) -> anyhow::Result<Vec<String>> {
-        let old = self.app.config.load_full();
-        self.files_of_rejected = named_files(&self.source.examine());
-        for (file, print) in fingerprints(&self.files_of_rejected) {
-            self.triggers.seen.entry(file).or_insert(print);
-        }
+    /// Reads the configuration, and the files of its sections that differ.
+    fn read_config(&mut self) -> anyhow::Result<()> {
         let examined = self.source.examine();
-        let mut report = Report::from_findings(&examined.findings);
-        let trust = report.load_trust(&old.file, &examined);
-        let objects = report.load_objects(&examined.objects);
-        report.note(&self.mesh_files.mesh_findings);
-        let new = examined.config.zip(objects);
-        let new = new.map(|(new, (objects, object_findings))| {
-            let restart_only = old.restart_only_changes(&new);
-            let own = without_restart_only(&old, new);
-            let mut mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
-            let (new, joined) = report.join(&own, &mut mesh_files);
-            (own, new, mesh_files, joined, restart_only)
-        });
-        report.to_result()?;
-        let ((own, new, mesh_files, joined, restart_only), trust) =
-            new.zip(trust).context("it could not be read")?;
-        let mut certificates = self.certificates.lock();
-        let served = certificates.server_config(None, Some(&trust))?;
-        if new.log.level != old.log.level {
-            let set = self.log.configure(&new.log.level);
-            set.map_err(anyhow::Error::msg)?;
+        self.files_of_rejected = named_files(&examined);
+        let seen = &self.triggers.seen;
+        let new = self.files_of_rejected.iter().filter(|file| !seen.contains_key(*file));
+        let mut new = fingerprints(new);
+        self.files = self.files.with_config(self.source.path(), examined)?;
+        // Those of a rejected configuration stay unseen: the next pass examines it again, in case
+        // that one of them appeared meanwhile.
+        self.triggers.seen.append(&mut new);
+        self.files_of_rejected.clear();
+        Ok(())
+    }
+
+    /// Applies the contents of the files, as far as they differ from what is in force: nothing at
+    /// the start. The inputs are their join, if that differs.
+    ///
+    /// # Errors
+    /// The mistakes in certificates that are not used, one line each.
+    fn apply(
+        &mut self,
+        in_force: Option<&Config>,
+        inputs: Option<Inputs>,
+        own: Option<Result<IdentityMaterial, TlsError>>,
+    ) -> Result<(), String> {
+        let used = self.certificates.lock().apply(own, &self.files.trust);
+        match inputs {
+            Some(inputs) => self.publish(in_force, inputs),
+            None => {
+                // Files of issuers define clusters; few changes of certificates affect them.
+                let set = trust::set(self.files.config(), &self.files.trust);
+                if *self.app.data_path.reader.load().trust != set {
+                    self.app.publisher.update(Change { trust: Some(set), ..Change::default() });
+                }
+            }
         }
-        let metrics = &self.app.data_path.metrics;
+        // After the snapshot update, which contains the targets of a new listener.
+        self.app.listeners.apply(&self.app.config.load());
+        used
+    }
+
+    /// Publishes joined contents.
+    fn publish(&mut self, in_force: Option<&Config>, inputs: Inputs) {
+        let app = &self.app;
+        let new = &inputs.config;
+        if in_force.is_some_and(|old| old.log.level != new.log.level) {
+            // The level was already parsed, so this cannot fail.
+            let _ = self.log.configure(&new.log.level);
+        }
+        let metrics = &app.data_path.metrics;
         metrics.set_access_mode(new.log.access);
         metrics.set_link_budgets(new.links.as_deref(), &new.gateway.cluster);
-        let set = trust::set(&new, &trust);
-        certificates.replace(None, Some(trust), served);
-        drop(certificates);
-        let change = Change { trust: Some(set), ..self.change(&new, joined) };
-        let file = new.file.display().to_string();
-        self.own_config = own;
-        self.mesh_files = mesh_files;
-        let closed = self.publish(new, change);
-        let mut left = closed.own;
-        left.extend(restart_only.into_iter().map(|key| {
-            format!("{file}: `{key}` needs a restart; the value of the start stays in use")
-        }));
-        self.files_of_rejected.clear();
-        self.warn(report.warnings);
-        self.record_skipped_objects([report.skipped_objects, closed.of_objects].concat());
-        Ok(left)
-    }
-
-    /// Publishes a configuration. Returns the listeners that are not open.
-    fn publish(&self, new: Config, change: Change) -> ClosedListeners {
+        let pod = self.source.who(new);
+        let position = in_force.is_none().then(|| traffic::position(new, Some(&pod)));
+        let change = Change { position, ..inputs.change(in_force) };
         // Before the snapshot update, whose generation causes open tunnels to be evaluated with
         // them.
-        let listeners = self.app.listeners.update_in_place(&new);
-        self.app.publisher.update(Change { listeners, ..change });
-        // After the snapshot update, which contains the targets of a new listener.
-        let closed = self.app.listeners.apply(&new);
-        self.app.config.store(Arc::new(new));
-        closed
-    }
-
-    fn reload_mesh(&mut self) -> anyhow::Result<Vec<String>> {
-        let Discovery::File { path } = &self.own_config.discovery else {
-            return Ok(Vec::new());
-        };
-        let ((mesh, policies), mesh_findings) = xds::file::load(path)?;
-        let mesh_files = MeshFiles {
-            mesh,
-            policies: policies.clone(),
-            mesh_findings,
-            ..self.mesh_files.clone()
-        };
-        let left = self.publish_files(mesh_files, Some(policies));
-        self.record_skipped_objects(left);
-        Ok(Vec::new())
-    }
-
-    fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
-        let (objects, object_findings) = objects::load(&self.own_config.exposure.files)?;
-        let mesh_files = MeshFiles { objects, object_findings, ..self.mesh_files.clone() };
-        let left = self.publish_files(mesh_files, None);
-        self.passed_over.clone_from(&left);
-        Ok(left)
-    }
-
-    /// Tries again to open the bindings of objects that are closed. Those of the configuration keep
-    /// its reload due, and a change of the mesh or of objects publishes all listeners.
-    fn open_closed_bindings(&mut self) {
-        if !self.app.listeners.closed().of_objects.is_empty() {
-            let left = self.publish_files(self.mesh_files.clone(), None);
-            self.record_skipped_objects(left);
-        }
-    }
-
-    /// Joins the files with the configuration, and publishes both. Returns the parts of objects
-    /// that are not in use.
-    fn publish_files(&mut self, mut files: MeshFiles, policies: Option<Policies>) -> Vec<String> {
-        let config = self.app.config.load_full();
-        let mut report = Report::from_findings(&files.mesh_findings);
-        report.note(&files.object_findings);
-        let (new, joined) = report.join(&self.own_config, &mut files);
-        let change = Change { policies, ..self.change(&new, joined) };
-        self.mesh_files = files;
-        let closed = if new == *config {
-            self.app.publisher.update(change);
-            self.app.listeners.apply(&new)
-        } else {
-            self.publish(new, change)
-        };
-        self.warn(report.warnings);
-        [report.skipped_objects, closed.of_objects].concat()
-    }
-
-    /// Returns the change of the snapshot for a configuration and the joined files, and publishes
-    /// their conflicts in the status. A control plane provides the mesh itself.
-    fn change(&self, config: &Config, joined: JoinResult) -> Change {
-        self.app.status.set_conflicts(joined.conflicts.lines());
-        let network = config.gateway.network.as_str();
-        Change {
-            mesh: match config.discovery {
-                Discovery::File { .. } => Some((joined.mesh, network.into())),
-                Discovery::Istio { .. } | Discovery::Envoy { .. } => None,
-            },
-            scope: Some(joined.scope),
-            ..Change::of(config)
-        }
-    }
-
-    /// Logs the warnings that were not among the last ones.
-    fn warn(&mut self, warnings: Vec<String>) {
-        for warning in &warnings {
+        let listeners = app.listeners.update_in_place(new);
+        app.publisher.update(Change { listeners, ..change });
+        app.config.store(Arc::new(inputs.config));
+        app.status.set_conflicts(inputs.conflicts);
+        for warning in &inputs.warnings {
             if !self.last_warnings.contains(warning) {
                 warn!("{warning}");
             }
         }
-        self.last_warnings = warnings.into_iter().collect();
+        self.last_warnings = inputs.warnings.into_iter().collect();
+        self.skipped_objects = inputs.skipped_objects;
+        self.files = inputs.files;
     }
 
-    fn reload_certificates(&self) -> anyhow::Result<Vec<String>> {
-        let config = self.app.config.load();
-        let own = match &config.identity {
-            Identity::Files(files) => Some(IdentityMaterial::load(files)),
-            Identity::IstioCa(_) | Identity::Spiffe { .. } => None,
-        };
-        let trust = PeerTrust::load(&config.trust);
-        let mut certificates = self.certificates.lock();
-        let reloaded = certificates.reload(own, trust);
-        let set = trust::set(&config, certificates.trust());
-        drop(certificates);
-        // Files of issuers define clusters; few changes of certificates affect them.
-        if *self.app.data_path.reader.load().trust != set {
-            self.app.publisher.update(Change { trust: Some(set), ..Change::default() });
+    /// Completes the outcomes, and reports those that differ from the old ones or are of a source
+    /// with a changed file.
+    fn record(&mut self, old: &BTreeMap<ReloadSource, Outcome>, changed: &BTreeSet<ReloadSource>) {
+        let closed = self.app.listeners.closed();
+        let file = self.source.path().display();
+        let restart_only = self.files.restart_only.iter().map(|key| {
+            format!("{file}: `{key}` needs a restart; the value of the start stays in use")
+        });
+        let of_config = closed.own.into_iter().chain(restart_only).collect();
+        let of_objects = [&self.skipped_objects[..], &closed.of_objects].concat();
+        self.outcomes.entry(ReloadSource::Config).or_default().left = of_config;
+        self.outcomes.entry(ReloadSource::Objects).or_default().left = of_objects;
+        for (&what, outcome) in &self.outcomes {
+            let old = old.get(&what).cloned().unwrap_or_default();
+            if *outcome != old || changed.contains(&what) {
+                self.report(what, &old, outcome, changed.contains(&what));
+            }
         }
-        reloaded.map(|()| Vec::new()).map_err(anyhow::Error::msg)
     }
-}
 
-/// Returns the new configuration as far as it can be applied at run time. Keys that need a
-/// restart keep their old value, so that every page shows the values in use.
-fn without_restart_only(old: &Config, new: Config) -> Config {
-    Config {
-        trust: new.trust,
-        listeners: new.listeners,
-        exposure: new.exposure,
-        links: new.links,
-        names: new.names,
-        policy: new.policy,
-        traffic: new.traffic,
-        networks: new.networks,
-        bindings: new.bindings,
-        log: Log { level: new.log.level, access: new.log.access, ..old.log.clone() },
-        ..old.clone()
+    fn report(&self, what: ReloadSource, old: &Outcome, new: &Outcome, is_changed: bool) {
+        let App { data_path, status, .. } = &self.app;
+        let (label, left, is_usable) = (what.label(), new.left.join("\n"), new.errors.is_empty());
+        if !is_usable && (is_changed || new.errors != old.errors) {
+            let error = new.errors.join("\n");
+            error!(
+                what = label, %error,
+                "cannot apply changed file; the previous state stays in use"
+            );
+            data_path.metrics.reload(what, false);
+            status.set_reload(what, Err(error));
+        }
+        if !left.is_empty() && (is_usable || new.left != old.left) {
+            error!(what = label, error = %left, "file applied in part");
+        }
+        if is_usable {
+            data_path.metrics.reload(what, left.is_empty());
+        }
+        if is_usable && left.is_empty() {
+            info!(what = label, "reloaded");
+            status.set_reload(what, Ok(()));
+        } else if is_usable {
+            status.set_partial_reload(what, left);
+        }
     }
 }
 
@@ -504,9 +392,8 @@ fn with_contents(paths: &[PathBuf]) -> Vec<PathBuf> {
 }
 
 /// Returns the fingerprints of the files.
-pub(super) fn fingerprints(files: &[PathBuf]) -> Fingerprints {
-    let print = |file: &PathBuf| (file.clone(), fingerprint(file));
-    files.iter().map(print).collect()
+pub(super) fn fingerprints<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Fingerprints {
+    files.into_iter().map(|file| (file.clone(), fingerprint(file))).collect()
 }
 
 /// Reads at most one byte more than the size limit: a larger file is rejected, so the rest is not

@@ -8,9 +8,6 @@ use crate::config::{Config, Examined};
 use crate::snapshot::TrustSet;
 use crate::tls::{IdentityMaterial, Issuer, PeerTrust};
 
-/// Own certificate, if it is in files, and the trust that peers are verified against.
-pub(super) type Certificates = (Option<IdentityMaterial>, PeerTrust);
-
 /// Returns the trust set of a configuration, including the issuers in its files.
 pub(super) fn set(config: &Config, loaded: &PeerTrust) -> TrustSet {
     let trust = &config.trust;
@@ -30,15 +27,16 @@ pub(super) fn set(config: &Config, loaded: &PeerTrust) -> TrustSet {
 /// Peers of the cluster would then not be assigned to it either.
 pub(super) fn own_issuer(
     examined: &Examined,
-    certificates: Option<&Certificates>,
+    own: Option<&IdentityMaterial>,
+    trust: Option<&PeerTrust>,
 ) -> Option<String> {
-    let (material, loaded) = certificates?;
-    let own = &examined.config.as_ref()?.gateway.cluster;
-    if loaded.clusters.is_empty() {
+    let clusters = &trust?.clusters;
+    if clusters.is_empty() {
         return None;
     }
-    let Issuer { spki, subject } = material.as_ref()?.issuer()?;
-    let place = match loaded.clusters.get(&spki) {
+    let Issuer { spki, subject } = own?.issuer()?;
+    let own = &examined.config.as_ref()?.gateway.cluster;
+    let place = match clusters.get(&spki) {
         Some(cluster) if cluster == own => return None,
         Some(cluster) => format!("is in cluster `{cluster}`"),
         None => "is in no cluster".to_owned(),
@@ -58,10 +56,11 @@ pub(super) fn own_issuer(
 pub(super) fn revocation_warnings(
     path: &Path,
     examined: &Examined,
-    certificates: Option<&Certificates>,
+    own: Option<&IdentityMaterial>,
+    trust: Option<&PeerTrust>,
 ) -> Vec<String> {
     let config = examined.trust.as_ref().and_then(|trust| trust.crl.as_ref());
-    let (Some(config), Some((material, trust))) = (config, certificates) else {
+    let (Some(config), Some(trust)) = (config, trust) else {
         return Vec::new();
     };
     let crls = trust.crls.iter();
@@ -80,7 +79,7 @@ pub(super) fn revocation_warnings(
     }
     let first = config.files.first().map_or(path, PathBuf::as_path);
     let place = examined.place_of(first, path);
-    let roots = trust.roots_without_crl(material.as_ref()).into_iter();
+    let roots = trust.roots_without_crl(own).into_iter();
     warnings.extend(roots.map(|root| {
         format!(
             "{place}: warning: `trust.crl` has no list of the root {root}: peers below {root} are \

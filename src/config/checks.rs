@@ -3,47 +3,14 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::define::Type;
 use super::{
-    ADMIN, Discovery, Distribution, Enforcement, Exposure, Gateway, Identity, Link, METRICS, Names,
-    Policy, READINESS, Traffic, Trust,
+    ADMIN, Discovery, Distribution, Enforcement, Link, METRICS, READINESS, Sections, Trust,
 };
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::label::KNOWN_LABELS;
-use crate::yaml::{Document, Kind, Node, Position, Report, Value};
-
-/// The sections that others are checked against, each if it is readable.
-#[derive(Debug)]
-pub(super) struct Sections {
-    pub gateway: Option<Gateway>,
-    pub identity: Option<Identity>,
-    pub trust: Option<Trust>,
-    pub discovery: Option<Discovery>,
-    pub exposure: Option<Exposure>,
-    names: Option<Names>,
-    links: Option<Vec<Link>>,
-    traffic: Option<Vec<Traffic>>,
-    policy: Option<Policy>,
-}
+use crate::yaml::{Kind, Node, Position, Report, Value};
 
 impl Sections {
-    /// Reads the sections, without their findings: the reader of the configuration reports them.
-    pub(super) fn read(document: &Document) -> Self {
-        let report = document.report();
-        let root = Value::of_document(document, &report);
-        Self {
-            gateway: section::<Gateway>(root, "gateway"),
-            identity: section::<Identity>(root, "identity"),
-            trust: section::<Trust>(root, "trust"),
-            discovery: section::<Discovery>(root, "discovery"),
-            exposure: section::<Exposure>(root, "exposure"),
-            names: section::<Names>(root, "names"),
-            links: section::<Vec<Link>>(root, "links"),
-            traffic: section::<Vec<Traffic>>(root, "traffic"),
-            policy: section::<Policy>(root, "policy"),
-        }
-    }
-
     /// Reports values that contradict other sections.
     pub(super) fn check(&self, root: Value<'_>, report: &Report) {
         reserved_clusters(root);
@@ -149,7 +116,7 @@ impl Sections {
 
     /// Warns of links by which the gateway cannot be used.
     fn own_links(&self, root: Value<'_>) {
-        let (Some(gateway), Some(links)) = (&self.gateway, &self.links) else {
+        let (Some(gateway), Some(Some(links))) = (&self.gateway, &self.links) else {
             return;
         };
         let own = &gateway.cluster;
@@ -247,10 +214,6 @@ impl Sections {
 fn bound_clusters(root: Value<'_>) -> impl Iterator<Item = Value<'_>> {
     let lists = root.find("bindings[].cluster[]");
     root.find("bindings[].cluster").into_iter().chain(lists)
-}
-
-fn section<T: Type>(root: Value<'_>, key: &'static str) -> Option<T::Out> {
-    root.find(key).into_iter().next().and_then(T::read)
 }
 
 /// Warns of variables such as `${CLUSTER}`, which nothing expands. Findings name the variable

@@ -46,7 +46,6 @@ pub use aliases::{Alias, Names, SUFFIXES};
 pub use audience::Audience;
 pub use auto::{AutoExport, Selector};
 pub use bindings::{Binding, Inner, ObjectBindings, Workloads};
-use checks::Sections;
 use define::{NewFile, NonEmpty, Workers, section};
 pub use discovery::{ControlPlane, Discovery, NamedCluster, NodeNames, Roots};
 pub use exposure::{DefaultExposure, ExposedService, Exposure, ServiceLimits};
@@ -74,7 +73,7 @@ pub use vips::{vip, vip_count};
 
 section! {
     /// All of `strait.yaml`, checked.
-    pub struct Config at "", planned("tracing") {
+    pub struct Config at "" parts Sections {
         /// The file.
         file: PathBuf as NewFile = fact(|fields: &Fields<'_>| fields.file().to_owned());
         /// Cluster, network and locality of the gateway.
@@ -163,29 +162,30 @@ impl Examined {
         let report = document.report();
         let root = Value::of_document(document, &report);
         let fields = Fields::of_document(document, &report, "gateway: {cluster: east}");
-        let config = fields.and_then(|mut fields| {
-            let config = Config::read_keys(&mut fields);
+        let sections = fields.map(|mut fields| {
+            fields.later(&["tracing"]);
+            let sections = Sections::read(&mut fields);
             fields.finish();
-            config
+            sections.check(root, &report);
+            sections
         });
-        let sections = Sections::read(document);
-        sections.check(root, &report);
-        let objects = sections.exposure.map(|exposure| exposure.files);
-        let mut examined = Self {
-            config,
-            identity: sections.identity,
-            trust: sections.trust,
-            trust_place: root.find("trust").first().map(|trust| trust.place()),
-            discovery: sections.discovery,
-            objects: objects.unwrap_or_default(),
-            named: report.named(),
-            absent: report.absent(),
-            findings: report.into_findings(),
+        let trust_place = root.find("trust").first().map(|trust| trust.place());
+        let (named, absent) = (report.named(), report.absent());
+        let findings = report.into_findings();
+        let Some(sections) = sections else {
+            return Self { findings, ..Self::default() };
         };
-        if examined.findings.has_errors_beside_absent() {
-            examined.config = None;
+        Self {
+            identity: sections.identity.clone(),
+            trust: sections.trust.clone(),
+            trust_place,
+            discovery: sections.discovery.clone(),
+            objects: sections.exposure.iter().flat_map(|one| one.files.clone()).collect(),
+            config: sections.complete().filter(|_| !findings.has_errors_beside_absent()),
+            named,
+            absent,
+            findings,
         }
-        examined
     }
 }
 
@@ -232,24 +232,29 @@ impl Config {
         all.any(|other| checks::addresses_overlap(address, other))
     }
 
-    /// Returns the keys that `new` changes and that only a restart applies. Listeners, trust,
-    /// exposure, links, names, policy, traffic, networks, bindings, `log.level` and `log.access`
-    /// apply live.
-    pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
+    /// Gives `new` the values of this configuration for the keys that only a restart applies, and
+    /// returns those that differed. Listeners, trust, exposure, links, names, policy, traffic,
+    /// networks, bindings, `log.level` and `log.access` apply live.
+    pub fn keep_restart_only(&self, new: &mut Self) -> Vec<&'static str> {
+        fn differed<T: Clone + PartialEq>(old: &T, new: &mut T) -> bool {
+            let differed = old != new;
+            new.clone_from(old);
+            differed
+        }
         let keys = [
-            ("gateway", self.gateway != new.gateway),
-            ("identity", self.identity != new.identity),
-            ("discovery", self.discovery != new.discovery),
-            ("dns", self.dns != new.dns),
-            ("dial", self.dial != new.dial),
-            ("limits", self.limits != new.limits),
-            ("workers", self.workers != new.workers),
-            ("admin", self.admin != new.admin),
-            ("metrics", self.metrics != new.metrics),
-            ("readiness", self.readiness != new.readiness),
-            ("drain", self.drain != new.drain),
-            ("log.format", self.log.format != new.log.format),
+            ("gateway", differed(&self.gateway, &mut new.gateway)),
+            ("identity", differed(&self.identity, &mut new.identity)),
+            ("discovery", differed(&self.discovery, &mut new.discovery)),
+            ("dns", differed(&self.dns, &mut new.dns)),
+            ("dial", differed(&self.dial, &mut new.dial)),
+            ("limits", differed(&self.limits, &mut new.limits)),
+            ("workers", differed(&self.workers, &mut new.workers)),
+            ("admin", differed(&self.admin, &mut new.admin)),
+            ("metrics", differed(&self.metrics, &mut new.metrics)),
+            ("readiness", differed(&self.readiness, &mut new.readiness)),
+            ("drain", differed(&self.drain, &mut new.drain)),
+            ("log.format", differed(&self.log.format, &mut new.log.format)),
         ];
-        keys.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| key).collect()
+        keys.into_iter().filter(|(_, differed)| *differed).map(|(key, _)| key).collect()
     }
 }

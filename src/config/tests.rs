@@ -44,13 +44,15 @@ fn a_change_says_which_keys_need_a_restart() {
     new.trust.domains.clear();
     new.exposure.default = DefaultExposure::All;
     new.links = Some(Vec::new());
-    assert!(old.restart_only_changes(&new).is_empty());
+    assert!(old.keep_restart_only(&mut new).is_empty());
+    let live = new.clone();
     new.workers = 3;
     new.limits.buffers = Some(1 << 20);
     new.drain.lag = Duration::ZERO;
     new.log.format = LogFormat::Json;
-    let keys = old.restart_only_changes(&new);
+    let keys = old.keep_restart_only(&mut new);
     assert_eq!(keys, ["limits", "workers", "drain", "log.format"]);
+    assert_eq!(new, live);
 }
 
 proptest! {

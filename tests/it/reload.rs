@@ -9,6 +9,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Duration, Instant};
 
+use crate::scope::{started, write};
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, echoes,
     identities, mounted, raw, replace, run, until,
@@ -432,6 +433,53 @@ fn sighup_reads_all_files_again_and_a_bad_one_keeps_the_last_good_state() {
         echoes(&mut old).await;
         echoes(&mut client.tunnel(ECHO).await.expect("a new tunnel")).await;
         assert!(gateway.is_running());
+    });
+}
+
+#[test]
+fn each_source_applies_while_others_are_unusable() {
+    run(async {
+        let net = Net::new();
+        let with = |host| Settings::new(net, identities()).endpoints(&[(host, 1, "TCP")]);
+        let mut settings = with(11);
+        settings.exposure += "  files: [objects]\n";
+        let gateway = started(&settings, "").await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        write(gateway.folder.path(), "all.yaml", "kind: [\n");
+        reloads(&gateway, "objects", "error", 1.0).await;
+
+        let file = gateway.file("strait.yaml");
+        let config = std::fs::read_to_string(&file).expect("a file");
+        let closed = config.replace("cluster: west}]", "cluster: west, namespaces: [bank]}]");
+        assert_ne!(config, closed);
+        replace(&file, &closed);
+        assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
+        reloads(&gateway, "config", "ok", 1.0).await;
+        let status = gateway.run_command(&["status"]).await.1;
+        assert!(status.contains("all.yaml:"), "{status}");
+
+        replace(&file, "gateway: {cluster: east}\nlisteners: 5\n");
+        replace(&gateway.file("mesh.yaml"), &with(12).mesh);
+        reloads(&gateway, "mesh", "ok", 1.0).await;
+        reloads(&gateway, "config", "error", 1.0).await;
+        let (_, dump) = gateway.http(15000, "GET", "/config_dump").await;
+        assert!(dump.contains(&net.ip(12).to_string()), "{dump}");
+        write(gateway.folder.path(), "all.yaml", "");
+        reloads(&gateway, "objects", "ok", 1.0).await;
+        assert_eq!(reload_counts(&gateway, "error").await, [0.0, 1.0, 0.0, 1.0]);
+
+        replace(&file, &config);
+        reloads(&gateway, "config", "ok", 2.0).await;
+        let warned = "has no link to `east`";
+        replace(&file, &format!("{config}links: [{{from: west, to: north}}]\n"));
+        gateway.logged(warned).await;
+        replace(&gateway.file("mesh.yaml"), &with(11).mesh);
+        reloads(&gateway, "mesh", "ok", 2.0).await;
+        replace(&file, &format!("{config}links: [{{from: west, to: south}}]\n"));
+        reloads(&gateway, "config", "ok", 4.0).await;
+        assert_eq!(gateway.log().matches(warned).count(), 1);
     });
 }
 

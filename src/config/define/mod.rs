@@ -170,6 +170,8 @@ pub(super) fn repeated<T>(entries: &[(T, Value<'_>)], name: impl Fn(&T) -> Strin
 /// After `at` stands the path, as findings name it, or several of them (`A | B`). The options, in
 /// this order:
 /// - `or default`: the section may be absent, and implements `Default`;
+/// - `parts NAME`: a further type has the values of the readable keys, for checks that find all
+///   mistakes;
 /// - `derive(…)`: further derives;
 /// - `planned(…)`: keys of the design that this version lacks;
 /// - `check(f)`: `f(read, value)` checks what several keys mean together;
@@ -276,6 +278,53 @@ macro_rules! section {
                 Self { $($field),* }
             }
         }
+    };
+
+    (@parts $parts:ident of $name:ident {
+        $(
+            $(#[doc = $doc:literal])*
+            $field:ident $([$rename:literal])? : $ty:ty $(as $kind:ty)?
+                = $mode:ident($($arg:tt)*) $(since $since:literal)? $(unless $unless:expr)? ;
+        )*
+    }) => {
+        /// Values of the keys, each if it is readable.
+        #[derive(Debug)]
+        struct $parts {
+            $( $field: Option<$ty>, )*
+        }
+
+        impl $parts {
+            /// Reads each key once.
+            fn read(fields: &mut $crate::yaml::Fields<'_>) -> Self {
+                $(
+                    let $field = section!(@read $mode($($arg)*) fields
+                        [$field $($rename)?] [$ty $(, $kind)?]);
+                    let known = || Some(match $field {
+                        $crate::config::define::Read::Given(read) => read,
+                        $crate::config::define::Read::Absent => section!(@default $mode($($arg)*)),
+                        $crate::config::define::Read::Wrong => return None,
+                    });
+                    let $field: Option<$ty> = known();
+                )*
+                Self { $($field),* }
+            }
+
+            /// Returns the whole, if every key is readable.
+            fn complete(self) -> Option<$name> {
+                Some($name { $( $field: self.$field?, )* })
+            }
+        }
+    };
+
+    (
+        $(#[doc = $about:literal])*
+        $vis:vis struct $name:ident at $place:literal parts $parts:ident { $($body:tt)* }
+    ) => {
+        section! {
+            $(#[doc = $about])*
+            $vis struct $name at $place { $($body)* }
+        }
+        section! { @parts $parts of $name { $($body)* } }
     };
 
     (
