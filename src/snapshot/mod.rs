@@ -22,6 +22,7 @@ mod derived_services;
 mod endpoint;
 mod endpoints;
 mod exclusion;
+mod expiring;
 mod exposed_workloads;
 mod exposure;
 mod hosts;
