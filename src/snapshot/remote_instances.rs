@@ -48,10 +48,10 @@ struct BehindGateway {
 
 /// Instances of a service in one network.
 #[derive(Default)]
-struct Found<'a> {
-    all: Vec<&'a Arc<Workload>>,
+pub(super) struct Found<'a> {
+    pub(super) all: Vec<&'a Arc<Workload>>,
     /// Instances that serve the port, each with whether it is ready.
-    serving: Vec<(&'a Arc<Workload>, bool)>,
+    pub(super) serving: Vec<(&'a Arc<Workload>, bool)>,
 }
 
 /// Added, changed or removed records, and the affected services.
@@ -259,7 +259,7 @@ impl RemoteInstances {
 
     /// Returns the gateways of a network that have an address: those with a record, then those
     /// that only its instances name.
-    fn gateways(
+    pub(super) fn gateways(
         &self,
         network: &str,
         instances: &[&Arc<Workload>],
@@ -400,75 +400,8 @@ impl RemoteInstances {
         self.assert_clusters();
     }
 
-    /// Returns the endpoints of a service port behind the gateways of these clusters. A network
-    /// whose instances of the service are unknown counts as one instance.
-    pub(super) fn cluster_shares(
-        &self,
-        clusters: &[Arc<str>],
-        (service, port): ((&mesh::Service, &str), u16),
-        (rules, own_network): (&NetworkTable, &str),
-        mut state: impl FnMut(&Arc<str>, SocketAddr) -> Arc<EndpointState>,
-    ) -> Vec<NetworkShare> {
-        let mut networks = self.instances(service, port, (own_network, false));
-        for network in self.gateways.keys() {
-            networks.entry(network).or_default();
-        }
-        let share = |(network, found): (&str, Found<'_>)| {
-            let is_known = !found.all.is_empty();
-            let counts = is_known.then(|| capacity(&found.serving));
-            let (ready, all) = counts.unwrap_or((1, 1));
-            let mut gateways = self.gateways(network, &found.all, rules);
-            gateways.retain(|one| one.is_ready() && clusters.contains(&one.remote.cluster));
-            let gateways = gateways.into_iter().map(|gateway| {
-                let state = state(&gateway.remote.network, gateway.address);
-                let instances = (&*found.serving, ready);
-                gateway.endpoint(service, port, Rank::default(), instances, state)
-            });
-            let gateways: Vec<_> = gateways.collect();
-            (ready > 0 && !gateways.is_empty()).then_some(NetworkShare {
-                gateways,
-                part: None,
-                ready,
-                all,
-            })
-        };
-        networks.into_iter().filter_map(share).collect()
-    }
-
-    /// Returns the gateways of these clusters that [`Self::cluster_shares`] leaves out, each with
-    /// the reason.
-    pub(super) fn unused_gateways(
-        &self,
-        clusters: &[Arc<str>],
-        (service, port): ((&mesh::Service, &str), u16),
-        (rules, own_network): (&NetworkTable, &str),
-    ) -> Vec<(String, &'static str)> {
-        let known = self.instances(service, port, (own_network, false));
-        let networks = self.gateways.keys().map(|network| &**network);
-        let networks: BTreeSet<&str> = networks.chain(known.keys().copied()).collect();
-        let unused = networks.into_iter().flat_map(|network| {
-            let found = known.get(network);
-            let instances = found.map_or(&[][..], |found| &found.all);
-            let has_ready = found.is_none_or(|found| capacity(&found.serving).0 > 0);
-            let mut gateways = self.gateways(network, instances, rules);
-            gateways.retain(|one| {
-                one.remote.cluster.is_empty() || clusters.contains(&one.remote.cluster)
-            });
-            gateways.into_iter().filter_map(move |gateway| {
-                let why = match (gateway.is_ready(), has_ready) {
-                    _ if gateway.remote.cluster.is_empty() => self.why_unknown(&gateway),
-                    (true, true) => return None,
-                    (false, _) => "the gateway is not ready",
-                    (true, false) => "no instance of the service behind it is ready",
-                };
-                Some((format!("{network}/gateway/{}", gateway.address), why))
-            })
-        });
-        unused.collect()
-    }
-
     /// Returns the instances of a service by network.
-    fn instances(
+    pub(super) fn instances(
         &self,
         (service, name): (&mesh::Service, &str),
         port: u16,
@@ -558,7 +491,7 @@ fn serves(
 /// Returns the capacity of the ready instances and of all. A split-horizon record stands for all
 /// instances that are reached through its gateway: it adds nothing to instances that are known
 /// one by one, or to the record of another gateway of the network.
-fn capacity(instances: &[(&Arc<Workload>, bool)]) -> (u32, u32) {
+pub(super) fn capacity(instances: &[(&Arc<Workload>, bool)]) -> (u32, u32) {
     let add = |sum: &mut (u32, u32), (one, is_ready): &(&Arc<Workload>, bool)| {
         let ready = if *is_ready { one.capacity } else { 0 };
         *sum = (sum.0.saturating_add(ready), sum.1.saturating_add(one.capacity));
