@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::exclusion::remote_network;
 use super::tiers::Ranking;
-use super::{Alias, Service, Shards, Snapshot, Subset, mesh};
+use super::{Alias, Service, Snapshot, Subset, mesh};
 use crate::config::HostPort;
 
 impl Snapshot {
@@ -55,7 +55,7 @@ impl Snapshot {
             one.label == alias.label && one.to == alias.to && one.subset == alias.subset
         });
         let earlier = before.derived_services.get(&alias.label).filter(|_| same);
-        let service = self.index.service(&definition, &behind, Some(alias), earlier, ranking);
+        let service = self.build_service(&definition, &behind, Some(alias), earlier, ranking);
         self.derived_services.insert(Arc::clone(&alias.label), Arc::new(service));
     }
 
@@ -75,15 +75,6 @@ impl Snapshot {
         };
         own.any(|one| subset.part_of(one).is_some())
             || service.definition.ports.keys().any(has_part)
-    }
-
-    /// Rebuilds all derived services.
-    pub(super) fn rebuild_derived(&mut self, before: &Self) {
-        self.derived_services = Shards::default();
-        let names = Arc::clone(&self.names);
-        for alias in names.derived_aliases() {
-            self.build_derived(before, alias);
-        }
     }
 }
 

@@ -109,6 +109,22 @@ pub(super) fn service_exclusion(
     }
 }
 
+/// Returns the target port at which a workload serves a port of the service `name`, and whether it
+/// is ready. `None` if it cannot be an endpoint.
+pub(super) fn served(
+    service: &Service,
+    name: &str,
+    workload: &Workload,
+    port: u16,
+) -> Option<(u16, bool)> {
+    let target = *workload.services.get(name)?.get(&port)?;
+    match service_exclusion(service, workload, port) {
+        None => Some((target, true)),
+        Some(ExclusionReason::Unhealthy) => Some((target, false)),
+        Some(_) => None,
+    }
+}
+
 /// Returns the port at which `workload` serves port `port` of `service`. Scans the workload's few
 /// services, which avoids formatting the key `namespace/hostname`.
 pub(super) fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16> {

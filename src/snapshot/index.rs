@@ -11,74 +11,52 @@ use std::sync::Arc;
 use super::endpoints::Entries;
 use super::exclusion::{speaks_hbone, workload_exclusion};
 use super::exposed_workloads::ExposedWorkloads;
-use super::identities::{self, Identities};
 use super::members::{Member, dialled_port, ports};
-use super::mesh::{self, Mesh};
-use super::networks::NetworkTable;
+use super::mesh::{self, Mesh, Place};
 use super::precedence::claim::Claim;
 use super::remote_instances::{self, NetworkShare, RemoteInstances};
 use super::tiers::Ranking;
-use super::waypoints::NamedWaypoints;
-use super::{Alias, Endpoint, Service, Shards, TransitSets};
+use super::{Alias, Endpoint, Service, Shards, Snapshot, TransitSets};
 
 /// Joined state that the builder keeps for the next change.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     /// Network whose endpoints are local.
     pub(super) network: Arc<str>,
-    /// True if HBONE listeners skip endpoints without HBONE.
-    pub(super) hbone_only: bool,
-    /// True if TLS listeners need endpoints, too.
-    pub(super) has_passthrough: bool,
     /// Workloads that can be dialled, by uid, for each `namespace/hostname` that they name.
     pub(super) members: Shards<Arc<str>, Members>,
     /// Services that claim each hostname.
     pub(super) claims: Shards<Arc<str>, Arc<[Claim]>>,
-    /// Identities of the workloads of each service.
-    pub(super) identities: Identities,
-    /// Waypoints that services name.
-    pub(super) waypoints: NamedWaypoints,
+    /// Places of the waypoints that services name, each with the number of these services.
+    pub(super) waypoints: Shards<Place, usize>,
     /// Workloads that are reached at their addresses.
     pub(super) exposed_workloads: ExposedWorkloads,
     /// Instances and gateways of other networks.
     pub(super) remote: RemoteInstances,
-    /// Configuration of other networks.
-    pub(super) networks: Arc<NetworkTable>,
-    /// True if some tunnel may leave the network, which takes sets with remote endpoints.
-    pub(super) transit: bool,
 }
 
 type Members = Arc<[Member]>;
 
-/// Services and workloads affected by a change of workloads.
-pub(super) struct Joined<'a> {
-    pub(super) hosts: BTreeSet<&'a str>,
+/// Effects of a change of workloads.
+pub(super) struct Joined {
+    /// Services, as `namespace/hostname`, whose endpoints may differ.
+    pub(super) services: BTreeSet<Arc<str>>,
     /// True if other policies may select a workload.
     pub(super) reselected: bool,
-    /// Services that have lost an identity.
-    pub(super) losers: Vec<Arc<str>>,
-    /// Effects on other networks.
-    pub(super) remote: remote_instances::Applied,
+    /// True if a gateway of another network is new, or has another identity or cluster.
+    pub(super) has_new_gateway: bool,
 }
 
-/// Hostnames affected by a change of services.
+/// Effects of a change of services.
 #[derive(Default)]
 pub(super) struct Claimed<'a> {
+    /// Hostnames that another service may now answer to.
     pub(super) hosts: BTreeSet<&'a str>,
     /// True if the waypoints or the visibility of a service changed. A service that reappears as
     /// private may have open tunnels.
     pub(super) rerouted: bool,
     /// True if one of the services has or had waypoints.
     pub(super) has_waypoints: bool,
-}
-
-/// Workloads of one template and of the same services that are added, changed or removed.
-struct Pods<'a> {
-    /// One of the workloads.
-    like: &'a mesh::Workload,
-    gone: Vec<&'a mesh::Workload>,
-    /// Added or changed workloads, each with its previous version.
-    come: Vec<(&'a Arc<mesh::Workload>, Option<&'a mesh::Workload>)>,
 }
 
 /// Service with its members, at one of its ports or at the requested one.
@@ -95,44 +73,60 @@ pub(super) struct Behind<'a> {
 /// Members of a service that are added or changed, and uids of those that are removed.
 type Edits<'a> = Vec<(&'a str, Option<Member>)>;
 
-impl Index {
-    /// Joins workloads with the services that they name. Endpoint states of workloads unknown to
-    /// this index are taken from `previous`.
-    pub(super) fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh, previous: &Self) -> Joined<'a> {
-        let (pods, reselected) = pods(old, new);
-        let mut identities = identities::Edits::default();
-        let mut edits: HashMap<&'a Arc<str>, Edits<'a>> = HashMap::new();
+/// Changes of the index.
+impl Snapshot {
+    /// Joins workloads with the services that they name. Endpoints keep the states of `before`.
+    pub(super) fn join(&mut self, before: &Self, old: &Mesh, new: &Mesh) -> Joined {
+        let network = Arc::clone(&self.index.network);
+        let mut edits: HashMap<&Arc<str>, Edits<'_>> = HashMap::new();
         let mut remote = remote_instances::Edits::default();
-        for Pods { like, gone, come } in pods {
-            gone.iter().for_each(|one| remote.remove(one, &self.network));
-            come.iter().for_each(|(one, _)| remote.add(one, &self.network));
-            identities.change(like, come.len(), gone.len());
-            let ports = ports(like, self.has_passthrough);
-            let come = come.into_iter().filter_map(|(workload, before)| {
-                let address = self.dialled(workload).filter(|_| !ports.is_empty())?;
-                let known = before.and_then(|before| self.member(before));
-                let known = known.or_else(|| previous.member(workload));
-                let member = Member::new(workload, address, &ports, known);
-                Some((&*workload.uid, Some(member)))
-            });
-            let gone = gone.into_iter().map(|workload| (&*workload.uid, None));
-            let changed: Vec<_> = gone.chain(come).collect();
-            for service in like.services.keys() {
-                edits.entry(service).or_default().extend_from_slice(&changed);
+        let mut reselected = false;
+        for (uid, then, now) in new.workloads.changes(&old.workloads, same) {
+            if let Some(then) = then {
+                remote.remove(then, &network);
+                for service in then.services.keys() {
+                    edits.entry(service).or_default().push((uid, None));
+                }
+            }
+            let Some(now) = now else { continue };
+            reselected |= match then {
+                Some(then) => (&then.namespace, &then.policies) != (&now.namespace, &now.policies),
+                // A workload that was absent for a while may still have open tunnels.
+                None => !now.policies.is_empty(),
+            };
+            remote.add(now, &network);
+            let Some(member) = self.dialled(now, before.index.member(then.unwrap_or(now))) else {
+                continue;
+            };
+            for service in now.services.keys() {
+                edits.entry(service).or_default().push((uid, Some(member.clone())));
             }
         }
-        let losers = self.identities.apply(identities);
-        let earlier = (&previous.remote, &*self.network);
-        let remote = self.remote.apply(remote, &self.networks, earlier);
-        let mut hosts = BTreeSet::new();
+        let earlier = (&before.index.remote, &*network);
+        let remote = self.index.remote.apply(remote, &self.networks, earlier);
+        let mut services = remote.services;
         for (service, edits) in edits {
-            if self.edit(service, edits) {
-                hosts.extend(service.split_once('/').map(|(_, host)| host));
+            if self.index.edit(service, edits) {
+                services.insert(Arc::clone(service));
             }
         }
-        Joined { hosts, reselected, losers, remote }
+        Joined { services, reselected, has_new_gateway: remote.has_new_gateway }
     }
 
+    /// Returns the member for a workload, if it can be dialled from our network. `known` is its
+    /// previous version.
+    fn dialled(&self, workload: &Arc<mesh::Workload>, known: Option<&Member>) -> Option<Member> {
+        let address = workload.addresses.first().map(IpAddr::to_canonical)?;
+        let hbone_only = self.mesh.hbone_only && !self.has_passthrough;
+        if workload_exclusion(workload, self.network(), hbone_only).is_some() {
+            return None;
+        }
+        let ports = ports(workload, self.has_passthrough);
+        (!ports.is_empty()).then(|| Member::new(workload, address, &ports, known))
+    }
+}
+
+impl Index {
     /// Returns the member for a workload, if it can be dialled.
     fn member(&self, workload: &mesh::Workload) -> Option<&Member> {
         let mut services = workload.services.keys();
@@ -141,18 +135,6 @@ impl Index {
             let place = members.binary_search_by(|one| one.uid().cmp(&*workload.uid));
             members.get(place.ok()?)
         })
-    }
-
-    /// Returns the address of a workload if it can be dialled from our network.
-    fn dialled(&self, workload: &mesh::Workload) -> Option<IpAddr> {
-        let first = workload.addresses.first().map(IpAddr::to_canonical);
-        let hbone_only = self.hbone_only && !self.has_passthrough;
-        first.filter(|_| workload_exclusion(workload, &self.network, hbone_only).is_none())
-    }
-
-    /// Returns true if HBONE listeners dial a workload for a port of a service.
-    fn tunnels_to(&self, workload: &mesh::Workload, port: u16, target: u16) -> bool {
-        !self.hbone_only || speaks_hbone(workload, port, target)
     }
 
     /// Changes the members of a service. Returns false if nothing changed.
@@ -182,38 +164,38 @@ impl Index {
         is_changed
     }
 
-    /// Updates the services that claim each hostname.
+    /// Updates the services that claim each hostname. Claims of the index `before` keep their age.
     pub(super) fn claim<'a>(
         &mut self,
-        old: &'a Mesh,
-        new: &'a Mesh,
-        previous: &Self,
+        before: &Self,
+        (old, new): (&'a Mesh, &'a Mesh),
         version: u64,
     ) -> Claimed<'a> {
         let mut claimed = Claimed::default();
-        for (name, before, after) in new.services.changes(&old.services, same) {
-            claimed.rerouted |= after.is_some_and(|after| match before {
-                Some(before) => {
-                    before.waypoints != after.waypoints
-                        || before.ingress_use_waypoint != after.ingress_use_waypoint
-                        || before.private != after.private
+        for (name, then, now) in new.services.changes(&old.services, same) {
+            claimed.rerouted |= now.is_some_and(|now| match then {
+                Some(then) => {
+                    then.waypoints != now.waypoints
+                        || then.ingress_use_waypoint != now.ingress_use_waypoint
+                        || then.private != now.private
                 }
-                None => after.private,
+                None => now.private,
             });
-            self.waypoints.update_counts(before, after);
-            for service in [before, after].into_iter().flatten() {
+            for (service, is_now) in [(now, true), (then, false)] {
+                self.count_waypoints(service, is_now);
+            }
+            for service in [then, now].into_iter().flatten() {
                 claimed.has_waypoints |= !service.waypoints.is_empty();
-                let old = self.claims(&service.hostname).iter();
-                let earlier = previous.claims(&service.hostname).iter();
-                let mut known = old.clone().chain(earlier);
-                let before = known.find(|claim| claim.name == *name);
-                let since = before.map_or(version, |claim| claim.since);
-                let others = old.filter(|claim| claim.name != *name);
-                let mut claims: Vec<_> = others.cloned().collect();
-                let stays = after.filter(|after| after.hostname == service.hostname);
-                claims.extend(stays.map(|after| Claim {
+                let mut known = before.claims(&service.hostname).iter();
+                let known = known.find(|claim| claim.name == *name);
+                let since = known.map_or(version, |claim| claim.since);
+                let others = self.claims(&service.hostname).iter();
+                let mut claims: Vec<_> =
+                    others.filter(|claim| claim.name != *name).cloned().collect();
+                let stays = now.filter(|now| now.hostname == service.hostname);
+                claims.extend(stays.map(|now| Claim {
                     name: Arc::clone(name),
-                    service: Arc::clone(after),
+                    service: Arc::clone(now),
                     since,
                 }));
                 let claims = (!claims.is_empty()).then(|| claims.into());
@@ -222,6 +204,16 @@ impl Index {
             }
         }
         claimed
+    }
+
+    /// Counts the waypoints of a service that is added, or no longer those of one that is removed.
+    fn count_waypoints(&mut self, service: Option<&Arc<mesh::Service>>, is_added: bool) {
+        for waypoint in service.into_iter().flat_map(|of| &of.waypoints) {
+            let place = waypoint.gateway.place.canonical();
+            let count = self.waypoints.get(&place).copied().unwrap_or(0);
+            let count = if is_added { count + 1 } else { count.saturating_sub(1) };
+            self.waypoints.set(place, (count > 0).then_some(count));
+        }
     }
 
     /// Returns the claims to a hostname.
@@ -234,9 +226,31 @@ impl Index {
         self.claims.keys().map(|host| &**host)
     }
 
+    /// Returns a service with its members, at one of its ports or at the requested one.
+    pub(super) fn part<'a>(&'a self, service: &'a mesh::Service, port: Option<u16>) -> Behind<'a> {
+        let name = format!("{}/{}", service.namespace, service.hostname);
+        Behind { service, port, members: self.members_of(&name), name }
+    }
+
+    /// Returns the workloads of the service `namespace/hostname` that can be dialled, by uid.
+    pub(super) fn members_of(&self, name: &str) -> &[Member] {
+        let members = self.members.get(name);
+        members.map_or(&[], |members| members)
+    }
+
+    /// Returns the VIPs of a service in our network.
+    pub(super) fn vips(&self, service: &mesh::Service) -> BTreeSet<IpAddr> {
+        let here = |network: &str| network.is_empty() || *network == *self.network;
+        let vips = service.vips.iter().filter(|(network, _)| here(network));
+        vips.map(|(_, vip)| vip.to_canonical()).collect()
+    }
+}
+
+/// Services with their endpoints.
+impl Snapshot {
     /// Returns a service with the endpoints that may be dialled: its own, or those of the services
     /// that an alias leads to. It keeps the results of dials of the service that it replaces.
-    pub(super) fn service<'r>(
+    pub(super) fn build_service<'r>(
         &self,
         definition: &Arc<mesh::Service>,
         behind: &[(Arc<mesh::Service>, Option<u16>)],
@@ -245,7 +259,7 @@ impl Index {
         ranking: impl Fn(u16) -> Ranking<'r>,
     ) -> Service {
         let before = before.filter(|before| before.namespace == definition.namespace);
-        let parts: Vec<_> = behind.iter().map(|(of, port)| self.part(of, *port)).collect();
+        let parts: Vec<_> = behind.iter().map(|(of, port)| self.index.part(of, *port)).collect();
         let subset = alias.and_then(|alias| alias.subset.as_ref());
         let local = |port: u16, is_passthrough: bool| {
             let endpoints = parts.iter().flat_map(|part| {
@@ -285,7 +299,7 @@ impl Index {
             Some(TransitSets { failover, always })
         };
         let networks =
-            parts.iter().flat_map(|part| self.remote.networks(&part.name, &self.network));
+            parts.iter().flat_map(|part| self.index.remote.networks(&part.name, self.network()));
         let networks: BTreeSet<_> = networks.collect();
         Service {
             name: Arc::clone(&definition.name),
@@ -297,7 +311,7 @@ impl Index {
             } else {
                 HashMap::new()
             },
-            transit_ports: if self.transit && !networks.is_empty() {
+            transit_ports: if self.exposure.has_transit() && !networks.is_empty() {
                 own.keys().filter_map(|port| Some((*port, remote(*port)?))).collect()
             } else {
                 HashMap::new()
@@ -316,13 +330,13 @@ impl Index {
         alias: Option<&Alias>,
         ranking: &Ranking<'_>,
     ) -> Vec<NetworkShare> {
-        let rules = (&*self.network, self.hbone_only);
+        let rules = (self.network(), self.mesh.hbone_only);
         let region = alias.and_then(|alias| alias.region.as_deref());
         let subset = alias.and_then(|alias| alias.subset.as_ref());
         let shares = parts.iter().flat_map(|part| {
             let service = (part.service, part.name.as_str());
             let service = (service, part.port.unwrap_or(port));
-            let remote = &self.remote;
+            let remote = &self.index.remote;
             remote.shares(service, &self.networks, rules, subset, |one| ranking.rank(one))
         });
         let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
@@ -332,18 +346,6 @@ impl Index {
             (!gateways.is_empty()).then_some(share)
         });
         shares.collect()
-    }
-
-    /// Returns a service with its members, at one of its ports or at the requested one.
-    pub(super) fn part<'a>(&'a self, service: &'a mesh::Service, port: Option<u16>) -> Behind<'a> {
-        let name = format!("{}/{}", service.namespace, service.hostname);
-        Behind { service, port, members: self.members_of(&name), name }
-    }
-
-    /// Returns the workloads of the service `namespace/hostname` that can be dialled, by uid.
-    pub(super) fn members_of(&self, name: &str) -> &[Member] {
-        let members = self.members.get(name);
-        members.map_or(&[], |members| members)
     }
 
     /// Returns the endpoint of a member and whether it is ready. With `is_passthrough`, it is
@@ -360,51 +362,11 @@ impl Index {
             if is_passthrough {
                 Some(target)
             } else {
-                self.tunnels_to(workload, port, target).then(|| dialled_port(workload, target))
+                let is_dialled = !self.mesh.hbone_only || speaks_hbone(workload, port, target);
+                is_dialled.then(|| dialled_port(workload, target))
             }
         })
     }
-
-    /// Returns the VIPs of a service in our network.
-    pub(super) fn vips(&self, service: &mesh::Service) -> BTreeSet<IpAddr> {
-        let here = |network: &str| network.is_empty() || *network == *self.network;
-        let vips = service.vips.iter().filter(|(network, _)| here(network));
-        vips.map(|(_, vip)| vip.to_canonical()).collect()
-    }
-}
-
-/// Returns the changed workloads by template and services, and whether other policies may select
-/// one of them.
-fn pods<'a>(old: &'a Mesh, new: &'a Mesh) -> (Vec<Pods<'a>>, bool) {
-    let mut reselected = false;
-    let mut places = HashMap::new();
-    let mut all: Vec<Pods<'a>> = Vec::new();
-    let mut of = |workload: &'a mesh::Workload, see: &mut dyn FnMut(&mut Pods<'a>)| {
-        let place = *places
-            .entry((Arc::as_ptr(&workload.template), Arc::as_ptr(&workload.services.0)))
-            .or_insert(all.len());
-        if place == all.len() {
-            all.push(Pods { like: workload, gone: Vec::new(), come: Vec::new() });
-        }
-        all.get_mut(place).map(see);
-    };
-    for (_, before, after) in new.workloads.changes(&old.workloads, same) {
-        let before = before.map(|before| &**before);
-        reselected |= after.is_some_and(|after| match before {
-            Some(before) => {
-                (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
-            }
-            // A workload that was absent for a while may still have open tunnels.
-            None => !after.policies.is_empty(),
-        });
-        if let Some(before) = before {
-            of(before, &mut |pods| pods.gone.push(before));
-        }
-        if let Some(after) = after {
-            of(after, &mut |pods| pods.come.push((after, before)));
-        }
-    }
-    (all, reselected)
 }
 
 fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {

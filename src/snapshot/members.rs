@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::exclusion::{service_exclusion, speaks_hbone};
+use super::Endpoint;
+use super::exclusion::{served, speaks_hbone};
 use super::mesh::{self, Protocol};
-use super::{Endpoint, ExclusionReason};
 use crate::wire::HBONE_PORT;
 
 /// Endpoints of a workload that can be dialled. There is at least one, and one per dialled port,
@@ -72,12 +72,7 @@ impl Member {
         dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
     ) -> Option<(&Arc<Endpoint>, bool)> {
         let workload = &self.endpoints().first()?.definition;
-        let target = *workload.services.get(name)?.get(&port)?;
-        let is_ready = match service_exclusion(service, workload, port) {
-            None => true,
-            Some(ExclusionReason::Unhealthy) => false,
-            Some(_) => return None,
-        };
+        let (target, is_ready) = served(service, name, workload, port)?;
         let port = dialled(workload, target).filter(|&port| port != 0)?;
         self.endpoint(port).map(|endpoint| (endpoint, is_ready))
     }

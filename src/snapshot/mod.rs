@@ -26,7 +26,6 @@ mod expiring;
 mod exposed_workloads;
 mod exposure;
 mod hosts;
-mod identities;
 mod index;
 mod link_factors;
 mod lookup;
@@ -52,7 +51,6 @@ mod tiers;
 pub mod traffic;
 mod trust;
 mod update;
-mod waypoints;
 
 pub use bindings::BoundEndpoints;
 pub use endpoint::{Endpoint, EndpointState, InFlight};

@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::exclusion::{is_split_horizon, remote_network, service_exclusion, speaks_hbone};
+use super::exclusion::{is_split_horizon, remote_network, served, speaks_hbone};
 use super::mesh::{self, GatewayAddress, Place, Workload};
 use super::networks::NetworkTable;
 use super::remote::gateway_network;
 use super::remote_gateways::{ClustersBehind, Gateway, Rank, remote_gateway};
-use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards, Subset};
+use super::{Endpoint, EndpointState, RemoteGateway, Shards, Subset};
 
 /// Instances and gateways of other networks.
 #[derive(Clone, Debug, Default)]
@@ -115,13 +115,12 @@ impl<'a> Edits<'a> {
 }
 
 impl RemoteInstances {
-    /// Applies edits. The states of services unknown to this index, and the gateways of networks
-    /// unknown to it, are compared with those of `previous`.
+    /// Applies edits. States and gateways are compared with those of `before`.
     pub(super) fn apply(
         &mut self,
         edits: Edits<'_>,
         rules: &NetworkTable,
-        (previous, own_network): (&Self, &str),
+        (before, own_network): (&Self, &str),
     ) -> Applied {
         let mut has_new_gateway = false;
         let mut touched: BTreeSet<Arc<str>> = edits.services.keys().copied().cloned().collect();
@@ -139,8 +138,7 @@ impl RemoteInstances {
             touched.extend(behind.map(|(name, _)| Arc::clone(name)));
         }
         for (network, changes) in gateways {
-            let earlier = previous.gateways.get(&network);
-            has_new_gateway |= self.update_gateways(network, &changes, (rules, earlier));
+            has_new_gateway |= self.update_gateways(network, &changes, (rules, before));
         }
         let mut counted: HashMap<_, isize> = HashMap::new();
         for name in &touched {
@@ -148,11 +146,10 @@ impl RemoteInstances {
             let none = Changes::new();
             let changes = edits.services.get(name).unwrap_or(&none);
             let list = merge(old.list.iter().cloned(), changes);
-            let earlier = previous.services.get(name);
+            let earlier = before.services.get(name);
             let known = |key: &(Arc<str>, SocketAddr)| {
-                let earlier = earlier.and_then(|of| of.behind.get(key));
-                let known = old.behind.get(key).or(earlier);
-                known.map(|known| Arc::clone(&known.state))
+                let known = earlier?.behind.get(key)?;
+                Some(Arc::clone(&known.state))
             };
             let behind = self.behind(&list, rules, own_network, known);
             let list = list.into();
@@ -180,7 +177,7 @@ impl RemoteInstances {
         &mut self,
         network: Arc<str>,
         changes: &Changes<'_>,
-        (rules, before): (&NetworkTable, Option<&Arc<[Gateway]>>),
+        (rules, before): (&NetworkTable, &Self),
     ) -> bool {
         let old = self.gateways.get(&network).into_iter();
         let records = old.flat_map(|list| list.iter().flat_map(Gateway::records).cloned());
@@ -188,7 +185,7 @@ impl RemoteInstances {
         let behind = |addresses: &[SocketAddr]| self.cluster_behind(&network, addresses);
         let list = records.flat_map(|record| Gateway::of_record(&record, &network, rules, behind));
         let list: Arc<[_]> = Gateway::join_families(list.collect()).into();
-        let earlier = self.gateways.get(&network).or(before);
+        let earlier = before.gateways.get(&network);
         let is_known = |new: &Gateway| {
             let mut earlier = earlier.iter().flat_map(|list| list.iter());
             earlier.any(|old| {
@@ -415,7 +412,9 @@ impl RemoteInstances {
             };
             let found = networks.entry(network).or_default();
             found.all.push(one);
-            if let Some(is_ready) = serves(service, name, one, (port, hbone_only)) {
+            if let Some((target, is_ready)) = served(service, name, one, port)
+                && (!hbone_only || speaks_hbone(one, port, target))
+            {
                 found.serving.push((one, is_ready));
             }
         }
@@ -468,24 +467,6 @@ pub(super) fn address_of(gateway: Option<&GatewayAddress>) -> Option<(IpAddr, u1
 pub(super) fn common<'a>(mut clusters: impl Iterator<Item = &'a Arc<str>>) -> Arc<str> {
     let first = clusters.next().cloned().unwrap_or_default();
     if clusters.all(|other| *other == first) { first } else { Arc::default() }
-}
-
-/// Returns whether an instance that serves a port is ready; `None` if it does not serve the port.
-fn serves(
-    service: &mesh::Service,
-    name: &str,
-    instance: &Workload,
-    (port, hbone_only): (u16, bool),
-) -> Option<bool> {
-    let target = *instance.services.get(name)?.get(&port)?;
-    if hbone_only && !speaks_hbone(instance, port, target) {
-        return None;
-    }
-    match service_exclusion(service, instance, port) {
-        None => Some(true),
-        Some(ExclusionReason::Unhealthy) => Some(false),
-        Some(_) => None,
-    }
 }
 
 /// Returns the capacity of the ready instances and of all. A split-horizon record stands for all

@@ -48,7 +48,7 @@ impl Snapshot {
         let part = self.index.part(&service.definition, None);
         let place = part.members.binary_search_by(|member| member.uid().cmp(uid));
         let member = part.members.get(place.ok()?)?;
-        let found = self.index.endpoint(&part, member, port, is_passthrough);
+        let found = self.endpoint(&part, member, port, is_passthrough);
         let ready = found.filter(|(_, is_ready)| *is_ready);
         ready.map(|(endpoint, _)| Arc::clone(endpoint))
     }
