@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::Permit;
-use crate::datapath::route::{self, Route};
+use crate::datapath::route::Route;
 use crate::datapath::{authorize, balance};
 use crate::outer::{ExpectedWorkloads, Failure};
 use crate::reason::Reason;
@@ -192,7 +192,7 @@ fn weighted_sets(state: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
         return Vec::new();
     }
     let definition = &route.service().definition;
-    let waypoints: Vec<_> = route::usable_waypoints(state.snapshot, definition).collect();
+    let waypoints: Vec<_> = state.snapshot.usable_waypoints(definition).collect();
     let weights = waypoints.iter();
     let sum: f64 = weights.map(|(waypoint, _)| f64::from(waypoint.weight)).sum();
     let drawn = waypoints.into_iter().map(|(waypoint, set)| WeightedSet {

@@ -81,47 +81,29 @@ fn region_with_verb(region: &str) -> String {
     }
 }
 
-/// Evaluates the part of `exclusion_reason` that depends on the service, for a workload that can
-/// be dialled. Health is checked last: an unhealthy workload still counts among the endpoints of
-/// its tier.
-pub(super) fn service_exclusion(
-    service: &Service,
-    workload: &Workload,
-    port: u16,
-) -> Option<ExclusionReason> {
-    if service.passthrough {
-        return Some(ExclusionReason::OriginalDestination);
-    }
-    if !service.ports.contains_key(&port) {
-        return Some(ExclusionReason::NoServicePort);
-    }
-    let Some(target) = target_port(service, workload, port) else {
-        return Some(ExclusionReason::NotServed);
-    };
-    if workload.protocol == Protocol::Tcp && target == 0 {
-        Some(ExclusionReason::NoTargetPort)
-    } else if workload.capacity == 0 {
-        Some(ExclusionReason::Drained)
-    } else if !workload.healthy && !service.allow_unhealthy {
-        Some(ExclusionReason::Unhealthy)
-    } else {
-        None
-    }
-}
-
-/// Returns the target port at which a workload serves a port of the service `name`, and whether it
-/// is ready. `None` if it cannot be an endpoint.
+/// Returns the target port at which a workload serves a port of a service, and whether it is ready.
+/// An unhealthy workload still counts among the endpoints of its tier.
+///
+/// # Errors
+/// The reason, of those that depend on the service, for which the workload is no endpoint at all.
 pub(super) fn served(
     service: &Service,
-    name: &str,
     workload: &Workload,
     port: u16,
-) -> Option<(u16, bool)> {
-    let target = *workload.services.get(name)?.get(&port)?;
-    match service_exclusion(service, workload, port) {
-        None => Some((target, true)),
-        Some(ExclusionReason::Unhealthy) => Some((target, false)),
-        Some(_) => None,
+) -> Result<(u16, bool), ExclusionReason> {
+    if service.passthrough {
+        return Err(ExclusionReason::OriginalDestination);
+    }
+    if !service.ports.contains_key(&port) {
+        return Err(ExclusionReason::NoServicePort);
+    }
+    let target = target_port(service, workload, port).ok_or(ExclusionReason::NotServed)?;
+    if workload.protocol == Protocol::Tcp && target == 0 {
+        Err(ExclusionReason::NoTargetPort)
+    } else if workload.capacity == 0 {
+        Err(ExclusionReason::Drained)
+    } else {
+        Ok((target, workload.healthy || service.allow_unhealthy))
     }
 }
 

@@ -412,7 +412,7 @@ impl RemoteInstances {
             };
             let found = networks.entry(network).or_default();
             found.all.push(one);
-            if let Some((target, is_ready)) = served(service, name, one, port)
+            if let Ok((target, is_ready)) = served(service, one, port)
                 && (!hbone_only || speaks_hbone(one, port, target))
             {
                 found.serving.push((one, is_ready));

@@ -1,11 +1,15 @@
 //! Update of a snapshot to another mesh, configuration or load balancing.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::index::Index;
-use super::mesh::{Mesh, Place};
+use super::exclusion::workload_exclusion;
+use super::index::{Edits, Index, same};
+use super::members::{Member, ports};
+use super::mesh::{Mesh, Place, Workload};
+use super::remote_instances;
 use super::tiers::Ranking;
 use super::{Shards, Snapshot};
 
@@ -60,7 +64,67 @@ pub(super) fn apply(next: &mut Snapshot, before: &Snapshot, network: Arc<str>) -
     gained || claimed.rerouted || overrides || renamed || lost
 }
 
+/// Effects of a change of workloads.
+struct Joined {
+    /// Services, as `namespace/hostname`, whose endpoints may differ.
+    services: BTreeSet<Arc<str>>,
+    /// True if other policies may select a workload.
+    reselected: bool,
+    /// True if a gateway of another network is new, or has another identity or cluster.
+    has_new_gateway: bool,
+}
+
 impl Snapshot {
+    /// Joins workloads with the services that they name. Endpoints keep the states of `before`.
+    fn join(&mut self, before: &Self, old: &Mesh, new: &Mesh) -> Joined {
+        let network = Arc::clone(&self.index.network);
+        let mut edits: HashMap<&Arc<str>, Edits<'_>> = HashMap::new();
+        let mut remote = remote_instances::Edits::default();
+        let mut reselected = false;
+        for (uid, then, now) in new.workloads.changes(&old.workloads, same) {
+            if let Some(then) = then {
+                remote.remove(then, &network);
+                for service in then.services.keys() {
+                    edits.entry(service).or_default().push((uid, None));
+                }
+            }
+            let Some(now) = now else { continue };
+            reselected |= match then {
+                Some(then) => (&then.namespace, &then.policies) != (&now.namespace, &now.policies),
+                // A workload that was absent for a while may still have open tunnels.
+                None => !now.policies.is_empty(),
+            };
+            remote.add(now, &network);
+            let Some(member) = self.dialled(now, before.index.member(then.unwrap_or(now))) else {
+                continue;
+            };
+            for service in now.services.keys() {
+                edits.entry(service).or_default().push((uid, Some(member.clone())));
+            }
+        }
+        let earlier = (&before.index.remote, &*network);
+        let remote = self.index.remote.apply(remote, &self.networks, earlier);
+        let mut services = remote.services;
+        for (service, edits) in edits {
+            if self.index.edit(service, edits) {
+                services.insert(Arc::clone(service));
+            }
+        }
+        Joined { services, reselected, has_new_gateway: remote.has_new_gateway }
+    }
+
+    /// Returns the member for a workload, if it can be dialled from our network. `known` is its
+    /// previous version.
+    fn dialled(&self, workload: &Arc<Workload>, known: Option<&Member>) -> Option<Member> {
+        let address = workload.addresses.first().map(IpAddr::to_canonical)?;
+        let hbone_only = self.mesh.hbone_only && !self.has_passthrough;
+        if workload_exclusion(workload, self.network(), hbone_only).is_some() {
+            return None;
+        }
+        let ports = ports(workload, self.has_passthrough);
+        (!ports.is_empty()).then(|| Member::new(workload, address, &ports, known))
+    }
+
     /// Returns true if addresses of a network can be dialled.
     pub fn is_local(&self, network: &str) -> bool {
         network.is_empty() || *network == *self.index.network

@@ -47,7 +47,7 @@ impl Snapshot {
             let hbone = |protocol| protocol == Protocol::Hbone;
             !endpoints.is_empty() && endpoints.iter().all(|one| hbone(one.protocol))
         };
-        let ports = &self.waypoint(gateway)?.ports;
+        let ports = &self.waypoint(&gateway.place)?.ports;
         let named = ports.get(&gateway.port).filter(speaks_hbone);
         named.or_else(|| {
             let others = ports.iter().filter(|(_, set)| speaks_hbone(set));
@@ -56,12 +56,7 @@ impl Snapshot {
     }
 
     /// Returns the service of a waypoint, by its name or by one of its addresses in this network.
-    pub fn waypoint(&self, gateway: &GatewayAddress) -> Option<&Arc<Service>> {
-        self.waypoint_at(&gateway.place)
-    }
-
-    /// Returns the service of a waypoint at a place.
-    pub(in crate::snapshot) fn waypoint_at(&self, place: &Place) -> Option<&Arc<Service>> {
+    pub fn waypoint(&self, place: &Place) -> Option<&Arc<Service>> {
         match place {
             Place::Name(name) => {
                 let (namespace, hostname) = name.split_once('/')?;
@@ -75,12 +70,21 @@ impl Snapshot {
         }
     }
 
+    /// Returns the waypoints of a service that can take tunnels, with their endpoints.
+    pub fn usable_waypoints<'a>(
+        &'a self,
+        service: &'a mesh::Service,
+    ) -> impl Iterator<Item = (&'a mesh::Waypoint, &'a Arc<EndpointSet>)> {
+        let weighted = service.waypoints.iter().filter(|waypoint| waypoint.weight > 0);
+        weighted.filter_map(|waypoint| {
+            let endpoints = self.waypoint_endpoints(&waypoint.gateway)?;
+            Some((waypoint, endpoints))
+        })
+    }
+
     /// Returns whether tunnels to a service go to a waypoint and no waypoint can take them.
     pub fn lacks_waypoint(&self, service: &mesh::Service) -> bool {
-        let waypoints = &service.waypoints;
-        let is_usable =
-            |of: &mesh::Waypoint| of.weight > 0 && self.waypoint_endpoints(&of.gateway).is_some();
-        !waypoints.is_empty() && !waypoints.iter().any(is_usable)
+        !service.waypoints.is_empty() && self.usable_waypoints(service).next().is_none()
     }
 
     /// Returns true if this is an identity (`spiffe://…`) of a workload of one of the waypoints of
@@ -117,7 +121,7 @@ impl Snapshot {
     /// identity. `subjectAltNames` of a service do not count either, because tenants write them.
     /// A source without service accounts has no identities.
     fn waypoint_workloads(&self, place: &Place) -> impl Iterator<Item = &Arc<mesh::Workload>> {
-        let service = self.waypoint_at(place);
+        let service = self.waypoint(place);
         let workloads = service.map(|of| {
             let name = format!("{}/{}", of.namespace, of.hostname);
             let members = self.index.members_of(&name).iter().filter_map(Member::workload);
@@ -239,6 +243,25 @@ mod tests {
             assert_eq!(got, [false, false, want], "step {index}");
         }
         assert!(snapshot.index.remote.services.is_empty(), "nothing is left");
+    }
+
+    #[test]
+    fn a_workload_of_the_own_network_gives_an_identity_if_it_can_be_dialled() {
+        for (addresses, want) in [(&[[10, 0, 0, 1].into()][..], true), (&[], false)] {
+            let remote = workload("a", "app", "app/w.app");
+            let template = mesh::Template {
+                network: "east".into(),
+                ..mesh::Template::clone(&remote.template)
+            };
+            let local =
+                mesh::Workload { addresses: addresses.into(), template: template.into(), ..remote };
+            let mut mesh = mesh(&[name("w")], &[]);
+            mesh.workloads.insert("a".into(), Arc::new(local));
+            let echo = mesh.services.get("app/echo.app").cloned().expect("a service");
+            let change = Change { mesh: Some((mesh, "east".into())), ..Change::default() };
+            let snapshot = build(&Snapshot::default(), change);
+            assert_eq!(snapshot.is_waypoint_of(OWN, &echo), want, "{addresses:?}");
+        }
     }
 
     fn generations(snapshot: &mut Snapshot, mesh: Mesh, has_passthrough: bool) -> u64 {
