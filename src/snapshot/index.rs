@@ -9,7 +9,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Shards;
-use super::exposed_workloads::ExposedWorkloads;
 use super::members::Member;
 use super::mesh::{self, Mesh, Place};
 use super::precedence::claim::Claim;
@@ -26,8 +25,9 @@ pub(super) struct Index {
     pub(super) claims: Shards<Arc<str>, Arc<[Claim]>>,
     /// Places of the waypoints that services name, each with the number of these services.
     pub(super) waypoints: Shards<Place, usize>,
-    /// Workloads that are reached at their addresses.
-    pub(super) exposed_workloads: ExposedWorkloads,
+    /// Hostnames of services, with the uids of their workloads, that are exposed at an address of
+    /// this network, in order.
+    pub(super) exposed_workloads: Shards<IpAddr, Arc<[(Arc<str>, Arc<str>)]>>,
     /// Instances and gateways of other networks.
     pub(super) remote: RemoteInstances,
 }

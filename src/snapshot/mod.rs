@@ -22,7 +22,6 @@ mod endpoint;
 mod endpoints;
 mod exclusion;
 mod expiring;
-mod exposed_workloads;
 mod exposure;
 mod hosts;
 mod index;

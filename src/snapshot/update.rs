@@ -165,14 +165,13 @@ impl Snapshot {
     /// whole, if these are others than in `before`. Returns true if rules of a family may now hold
     /// for another of its services.
     fn refresh(&mut self, before: &Self, hosts: &BTreeSet<Cow<'_, str>>) -> bool {
-        let mut renamed = false;
+        let (mut renamed, mut exposed) = (false, hosts.clone());
         for host in hosts {
             let was = self.services.contains_key(&**host);
             self.rebuild(before, host);
-            self.update_exposed(host);
             if self.services.contains_key(&**host) != was {
                 renamed |= self.moves_family_rules(host);
-                self.update_exposed_family(host);
+                exposed.extend(self.family_of(host).map(Cow::Owned));
             }
         }
         let (names, has_other_names) = (Arc::clone(&self.names), self.has_other_names(before));
@@ -194,8 +193,10 @@ impl Snapshot {
             self.rank_contested_vips(before);
         }
         if self.has_other_exposure(before) || !Arc::ptr_eq(&self.scope, &before.scope) {
-            self.update_all_exposed();
+            let all = [before, self].map(Self::hosts_with_exposed).into_iter().flatten();
+            exposed.extend(all.map(Cow::Owned));
         }
+        self.update_exposed(before, &exposed);
         renamed
     }
 
