@@ -25,14 +25,16 @@ pub(super) struct Index {
     pub(super) claims: Shards<Arc<str>, Arc<[Claim]>>,
     /// Places of the waypoints that services name, each with the number of these services.
     pub(super) waypoints: Shards<Place, usize>,
-    /// Hostnames of services, with the uids of their workloads, that are exposed at an address of
-    /// this network, in order.
-    pub(super) exposed_workloads: Shards<IpAddr, Arc<[(Arc<str>, Arc<str>)]>>,
+    /// Services and workloads that are exposed at each address of this network, in order.
+    pub(super) exposed_workloads: Shards<IpAddr, Arc<[ServiceWorkload]>>,
     /// Instances and gateways of other networks.
     pub(super) remote: RemoteInstances,
 }
 
 type Members = Arc<[Member]>;
+
+/// Hostname of a service, and uid of one of its workloads.
+type ServiceWorkload = (Arc<str>, Arc<str>);
 
 /// Effects of a change of services.
 #[derive(Default)]
