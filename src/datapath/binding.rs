@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::config::{self, Inner};
 use crate::outer::ExpectedWorkloads;
-use crate::reason::Reason;
 use crate::snapshot::{BoundEndpoints, Caller, Service, Snapshot};
 
 use super::limits::clients::ClientLimits;
@@ -66,25 +65,6 @@ impl Binding {
     /// Returns whether clients speak mutual TLS.
     pub fn requires_identity(&self) -> bool {
         !self.config.to.is_empty()
-    }
-
-    /// Decides about a connection of a verified client. `counted` counts it among the connections
-    /// of the binding.
-    ///
-    /// # Errors
-    /// The first check that fails.
-    pub fn decide<T>(
-        &self,
-        client: Caller<'_>,
-        snapshot: &Snapshot,
-        counted: Result<T, Reason>,
-        room: Result<(), Reason>,
-    ) -> Result<T, Reason> {
-        let counted = counted?;
-        if !self.admits(client, snapshot) {
-            return Err(Reason::NotForPeer);
-        }
-        room.map(|()| counted)
     }
 
     /// Returns whether a client may use the binding. Without `to`, only clients without an identity

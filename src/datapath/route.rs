@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::mesh::{self, Waypoint};
+use crate::snapshot::mesh;
 use crate::snapshot::{EndpointSet, LookupResult, MatchedBy, Service, ServicePort, Snapshot};
 use crate::wire::{Authority, Host, Transit};
 
@@ -258,7 +258,7 @@ fn uses_waypoint(
 fn pick_waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a Arc<EndpointSet>> {
     let (mut sum, mut picked) = (0, None);
     // Weighted reservoir sampling: one pass, no allocation.
-    for (waypoint, endpoints) in usable_waypoints(snapshot, &service.definition) {
+    for (waypoint, endpoints) in snapshot.usable_waypoints(&service.definition) {
         let weight = u64::from(waypoint.weight);
         sum += weight;
         if fastrand::u64(..sum) < weight {
@@ -266,19 +266,6 @@ fn pick_waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a
         }
     }
     picked
-}
-
-/// Returns the waypoints of a service that can be chosen, with their endpoints.
-pub fn usable_waypoints<'a>(
-    snapshot: &'a Snapshot,
-    service: &'a mesh::Service,
-) -> impl Iterator<Item = (&'a Waypoint, &'a Arc<EndpointSet>)> {
-    let waypoints = service.waypoints.iter();
-    let weighted = waypoints.filter(|waypoint| waypoint.weight > 0);
-    weighted.filter_map(|waypoint| {
-        let endpoints = snapshot.waypoint_endpoints(&waypoint.gateway)?;
-        Some((waypoint, endpoints))
-    })
 }
 
 #[cfg(test)]
@@ -299,7 +286,7 @@ mod tests {
     }
 
     fn service(name: &str, waypoints: &[(Place, u32)]) -> mesh::Service {
-        let waypoint = |(place, weight): &(Place, u32)| Waypoint {
+        let waypoint = |(place, weight): &(Place, u32)| mesh::Waypoint {
             gateway: GatewayAddress { place: place.clone(), port: 15008 },
             weight: *weight,
         };

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::datapath::binding::Binding;
+use crate::datapath::forward::establish;
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
 use crate::reason::Reason;
@@ -12,7 +13,7 @@ use crate::reason::Reason;
 use super::answer::{
     Answer, ListenerRow, LookupRow, Outcome, PeerRow, RejectionForm, RuleRow, UnusedRow,
 };
-use super::{ExplainState, Explainer, Question, endpoints};
+use super::{ExplainState, Explainer, Question};
 
 /// Predicts the outcome of a connection to the binding that `wanted` names.
 ///
@@ -60,7 +61,7 @@ pub(super) fn run(explainer: Explainer<'_>, wanted: &str) -> Result<Answer, Stri
 /// Returns the outcome.
 fn evaluate(
     explainer: Explainer<'_>,
-    (listener, binding): (&Listener, &Binding),
+    (listener, binding): (&Listener, &Arc<Binding>),
     answer: &mut Answer,
 ) -> Result<Outcome, String> {
     let Explainer { state, question, .. } = explainer;
@@ -88,30 +89,30 @@ fn evaluate(
         answer.notes.push(full);
         Reason::BindingFull
     });
-    let (client, snapshot) = (peer.policy_source(), state.snapshot);
-    if let Err(reason) = binding.decide(client, snapshot, counted, state.room()) {
-        if let (Reason::NotForPeer, Some(lookup)) = (reason, answer.lookups.last_mut()) {
-            lookup.rule.allowed = false;
-            lookup.rule.change = Some("add the client to `to` of the binding".to_owned());
+    let snapshot = state.snapshot;
+    let decided = establish::decide_binding(snapshot, &peer, binding, counted, state.room());
+    if let (Err(rejection), Some(lookup)) = (&decided, answer.lookups.last_mut())
+        && rejection.reason == Reason::NotForPeer
+    {
+        lookup.rule.allowed = false;
+        lookup.rule.change = Some("add the client to `to` of the binding".to_owned());
+    }
+    if let Ok((permit, ())) = &decided {
+        let unused = binding.endpoints.unused(snapshot).into_iter();
+        let unused = unused.map(|(gateway, why)| UnusedRow { workload: gateway.into(), why });
+        answer.unused = unused.collect();
+        if !permit.route().endpoints().endpoints.is_empty() {
+            let note = "the gateways decide whether they expose the service to the identity of \
+                        this one";
+            answer.notes.push(note.to_owned());
+        } else if answer.unused.is_empty() {
+            answer.notes.push(format!(
+                "no gateway of {} has an address; only a running gateway resolves hostnames",
+                binding.clusters()
+            ));
         }
-        return Ok(Outcome::refused(reason, form));
     }
-    let set = binding.endpoints.load(state.snapshot);
-    let unused = binding.endpoints.unused(state.snapshot);
-    let rows = unused.into_iter().map(|(gateway, why)| UnusedRow { workload: gateway.into(), why });
-    answer.unused = rows.collect();
-    if !set.endpoints.is_empty() {
-        let note = "the gateways decide whether they expose the service to the identity of this \
-                    one";
-        answer.notes.push(note.to_owned());
-    } else if answer.unused.is_empty() {
-        answer.notes.push(format!(
-            "no gateway of {} has an address; only a running gateway resolves hostnames",
-            binding.clusters()
-        ));
-    }
-    let workloads = binding.is_inner_hbone().then_some(&binding.workloads);
-    Ok(endpoints::run_bound(explainer, &peer, set, workloads, answer))
+    Ok(explainer.pick(&peer, decided, form, answer))
 }
 
 /// Describes the service of a binding and its clients. `refused` is an address that is none.

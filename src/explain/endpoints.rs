@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::Permit;
-use crate::datapath::route::{self, Route};
+use crate::datapath::route::Route;
 use crate::datapath::{authorize, balance};
 use crate::outer::{ExpectedWorkloads, Failure};
 use crate::reason::Reason;
@@ -86,31 +86,8 @@ pub(super) fn run(
         answer.notes.push(note.to_owned());
     }
     list_unused(explainer, route, &all, answer);
-    list_endpoints(explainer, all, None, answer);
+    list_endpoints(explainer, all, expected_workloads(route), answer);
     outcome
-}
-
-/// Adds the gateways of a binding, with the possible outcomes of a connection through them, to the
-/// answer. Without `expected` no workload is verified.
-pub(super) fn run_bound(
-    explainer: Explainer<'_>,
-    peer: &Peer,
-    set: Arc<EndpointSet>,
-    expected: Option<&ExpectedWorkloads>,
-    answer: &mut Answer,
-) -> Outcome {
-    let all = WeightedSet { waypoint: None, share: 1.0, set };
-    let state = explainer.state;
-    let candidates = candidates((state, peer), &all, 0, |endpoint| Prediction {
-        failure: dial_failure(state, endpoint, expected),
-        audited: None,
-    });
-    answer.groups = groups(&all);
-    note_reduced_links((state, peer), &candidates, answer);
-    let without = Reason::NoEndpoint;
-    let outcomes = possible_outcomes(&candidates, without);
-    list_endpoints(explainer, candidates, expected, answer);
-    outcome(outcomes, without, RejectionForm::Connection)
 }
 
 /// Returns the first of the possible outcomes with the others. An open tunnel precedes failures.
@@ -124,6 +101,12 @@ fn outcome(mut outcomes: Vec<Result<(), Reason>>, without: Reason, form: Rejecti
     let mut outcome = first.unwrap_or_else(|| Outcome::refused(without, form));
     outcome.or = outcomes.collect();
     outcome
+}
+
+/// Returns the workloads of which one has to be verified at the end of the tunnel, if any.
+fn expected_workloads(route: &Route) -> Option<&ExpectedWorkloads> {
+    let binding = route.binding().filter(|binding| binding.is_inner_hbone());
+    binding.map(|binding| &binding.workloads)
 }
 
 /// Lists the candidates, the most probable first.
@@ -151,7 +134,9 @@ fn predict(
     by_waypoint: bool,
 ) -> Prediction {
     let callers = (peer, route.first_peer());
-    let verdict = authorize::evaluate(state.snapshot, callers, endpoint, by_waypoint);
+    let verdict = || authorize::evaluate(state.snapshot, callers, endpoint, by_waypoint);
+    // Policies of the service of a binding are those of the other cluster.
+    let verdict = route.binding().is_none().then(verdict).flatten();
     let (refusal, dry_run) = verdict.map_or((None, None), |of| (of.refusal, of.dry_run));
     let [refusal, dry_run] = [refusal, dry_run].map(|why| why.map(|why| why.to_string()));
     let is_enforced = state.snapshot.enforcement == Enforcement::Enforce;
@@ -159,7 +144,7 @@ fn predict(
     let fail = |reason| move |detail| Failure { reason, detail };
     let failure = policy.map(fail(Reason::PolicyDenied));
     Prediction {
-        failure: failure.or_else(|| dial_failure(state, endpoint, None)),
+        failure: failure.or_else(|| dial_failure(state, endpoint, expected_workloads(route))),
         audited: logged.or(dry_run),
     }
 }
@@ -207,7 +192,7 @@ fn weighted_sets(state: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
         return Vec::new();
     }
     let definition = &route.service().definition;
-    let waypoints: Vec<_> = route::usable_waypoints(state.snapshot, definition).collect();
+    let waypoints: Vec<_> = state.snapshot.usable_waypoints(definition).collect();
     let weights = waypoints.iter();
     let sum: f64 = weights.map(|(waypoint, _)| f64::from(waypoint.weight)).sum();
     let drawn = waypoints.into_iter().map(|(waypoint, set)| WeightedSet {
@@ -336,13 +321,16 @@ fn locality(of: &Locality) -> String {
     parts.join("/").trim_end_matches('/').to_owned()
 }
 
-/// Lists the workloads of the service that are not candidates.
+/// Lists the workloads of the service that are not candidates. A binding has gateways instead.
 fn list_unused(
     Explainer { state, question, .. }: Explainer<'_>,
     route: &Route,
     candidates: &[Candidate<'_>],
     answer: &mut Answer,
 ) {
+    if route.binding().is_some() {
+        return;
+    }
     let limit = question.limit();
     let used: HashSet<&str> = candidates.iter().map(|one| &**one.endpoint.uid()).collect();
     let mut list = |workload: &Workload, why: &dyn Fn() -> String| {

@@ -5,7 +5,7 @@ use crate::datapath::client_hello::ClientHello;
 use crate::datapath::http2::tunnel::{Forwarded, Origin};
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::{self, Rejection};
-use crate::datapath::route::{self, Route};
+use crate::datapath::route::Route;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
     Alias, ExclusionReason, ExposedBy, Exposure, MatchedBy, RemoteGateway, Service, ServicePort,
@@ -248,7 +248,7 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
             peer.source.principal
         ),
     };
-    let there = match route::usable_waypoints(snapshot, definition).next() {
+    let there = match snapshot.usable_waypoints(definition).next() {
         Some(_) if !route.is_passthrough() => "",
         Some(_) => ", which has no endpoint for this tunnel",
         None => ", which is unknown or has no HBONE endpoint",

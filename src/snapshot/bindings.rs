@@ -1,12 +1,15 @@
 //! Endpoints of bindings: gateways of the clusters whose service a binding claims.
 
 use std::collections::HashMap;
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use super::endpoints::Entries;
+use super::remote_gateways::{Gateway, Rank};
+use super::remote_instances::{NetworkShare, capacity};
 use super::tiers::Ranking;
 use super::{Endpoint, EndpointSet, EndpointState, ExclusionReason, Snapshot, mesh};
 
@@ -26,6 +29,9 @@ struct Last {
     set: Arc<EndpointSet>,
     states: HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>,
 }
+
+/// Gateway that is not an endpoint, and the reason.
+type UnusedGateway = (String, String);
 
 impl BoundEndpoints {
     /// Creates the endpoints of a service port of these clusters.
@@ -51,19 +57,13 @@ impl BoundEndpoints {
         if last.version >= Some(snapshot.version) {
             return Arc::clone(&last.set);
         }
-        let old = std::mem::take(&mut last.states);
-        let states = &mut last.states;
-        let mut shares = self.shares(snapshot, |network, address| {
-            let key = (Arc::clone(network), address);
+        let old = mem::take(&mut last.states);
+        let (shares, _) = self.find(snapshot, |gateway| {
+            let key = (Arc::clone(&gateway.remote.network), gateway.address);
             let state = old.get(&key).cloned().unwrap_or_default();
-            states.insert(key, Arc::clone(&state));
+            last.states.insert(key, Arc::clone(&state));
             state
         });
-        for share in &mut shares {
-            let gateways = &mut share.gateways;
-            gateways.retain(|one| self.evacuation(snapshot, one).is_none());
-        }
-        shares.retain(|share| !share.gateways.is_empty());
         let entries = Entries::local(std::iter::empty(), None).with_networks(shares);
         let endpoints = entries.list.into_iter().map(|entry| entry.endpoint);
         last.set = Arc::new(EndpointSet::new(endpoints));
@@ -71,72 +71,83 @@ impl BoundEndpoints {
         Arc::clone(&last.set)
     }
 
-    /// Returns whether there is an endpoint in a snapshot, which may be one that is never used.
-    pub fn is_empty_in(&self, snapshot: &Snapshot) -> bool {
-        let shares = self.shares(snapshot, |_, _| Arc::default());
-        let mut gateways = shares.iter().flat_map(|share| &share.gateways);
-        gateways.all(|one| self.evacuation(snapshot, one).is_some())
-    }
-
-    /// Returns the reason for which a gateway is not used if its region is evacuated, by an
-    /// operator or by weight 0. Other weights of regions do not distribute connections, because
-    /// gateways of the configuration have no region.
-    fn evacuation(&self, snapshot: &Snapshot, gateway: &Endpoint) -> Option<ExclusionReason> {
-        let (service, _) = self.service(snapshot);
-        let unranked =
-            mesh::Service { namespace: Arc::clone(&service.namespace), ..mesh::Service::default() };
-        let (network, balancing) = (snapshot.network(), &snapshot.balancing);
-        let ranking = Ranking::new(&unranked, self.port, &self.host, network, balancing);
-        let why = ranking.exclusion(&gateway.definition)?;
-        let is_evacuation = match why {
-            ExclusionReason::Evacuated(_) => true,
-            // The weight of `*` is not that of a gateway without a region.
-            ExclusionReason::NoWeight(_) => !gateway.definition.locality.region.is_empty(),
-            _ => false,
-        };
-        is_evacuation.then_some(why)
-    }
-
     /// Returns the gateways that are not endpoints, each with the reason.
-    pub fn unused(&self, snapshot: &Snapshot) -> Vec<(String, String)> {
-        let (service, name) = self.service(snapshot);
-        let (service, rules) =
-            (((&*service, &*name), self.port), (&*snapshot.networks, snapshot.network()));
-        let remote = &snapshot.index.remote;
-        let unused = remote.unused_gateways(&self.clusters, service, rules);
-        let unused = unused.into_iter().map(|(uid, why)| (uid, why.to_owned()));
-        let shares = self.shares(snapshot, |_, _| Arc::default());
-        let gateways = shares.into_iter().flat_map(|share| share.gateways);
-        let evacuated = gateways.filter_map(|one| {
-            let why = self.evacuation(snapshot, &one)?;
-            let network = &one.definition.network;
-            Some((format!("{network}/gateway/{}", one.address), why.to_string()))
-        });
-        unused.chain(evacuated).collect()
+    pub fn unused(&self, snapshot: &Snapshot) -> Vec<UnusedGateway> {
+        self.find(snapshot, |_| Arc::default()).1
     }
 
-    /// Returns the service with its `namespace/hostname`.
-    fn service(&self, snapshot: &Snapshot) -> (Arc<mesh::Service>, String) {
-        let known = snapshot.services.get(&*self.host);
-        let unknown = || {
-            Arc::new(mesh::Service { hostname: Arc::clone(&self.host), ..mesh::Service::default() })
-        };
-        let service = known.map_or_else(unknown, |known| Arc::clone(&known.definition));
-        let name = format!("{}/{}", service.namespace, service.hostname);
-        (service, name)
-    }
-
-    fn shares(
+    /// Returns the endpoints by network, and the other gateways of the clusters. A network whose
+    /// instances of the service are unknown counts as one instance. `state` returns that of the
+    /// service behind a gateway.
+    fn find(
         &self,
         snapshot: &Snapshot,
-        state: impl FnMut(&Arc<str>, SocketAddr) -> Arc<EndpointState>,
-    ) -> Vec<super::remote_instances::NetworkShare> {
-        let (service, name) = self.service(snapshot);
-        let (service, rules) =
-            (((&*service, &*name), self.port), (&*snapshot.networks, snapshot.network()));
+        mut state: impl FnMut(&Gateway) -> Arc<EndpointState>,
+    ) -> (Vec<NetworkShare>, Vec<UnusedGateway>) {
+        let (own_network, rules) = (snapshot.network(), &snapshot.networks);
+        let unknown =
+            mesh::Service { hostname: Arc::clone(&self.host), ..mesh::Service::default() };
+        let known = snapshot.services.get(&*self.host);
+        let service = known.map_or(&unknown, |known| &known.definition);
+        let name = format!("{}/{}", service.namespace, service.hostname);
+        let of = (service, name.as_str());
+        // Its namespace selects the rule of `traffic`, and its own preferences do not apply.
+        let unranked =
+            mesh::Service { namespace: Arc::clone(&service.namespace), ..mesh::Service::default() };
+        let ranking =
+            Ranking::new(&unranked, self.port, &self.host, own_network, &snapshot.balancing);
         let remote = &snapshot.index.remote;
-        remote.cluster_shares(&self.clusters, service, rules, state)
+        let mut networks = remote.instances(of, self.port, (own_network, false));
+        for network in remote.gateways.keys() {
+            networks.entry(network).or_default();
+        }
+        let (mut shares, mut unused) = (Vec::new(), Vec::new());
+        for (network, found) in networks {
+            let (ready, all) = if found.all.is_empty() { (1, 1) } else { capacity(&found.serving) };
+            let mut used = Vec::new();
+            for gateway in remote.gateways(network, &found.all, rules) {
+                let cluster = &gateway.remote.cluster;
+                let why = if cluster.is_empty() {
+                    remote.why_unknown(&gateway).to_owned()
+                } else if !self.clusters.contains(cluster) {
+                    continue;
+                } else if !gateway.is_ready() {
+                    "the gateway is not ready".to_owned()
+                } else if ready == 0 {
+                    "no instance of the service behind it is ready".to_owned()
+                } else {
+                    let (instances, state) = ((&*found.serving, ready), state(&gateway));
+                    let rank = Rank::default();
+                    let endpoint = gateway.endpoint(of, self.port, rank, instances, state);
+                    match evacuation(&ranking, &endpoint) {
+                        Some(why) => why.to_string(),
+                        None => {
+                            used.push(endpoint);
+                            continue;
+                        }
+                    }
+                };
+                unused.push((format!("{network}/gateway/{}", gateway.address), why));
+            }
+            if !used.is_empty() {
+                shares.push(NetworkShare { gateways: used, part: None, ready, all });
+            }
+        }
+        (shares, unused)
     }
+}
+
+/// Returns the reason for which a gateway is not used if its region is evacuated, by an operator
+/// or by weight 0. Other weights of regions do not distribute connections, because gateways of the
+/// configuration have no region.
+fn evacuation(ranking: &Ranking<'_>, gateway: &Endpoint) -> Option<ExclusionReason> {
+    let has_region = !gateway.definition.locality.region.is_empty();
+    ranking.exclusion(&gateway.definition).filter(|why| match why {
+        ExclusionReason::Evacuated(_) => true,
+        // The weight of `*` is not that of a gateway without a region.
+        ExclusionReason::NoWeight(_) => has_region,
+        _ => false,
+    })
 }
 
 #[cfg(test)]
@@ -281,8 +292,11 @@ mod tests {
             assert_eq!(unused.len(), 1, "{unused:?}");
             assert_eq!(unused[0].0, "north/gateway/192.0.2.4:15008");
             assert!(unused[0].1.contains(why), "{unused:?}");
-            let north = BoundEndpoints::new(["north".into()], "echo.app".into(), 80);
-            assert!(north.is_empty_in(&next) && !north.is_empty_in(&before));
+            let is_empty = |snapshot| {
+                let north = BoundEndpoints::new(["north".into()], "echo.app".into(), 80);
+                north.load(snapshot).endpoints.is_empty()
+            };
+            assert!(is_empty(&next) && !is_empty(&before));
         }
     }
 

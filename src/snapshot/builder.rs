@@ -80,9 +80,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.has_passthrough = change.has_passthrough.unwrap_or(old.has_passthrough);
     next.policies = replaced(&old.policies, change.policies);
     next.enforcement = change.enforcement.unwrap_or(old.enforcement);
-    let renamed = !Arc::ptr_eq(&next.names, &old.names);
-    let reexposed = renamed || !Arc::ptr_eq(&next.exposure, &old.exposure);
-    let mut moved = reexposed
+    let mut moved = next.has_other_exposure(old)
         || change.listeners
         || (&next.trust, &next.exports, &next.scope) != (&old.trust, &old.exports, &old.scope)
         || !Arc::ptr_eq(&next.policies, &old.policies)
@@ -99,28 +97,12 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     moved |= !Arc::ptr_eq(&next.networks, &old.networks);
     let (received, network) = change.mesh.unzip();
     let received = with_configured_gateways(received, old, &next);
-    let is_changed = received.is_some()
-        || !change.answers.is_empty()
-        || next.has_passthrough != old.has_passthrough
-        || next.exposure.has_transit() != old.exposure.has_transit();
-    let mesh = is_changed.then(|| next.hosts.follow(&old.mesh, received, change.answers));
+    next.mesh = next.hosts.follow(&old.mesh, received, change.answers);
     if let Some(located) = next.balancing.with_own_locality(&next.hosts.received) {
         next.balancing = Arc::new(located);
     }
-    if let Some(mesh) = mesh {
-        let network = network.unwrap_or_else(|| old.network().into());
-        moved |= update::apply(&mut next, old, mesh, network);
-    }
-    update::rebalance(&mut next, old);
-    if reexposed {
-        update::reclaim(&mut next, old);
-    }
-    if renamed {
-        next.rebuild_derived(old);
-    }
-    if reexposed || !Arc::ptr_eq(&next.scope, &old.scope) {
-        next.update_all_exposed();
-    }
+    let network = network.unwrap_or_else(|| old.network().into());
+    moved |= update::apply(&mut next, old, network);
     next.generation += u64::from(moved);
     next
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::RemoteGateway;
+use super::expiring::Expiring;
 use super::mesh::{Protocol, Workload};
 use super::recent_sources::{RecentSources, SourceHash};
 use crate::status::WorkloadLabels;
@@ -71,13 +72,6 @@ const PROBED_TUNNEL: u64 = 4;
 /// covers the dial and the deadline for the first answer.
 const PROBE_TIME: Duration = Duration::from_secs(8);
 
-/// Value, in the lower half, with the second after the one in which it was recorded. It expires
-/// after [`VALUE_SECONDS`]; 0 means none.
-#[derive(Debug, Default)]
-struct Expiring(AtomicU64);
-
-/// Time for which a value counts after it was recorded, in seconds.
-const VALUE_SECONDS: u64 = 60;
 /// Divisor of the moving mean of advertised capacities. One per second counts, by a quarter, so
 /// that the mean follows a change within about ten seconds.
 const CAPACITY_MEAN_DIVISOR: u64 = 4;
@@ -281,7 +275,7 @@ impl EndpointState {
             }
             None => capacity,
         };
-        self.free_capacity.set(mean, second);
+        self.free_capacity.set(u32::try_from(mean).unwrap_or(u32::MAX), second);
     }
 
     /// Returns the mean of the capacities that were advertised as free, in hundredths, unless it
@@ -293,7 +287,7 @@ impl EndpointState {
 
     /// Records the factor of the weight by the round trip time of the gateway of another network.
     pub fn record_share(&self, share: u32, now: Instant) {
-        self.share.set(u64::from(share), self.millis(now) / 1000);
+        self.share.set(share, self.millis(now) / 1000);
     }
 
     /// Returns the factor of the weight by the round trip time of the gateway, unless it has
@@ -315,23 +309,6 @@ impl EndpointState {
 
     fn millis(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.epoch).as_millis()).unwrap_or(u64::MAX)
-    }
-}
-
-impl Expiring {
-    /// Returns the value and its age in seconds, unless it has expired.
-    fn get(&self, second: u64) -> Option<(u32, u64)> {
-        let packed = self.0.load(Ordering::Relaxed);
-        let recorded = (packed >> 32).checked_sub(1)?;
-        let age = second.saturating_sub(recorded);
-        let value = u32::try_from(packed & u64::from(u32::MAX)).ok()?;
-        (age < VALUE_SECONDS).then_some((value, age))
-    }
-
-    /// Records a value. The seconds since the start of a process fit 32 bits.
-    fn set(&self, value: u64, second: u64) {
-        let value = value.min(u64::from(u32::MAX));
-        self.0.store((second + 1) << 32 | value, Ordering::Relaxed);
     }
 }
 

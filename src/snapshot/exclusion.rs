@@ -81,31 +81,29 @@ fn region_with_verb(region: &str) -> String {
     }
 }
 
-/// Evaluates the part of `exclusion_reason` that depends on the service, for a workload that can
-/// be dialled. Health is checked last: an unhealthy workload still counts among the endpoints of
-/// its tier.
-pub(super) fn service_exclusion(
+/// Returns the target port at which a workload serves a port of a service, and whether it is ready.
+/// An unhealthy workload still counts among the endpoints of its tier.
+///
+/// # Errors
+/// The reason, of those that depend on the service, for which the workload is no endpoint at all.
+pub(super) fn served(
     service: &Service,
     workload: &Workload,
     port: u16,
-) -> Option<ExclusionReason> {
+) -> Result<(u16, bool), ExclusionReason> {
     if service.passthrough {
-        return Some(ExclusionReason::OriginalDestination);
+        return Err(ExclusionReason::OriginalDestination);
     }
     if !service.ports.contains_key(&port) {
-        return Some(ExclusionReason::NoServicePort);
+        return Err(ExclusionReason::NoServicePort);
     }
-    let Some(target) = target_port(service, workload, port) else {
-        return Some(ExclusionReason::NotServed);
-    };
+    let target = target_port(service, workload, port).ok_or(ExclusionReason::NotServed)?;
     if workload.protocol == Protocol::Tcp && target == 0 {
-        Some(ExclusionReason::NoTargetPort)
+        Err(ExclusionReason::NoTargetPort)
     } else if workload.capacity == 0 {
-        Some(ExclusionReason::Drained)
-    } else if !workload.healthy && !service.allow_unhealthy {
-        Some(ExclusionReason::Unhealthy)
+        Err(ExclusionReason::Drained)
     } else {
-        None
+        Ok((target, workload.healthy || service.allow_unhealthy))
     }
 }
 

@@ -102,8 +102,9 @@ impl Hosts {
             let (from, to) = (before.and_then(|of| host_of(of)), after.and_then(|of| host_of(of)));
             is_moved |= from.is_some() || to.is_some();
             if from != to {
-                left.extend(from.map(|host| self.leave(host, uid)));
-                to.inspect(|host| self.join(host, uid));
+                from.inspect(|host| self.set_named(host, uid, false));
+                to.inspect(|host| self.set_named(host, uid, true));
+                left.extend(from);
             }
             if let Some(after) = after {
                 self.show(&mut mesh, after);
@@ -111,8 +112,8 @@ impl Hosts {
         }
         for host in left {
             let is_left = |host: &Arc<Host>| host.workloads.is_empty();
-            if self.known.get(&host).is_some_and(is_left) {
-                self.known.remove(&host);
+            if self.known.get(host).is_some_and(is_left) {
+                self.known.remove(host);
             }
         }
         self.version += u64::from(is_moved);
@@ -130,17 +131,15 @@ impl Hosts {
         self.version += u64::from(!self.known.is_empty());
     }
 
-    fn join(&mut self, name: &Arc<str>, uid: &Arc<str>) {
+    /// Records whether a workload has a hostname.
+    fn set_named(&mut self, name: &Arc<str>, uid: &Arc<str>, is_named: bool) {
         let mut host = self.host(name);
-        host.workloads.insert(Arc::clone(uid));
+        if is_named {
+            host.workloads.insert(Arc::clone(uid));
+        } else {
+            host.workloads.remove(uid);
+        }
         self.known.insert(Arc::clone(name), Arc::new(host));
-    }
-
-    fn leave(&mut self, name: &Arc<str>, uid: &Arc<str>) -> Arc<str> {
-        let mut host = self.host(name);
-        host.workloads.remove(uid);
-        self.known.insert(Arc::clone(name), Arc::new(host));
-        Arc::clone(name)
     }
 
     fn host(&self, name: &str) -> Host {

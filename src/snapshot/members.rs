@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::exclusion::{service_exclusion, speaks_hbone};
+use super::Endpoint;
+use super::exclusion::speaks_hbone;
 use super::mesh::{self, Protocol};
-use super::{Endpoint, ExclusionReason};
 use crate::wire::HBONE_PORT;
 
 /// Endpoints of a workload that can be dialled. There is at least one, and one per dialled port,
@@ -63,27 +63,8 @@ impl Member {
         self.endpoints().first().map_or("", |endpoint| endpoint.uid())
     }
 
-    /// Returns the endpoint that is dialled for a port of a service, and whether it is ready.
-    pub(super) fn serves(
-        &self,
-        service: &mesh::Service,
-        name: &str,
-        port: u16,
-        dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
-    ) -> Option<(&Arc<Endpoint>, bool)> {
-        let workload = &self.endpoints().first()?.definition;
-        let target = *workload.services.get(name)?.get(&port)?;
-        let is_ready = match service_exclusion(service, workload, port) {
-            None => true,
-            Some(ExclusionReason::Unhealthy) => false,
-            Some(_) => return None,
-        };
-        let port = dialled(workload, target).filter(|&port| port != 0)?;
-        self.endpoint(port).map(|endpoint| (endpoint, is_ready))
-    }
-
     /// Returns the endpoint that is dialled at this port.
-    fn endpoint(&self, port: u16) -> Option<&Arc<Endpoint>> {
+    pub(super) fn endpoint(&self, port: u16) -> Option<&Arc<Endpoint>> {
         let endpoints = self.endpoints();
         let found = endpoints.binary_search_by_key(&port, |endpoint| endpoint.address.port());
         endpoints.get(found.ok()?)

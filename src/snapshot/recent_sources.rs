@@ -2,7 +2,8 @@
 
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::expiring::Expiring;
 
 /// Hash of the source of a tunnel: a verified peer, or the network prefix of a client without an
 /// identity.
@@ -22,62 +23,29 @@ impl SourceHash {
 /// afterwards. Two are enough to tell whether a source was alone.
 #[derive(Debug, Default)]
 pub(super) struct RecentSources {
-    dialled: [SourceTime; 2],
-    failed: SourceTime,
+    dialled: [Expiring; 2],
+    failed: Expiring,
 }
-
-/// Source in the upper half, with the second after the one in which it was recorded; 0 means none.
-#[derive(Debug, Default)]
-struct SourceTime(AtomicU64);
-
-/// Time for which a source counts after it was recorded, in seconds.
-const SOURCE_SECONDS: u64 = 60;
 
 impl RecentSources {
     /// Records a source whose dial has succeeded. Of concurrent records one may be lost.
     pub(super) fn record(&self, source: SourceHash, second: u64) {
         let [one, other] = &self.dialled;
-        let is_older = one.time() <= other.time();
-        let place = match (one.is(source), other.is(source)) {
-            (true, _) => one,
-            (false, false) if is_older => one,
-            (false, _) => other,
-        };
-        place.set(source, second);
+        let [first, last] = [one, other].map(|of| of.get(second));
+        let is_its = |of: Option<(u32, u64)>| of.is_some_and(|(known, _)| known == source.0);
+        let age = |of: Option<(u32, u64)>| of.map_or(u64::MAX, |(_, age)| age);
+        let is_first = is_its(first) || !is_its(last) && age(first) >= age(last);
+        let place = if is_first { one } else { other };
+        place.set(source.0, second);
     }
 
     /// Records a tunnel of a source that failed after its dial. Returns true if tunnels of another
     /// source failed within a minute too, or if no other source has dialled within a minute.
     pub(super) fn is_to_blame(&self, source: SourceHash, second: u64) -> bool {
-        let is_other = |one: &SourceTime| !one.is(source) && !one.is_expired(second);
+        let is_other = |one: &Expiring| one.get(second).is_some_and(|(known, _)| known != source.0);
         let has_failed_other = is_other(&self.failed);
-        self.failed.set(source, second);
+        self.failed.set(source.0, second);
         has_failed_other || !self.dialled.iter().any(is_other)
-    }
-}
-
-impl SourceTime {
-    fn is(&self, source: SourceHash) -> bool {
-        let packed = self.0.load(Ordering::Relaxed);
-        packed != 0 && packed >> 32 == u64::from(source.0)
-    }
-
-    /// Returns the second after the one in which the source was recorded.
-    fn time(&self) -> u64 {
-        self.0.load(Ordering::Relaxed) & u64::from(u32::MAX)
-    }
-
-    fn is_expired(&self, second: u64) -> bool {
-        let recorded = self.time().checked_sub(1);
-        recorded.is_none_or(|at| second.saturating_sub(at) >= SOURCE_SECONDS)
-    }
-
-    /// Records a source. The seconds since the start of a process fit 32 bits.
-    fn set(&self, source: SourceHash, second: u64) {
-        let packed = u64::from(source.0) << 32 | (second + 1);
-        if self.0.load(Ordering::Relaxed) != packed {
-            self.0.store(packed, Ordering::Relaxed);
-        }
     }
 }
 

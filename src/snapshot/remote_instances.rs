@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::exclusion::{is_split_horizon, remote_network, service_exclusion, speaks_hbone};
+use super::exclusion::{is_split_horizon, remote_network, served, speaks_hbone};
 use super::mesh::{self, GatewayAddress, Place, Workload};
 use super::networks::NetworkTable;
 use super::remote::gateway_network;
 use super::remote_gateways::{ClustersBehind, Gateway, Rank, remote_gateway};
-use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards, Subset};
+use super::{Endpoint, EndpointState, RemoteGateway, Shards, Subset};
 
 /// Instances and gateways of other networks.
 #[derive(Clone, Debug, Default)]
@@ -48,10 +48,10 @@ struct BehindGateway {
 
 /// Instances of a service in one network.
 #[derive(Default)]
-struct Found<'a> {
-    all: Vec<&'a Arc<Workload>>,
+pub(super) struct Found<'a> {
+    pub(super) all: Vec<&'a Arc<Workload>>,
     /// Instances that serve the port, each with whether it is ready.
-    serving: Vec<(&'a Arc<Workload>, bool)>,
+    pub(super) serving: Vec<(&'a Arc<Workload>, bool)>,
 }
 
 /// Added, changed or removed records, and the affected services.
@@ -115,13 +115,12 @@ impl<'a> Edits<'a> {
 }
 
 impl RemoteInstances {
-    /// Applies edits. The states of services unknown to this index, and the gateways of networks
-    /// unknown to it, are compared with those of `previous`.
+    /// Applies edits. States and gateways are compared with those of `before`.
     pub(super) fn apply(
         &mut self,
         edits: Edits<'_>,
         rules: &NetworkTable,
-        (previous, own_network): (&Self, &str),
+        (before, own_network): (&Self, &str),
     ) -> Applied {
         let mut has_new_gateway = false;
         let mut touched: BTreeSet<Arc<str>> = edits.services.keys().copied().cloned().collect();
@@ -139,8 +138,7 @@ impl RemoteInstances {
             touched.extend(behind.map(|(name, _)| Arc::clone(name)));
         }
         for (network, changes) in gateways {
-            let earlier = previous.gateways.get(&network);
-            has_new_gateway |= self.update_gateways(network, &changes, (rules, earlier));
+            has_new_gateway |= self.update_gateways(network, &changes, (rules, before));
         }
         let mut counted: HashMap<_, isize> = HashMap::new();
         for name in &touched {
@@ -148,11 +146,10 @@ impl RemoteInstances {
             let none = Changes::new();
             let changes = edits.services.get(name).unwrap_or(&none);
             let list = merge(old.list.iter().cloned(), changes);
-            let earlier = previous.services.get(name);
+            let earlier = before.services.get(name);
             let known = |key: &(Arc<str>, SocketAddr)| {
-                let earlier = earlier.and_then(|of| of.behind.get(key));
-                let known = old.behind.get(key).or(earlier);
-                known.map(|known| Arc::clone(&known.state))
+                let known = earlier?.behind.get(key)?;
+                Some(Arc::clone(&known.state))
             };
             let behind = self.behind(&list, rules, own_network, known);
             let list = list.into();
@@ -180,7 +177,7 @@ impl RemoteInstances {
         &mut self,
         network: Arc<str>,
         changes: &Changes<'_>,
-        (rules, before): (&NetworkTable, Option<&Arc<[Gateway]>>),
+        (rules, before): (&NetworkTable, &Self),
     ) -> bool {
         let old = self.gateways.get(&network).into_iter();
         let records = old.flat_map(|list| list.iter().flat_map(Gateway::records).cloned());
@@ -188,7 +185,7 @@ impl RemoteInstances {
         let behind = |addresses: &[SocketAddr]| self.cluster_behind(&network, addresses);
         let list = records.flat_map(|record| Gateway::of_record(&record, &network, rules, behind));
         let list: Arc<[_]> = Gateway::join_families(list.collect()).into();
-        let earlier = self.gateways.get(&network).or(before);
+        let earlier = before.gateways.get(&network);
         let is_known = |new: &Gateway| {
             let mut earlier = earlier.iter().flat_map(|list| list.iter());
             earlier.any(|old| {
@@ -259,7 +256,7 @@ impl RemoteInstances {
 
     /// Returns the gateways of a network that have an address: those with a record, then those
     /// that only its instances name.
-    fn gateways(
+    pub(super) fn gateways(
         &self,
         network: &str,
         instances: &[&Arc<Workload>],
@@ -400,75 +397,8 @@ impl RemoteInstances {
         self.assert_clusters();
     }
 
-    /// Returns the endpoints of a service port behind the gateways of these clusters. A network
-    /// whose instances of the service are unknown counts as one instance.
-    pub(super) fn cluster_shares(
-        &self,
-        clusters: &[Arc<str>],
-        (service, port): ((&mesh::Service, &str), u16),
-        (rules, own_network): (&NetworkTable, &str),
-        mut state: impl FnMut(&Arc<str>, SocketAddr) -> Arc<EndpointState>,
-    ) -> Vec<NetworkShare> {
-        let mut networks = self.instances(service, port, (own_network, false));
-        for network in self.gateways.keys() {
-            networks.entry(network).or_default();
-        }
-        let share = |(network, found): (&str, Found<'_>)| {
-            let is_known = !found.all.is_empty();
-            let counts = is_known.then(|| capacity(&found.serving));
-            let (ready, all) = counts.unwrap_or((1, 1));
-            let mut gateways = self.gateways(network, &found.all, rules);
-            gateways.retain(|one| one.is_ready() && clusters.contains(&one.remote.cluster));
-            let gateways = gateways.into_iter().map(|gateway| {
-                let state = state(&gateway.remote.network, gateway.address);
-                let instances = (&*found.serving, ready);
-                gateway.endpoint(service, port, Rank::default(), instances, state)
-            });
-            let gateways: Vec<_> = gateways.collect();
-            (ready > 0 && !gateways.is_empty()).then_some(NetworkShare {
-                gateways,
-                part: None,
-                ready,
-                all,
-            })
-        };
-        networks.into_iter().filter_map(share).collect()
-    }
-
-    /// Returns the gateways of these clusters that [`Self::cluster_shares`] leaves out, each with
-    /// the reason.
-    pub(super) fn unused_gateways(
-        &self,
-        clusters: &[Arc<str>],
-        (service, port): ((&mesh::Service, &str), u16),
-        (rules, own_network): (&NetworkTable, &str),
-    ) -> Vec<(String, &'static str)> {
-        let known = self.instances(service, port, (own_network, false));
-        let networks = self.gateways.keys().map(|network| &**network);
-        let networks: BTreeSet<&str> = networks.chain(known.keys().copied()).collect();
-        let unused = networks.into_iter().flat_map(|network| {
-            let found = known.get(network);
-            let instances = found.map_or(&[][..], |found| &found.all);
-            let has_ready = found.is_none_or(|found| capacity(&found.serving).0 > 0);
-            let mut gateways = self.gateways(network, instances, rules);
-            gateways.retain(|one| {
-                one.remote.cluster.is_empty() || clusters.contains(&one.remote.cluster)
-            });
-            gateways.into_iter().filter_map(move |gateway| {
-                let why = match (gateway.is_ready(), has_ready) {
-                    _ if gateway.remote.cluster.is_empty() => self.why_unknown(&gateway),
-                    (true, true) => return None,
-                    (false, _) => "the gateway is not ready",
-                    (true, false) => "no instance of the service behind it is ready",
-                };
-                Some((format!("{network}/gateway/{}", gateway.address), why))
-            })
-        });
-        unused.collect()
-    }
-
     /// Returns the instances of a service by network.
-    fn instances(
+    pub(super) fn instances(
         &self,
         (service, name): (&mesh::Service, &str),
         port: u16,
@@ -482,7 +412,9 @@ impl RemoteInstances {
             };
             let found = networks.entry(network).or_default();
             found.all.push(one);
-            if let Some(is_ready) = serves(service, name, one, (port, hbone_only)) {
+            if let Ok((target, is_ready)) = served(service, one, port)
+                && (!hbone_only || speaks_hbone(one, port, target))
+            {
                 found.serving.push((one, is_ready));
             }
         }
@@ -537,28 +469,10 @@ pub(super) fn common<'a>(mut clusters: impl Iterator<Item = &'a Arc<str>>) -> Ar
     if clusters.all(|other| *other == first) { first } else { Arc::default() }
 }
 
-/// Returns whether an instance that serves a port is ready; `None` if it does not serve the port.
-fn serves(
-    service: &mesh::Service,
-    name: &str,
-    instance: &Workload,
-    (port, hbone_only): (u16, bool),
-) -> Option<bool> {
-    let target = *instance.services.get(name)?.get(&port)?;
-    if hbone_only && !speaks_hbone(instance, port, target) {
-        return None;
-    }
-    match service_exclusion(service, instance, port) {
-        None => Some(true),
-        Some(ExclusionReason::Unhealthy) => Some(false),
-        Some(_) => None,
-    }
-}
-
 /// Returns the capacity of the ready instances and of all. A split-horizon record stands for all
 /// instances that are reached through its gateway: it adds nothing to instances that are known
 /// one by one, or to the record of another gateway of the network.
-fn capacity(instances: &[(&Arc<Workload>, bool)]) -> (u32, u32) {
+pub(super) fn capacity(instances: &[(&Arc<Workload>, bool)]) -> (u32, u32) {
     let add = |sum: &mut (u32, u32), (one, is_ready): &(&Arc<Workload>, bool)| {
         let ready = if *is_ready { one.capacity } else { 0 };
         *sum = (sum.0.saturating_add(ready), sum.1.saturating_add(one.capacity));

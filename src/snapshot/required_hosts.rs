@@ -28,37 +28,23 @@ impl Snapshot {
 /// Single pass over all hostnames, with the state that each of them needs.
 struct WantedHosts<'a> {
     snapshot: &'a Snapshot,
-    /// Names that routes of TLS listeners expose to anyone, with the targets of their aliases.
-    passthrough_names: HashSet<Family<'a>>,
+    /// Names that routes of TLS listeners expose to anyone, with the targets of their aliases: the
+    /// stem of a family, or as `Err` a name outside all families.
+    passthrough_names: HashSet<Result<&'a str, &'a str>>,
     /// Waypoints of reachable services, as `namespace/hostname`.
     waypoints: OnceCell<HashSet<String>>,
 }
 
-/// Key of a name: the stem of its family, or the name itself if it is outside all families.
-#[derive(PartialEq, Eq, Hash)]
-enum Family<'a> {
-    Stem(&'a str),
-    Name(&'a str),
-}
-
 impl<'a> WantedHosts<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
-        let mut pass =
-            Self { snapshot, passthrough_names: HashSet::new(), waypoints: OnceCell::new() };
-        for name in snapshot.exposure.passthrough_hosts() {
-            let aliases = snapshot.names.aliases_of(name).iter();
-            let targets = aliases.flat_map(|alias| &alias.to).map(|target| &*target.host);
-            let hosts = targets.chain(snapshot.exposure.hosts_with_alias(name));
-            let families = hosts.chain([name]).map(|host| pass.family(host));
-            let families: Vec<_> = families.collect();
-            pass.passthrough_names.extend(families);
-        }
-        pass
-    }
-
-    fn family(&self, host: &'a str) -> Family<'a> {
-        let stem = self.snapshot.names.stem(host);
-        stem.map_or(Family::Name(host), Family::Stem)
+        let names = &snapshot.names;
+        let hosts = snapshot.exposure.passthrough_hosts().flat_map(|name| {
+            let targets = names.aliases_of(name).iter().flat_map(|alias| &alias.to);
+            let hosts = targets.map(|target| &*target.host);
+            hosts.chain(snapshot.exposure.hosts_with_alias(name)).chain([name])
+        });
+        let passthrough_names = hosts.map(|host| names.stem(host).ok_or(host)).collect();
+        Self { snapshot, passthrough_names, waypoints: OnceCell::new() }
     }
 
     /// Returns whether a tunnel may be dialled to a workload once it has an address.
@@ -91,10 +77,10 @@ impl<'a> WantedHosts<'a> {
         host: &'a str,
         mut ports: impl Iterator<Item = u16>,
     ) -> bool {
-        if self.passthrough_names.contains(&self.family(host)) {
+        let snapshot = self.snapshot;
+        if self.passthrough_names.contains(&snapshot.names.stem(host).ok_or(host)) {
             return true;
         }
-        let snapshot = self.snapshot;
         if snapshot.is_cluster_local(host) || !snapshot.may_answer(host, namespace) {
             return false;
         }
@@ -119,7 +105,7 @@ impl<'a> WantedHosts<'a> {
             let behind = services.filter(|service| !service.waypoints.is_empty());
             let waypoints = behind.filter(is_reached).flat_map(|of| &of.waypoints);
             let waypoints =
-                waypoints.filter_map(|waypoint| self.snapshot.waypoint(&waypoint.gateway));
+                waypoints.filter_map(|waypoint| self.snapshot.waypoint(&waypoint.gateway.place));
             waypoints.map(|of| format!("{}/{}", of.namespace, of.hostname)).collect()
         })
     }

@@ -1,137 +1,202 @@
 //! Update of a snapshot to another mesh, configuration or load balancing.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
-use std::mem;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::index::Index;
-use super::mesh::Mesh;
+use super::exclusion::workload_exclusion;
+use super::index::{Edits, Index, same};
+use super::members::{Member, ports};
+use super::mesh::{Mesh, Place, Workload};
+use super::remote_instances;
 use super::tiers::Ranking;
-use super::waypoints::AffectedServices;
 use super::{Shards, Snapshot};
 
-/// Replaces the mesh of the snapshot. A change of the network, of HBONE-only dialling or of the
-/// presence of TLS listeners rebuilds everything; endpoints keep their state and claims their age.
+/// Rebuilds what a change since `before` affects. The snapshot has its new mesh and rules already,
+/// and `network` is the one whose endpoints are local. A change of the network, of other networks,
+/// of HBONE-only dialling, of the presence of TLS listeners or of any transit rebuilds everything;
+/// endpoints keep their state and claims their age.
 ///
 /// Returns true if open tunnels must be authorized again: other policies may select a workload, a
-/// waypoint has lost an identity of its workloads since `before`, a service has other waypoints or
-/// another visibility, a hostname is an alias of objects too, or a gateway of another network is
-/// new or has another identity.
-pub(super) fn apply(
-    snapshot: &mut Snapshot,
-    before: &Snapshot,
-    mesh: Mesh,
-    network: Arc<str>,
-) -> bool {
-    let index = &snapshot.index;
-    let old_rules = (&index.network, index.hbone_only, index.has_passthrough, index.transit);
-    let (hbone_only, has_passthrough) = (mesh.hbone_only, snapshot.has_passthrough);
-    let networks = Arc::clone(&snapshot.networks);
-    let transit = snapshot.exposure.has_transit();
-    let mut previous = Index::default();
-    let mut claims_before = None;
-    if old_rules != (&network, hbone_only, has_passthrough, transit) || index.networks != networks {
-        snapshot.mesh = Mesh::default();
-        let services = mem::take(&mut snapshot.services);
-        snapshot.derived_services = Shards::default();
-        claims_before = Some((mem::take(&mut snapshot.vips), services));
-        let index =
-            Index { network, hbone_only, has_passthrough, networks, transit, ..Index::default() };
-        previous = mem::replace(&mut snapshot.index, index);
+/// waypoint has lost an identity of its workloads, a service has other waypoints or another
+/// visibility, a hostname is an alias of objects too, rules of a family may hold for another of its
+/// services, or a gateway of another network is new or has another identity.
+pub(super) fn apply(next: &mut Snapshot, before: &Snapshot, network: Arc<str>) -> bool {
+    let rules = |of: &Snapshot| (of.mesh.hbone_only, of.has_passthrough, of.exposure.has_transit());
+    let is_rebuilt = *network != *before.network()
+        || rules(next) != rules(before)
+        || !Arc::ptr_eq(&next.networks, &before.networks);
+    let (new, empty) = (next.mesh.clone(), Mesh::default());
+    let mut old = &before.mesh;
+    if is_rebuilt {
+        next.services = Shards::default();
+        next.derived_services = Shards::default();
+        next.vips = Shards::default();
+        next.index = Index { network, ..Index::default() };
+        old = &empty;
     }
-    let old = mem::replace(&mut snapshot.mesh, mesh);
-    // The snapshot is written while the mesh is read, so this is a copy. It shares everything.
-    let new = snapshot.mesh.clone();
-    let joined = snapshot.index.join(&old, &new, &previous);
-    let claimed = snapshot.index.claim(&old, &new, &previous, snapshot.version);
-    let mut hosts = claimed.hosts.iter();
-    let overrides = hosts.any(|host| snapshot.exposure.namespace_of_alias(host).is_some());
+    let joined = next.join(before, old, &new);
+    let claimed = next.index.claim(&before.index, (old, &new), next.version);
+    let mut names = claimed.hosts.iter();
+    let overrides = names.any(|host| next.exposure.namespace_of_alias(host).is_some());
     // The owner of a family takes the family's other names away from other services, or releases
     // them.
-    let families = claimed.hosts.iter().flat_map(|host| snapshot.family_of(host));
-    let families = families.filter(|name| !snapshot.index.claims(name).is_empty());
-    let mut reclaimed: BTreeSet<Cow<'_, str>> = families.map(Cow::Owned).collect();
-    reclaimed.extend(claimed.hosts.into_iter().map(Cow::Borrowed));
-    let mut touched = reclaimed.clone();
-    touched.extend(joined.hosts.into_iter().map(Cow::Borrowed));
-    let services = joined.remote.services.iter();
-    let hosts = services.filter_map(|name| name.split_once('/'));
-    touched.extend(hosts.map(|(_, host)| Cow::Borrowed(host)));
-    let renamed = snapshot.refresh(before, touched.iter().map(|host| &**host));
-    if let Some((vips, services)) = &claims_before {
-        snapshot.restore_claim_ages(vips, services);
-    }
-    let touched = AffectedServices {
-        all: claims_before.is_some(),
-        has_waypoints: claimed.has_waypoints,
-        hosts: reclaimed,
-        lost_identity: joined.losers,
+    let families = claimed.hosts.iter().flat_map(|host| next.family_of(host));
+    let families = families.filter(|name| !next.index.claims(name).is_empty());
+    let mut hosts: BTreeSet<Cow<'_, str>> = families.map(Cow::Owned).collect();
+    hosts.extend(claimed.hosts.iter().map(|host| Cow::Borrowed(*host)));
+    let joined_hosts = joined.services.iter().filter_map(|name| name.split_once('/'));
+    hosts.extend(joined_hosts.map(|(_, host)| Cow::Borrowed(host)));
+    hosts.extend(next.reconfigured(before));
+    let renamed = next.refresh(before, &hosts);
+    let hosts = hosts.iter().map(|host| &**host);
+    let waypoints: Vec<Place> = if is_rebuilt {
+        next.index.waypoints.keys().cloned().collect()
+    } else {
+        next.named_waypoints(before, hosts).collect()
     };
-    let lost = snapshot.apply_waypoint_changes(before, &touched);
-    let gained = joined.reselected || joined.remote.has_new_gateway;
+    if is_rebuilt || claimed.has_waypoints || !waypoints.is_empty() {
+        next.hosts.reconsider();
+    }
+    let lost = next.has_lost_waypoint_identity(before, &waypoints);
+    let gained = joined.reselected || joined.has_new_gateway;
     gained || claimed.rerouted || overrides || renamed || lost
 }
 
-/// Recomputes the owners of hostnames and VIPs after a change of the configuration.
-pub(super) fn reclaim(snapshot: &mut Snapshot, before: &Snapshot) {
-    let is_other = |host: &&Arc<str>| {
-        let now = snapshot.services.get(&***host).map(|of| &of.definition);
-        now.map(Arc::as_ptr) != snapshot.answering(host).map(Arc::as_ptr)
-    };
-    let hosts = snapshot.index.claims.keys().filter(is_other).cloned();
-    let hosts: Vec<_> = hosts.collect();
-    snapshot.refresh(before, hosts.iter().map(|host| &**host));
-    snapshot.rerank_contested_vips();
-}
-
-/// Rebuilds services of `before` whose load balancing differs. Services that are new in this
-/// change are up to date already. Open tunnels continue.
-pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
-    let (new, old) = (Arc::clone(&snapshot.balancing), &before.balancing);
-    if Arc::ptr_eq(&new, old) {
-        return;
-    }
-    let hosts = before.services.keys();
-    let hosts: Vec<_> = hosts
-        .filter(|host| snapshot.services.contains_key(&***host) && new.differs(old, host))
-        .cloned()
-        .collect();
-    for host in hosts {
-        snapshot.rebuild(before, &host);
-    }
-    let names = Arc::clone(&snapshot.names);
-    for alias in names.derived_aliases() {
-        if new.differs(old, &alias.name.host) {
-            snapshot.build_derived(before, alias);
-        }
-    }
+/// Effects of a change of workloads.
+struct Joined {
+    /// Services, as `namespace/hostname`, whose endpoints may differ.
+    services: BTreeSet<Arc<str>>,
+    /// True if other policies may select a workload.
+    reselected: bool,
+    /// True if a gateway of another network is new, or has another identity or cluster.
+    has_new_gateway: bool,
 }
 
 impl Snapshot {
+    /// Joins workloads with the services that they name. Endpoints keep the states of `before`.
+    fn join(&mut self, before: &Self, old: &Mesh, new: &Mesh) -> Joined {
+        let network = Arc::clone(&self.index.network);
+        let mut edits: HashMap<&Arc<str>, Edits<'_>> = HashMap::new();
+        let mut remote = remote_instances::Edits::default();
+        let mut reselected = false;
+        for (uid, then, now) in new.workloads.changes(&old.workloads, same) {
+            if let Some(then) = then {
+                remote.remove(then, &network);
+                for service in then.services.keys() {
+                    edits.entry(service).or_default().push((uid, None));
+                }
+            }
+            let Some(now) = now else { continue };
+            reselected |= match then {
+                Some(then) => (&then.namespace, &then.policies) != (&now.namespace, &now.policies),
+                // A workload that was absent for a while may still have open tunnels.
+                None => !now.policies.is_empty(),
+            };
+            remote.add(now, &network);
+            let Some(member) = self.dialled(now, before.index.member(then.unwrap_or(now))) else {
+                continue;
+            };
+            for service in now.services.keys() {
+                edits.entry(service).or_default().push((uid, Some(member.clone())));
+            }
+        }
+        let earlier = (&before.index.remote, &*network);
+        let remote = self.index.remote.apply(remote, &self.networks, earlier);
+        let mut services = remote.services;
+        for (service, edits) in edits {
+            if self.index.edit(service, edits) {
+                services.insert(Arc::clone(service));
+            }
+        }
+        Joined { services, reselected, has_new_gateway: remote.has_new_gateway }
+    }
+
+    /// Returns the member for a workload, if it can be dialled from our network. `known` is its
+    /// previous version.
+    fn dialled(&self, workload: &Arc<Workload>, known: Option<&Member>) -> Option<Member> {
+        let address = workload.addresses.first().map(IpAddr::to_canonical)?;
+        let hbone_only = self.mesh.hbone_only && !self.has_passthrough;
+        if workload_exclusion(workload, self.network(), hbone_only).is_some() {
+            return None;
+        }
+        let ports = ports(workload, self.has_passthrough);
+        (!ports.is_empty()).then(|| Member::new(workload, address, &ports, known))
+    }
+
     /// Returns true if addresses of a network can be dialled.
     pub fn is_local(&self, network: &str) -> bool {
         network.is_empty() || *network == *self.index.network
     }
 
-    /// Rebuilds these hostnames and the aliases of their services. Returns true if rules of a
-    /// family may now hold for another of its services.
-    fn refresh<'a>(&mut self, before: &Self, hosts: impl Iterator<Item = &'a str>) -> bool {
-        let (mut aliases, mut renamed) = (BTreeMap::new(), false);
+    /// Returns whether aliases are others than in `before`.
+    fn has_other_names(&self, before: &Self) -> bool {
+        !Arc::ptr_eq(&self.names, &before.names)
+    }
+
+    /// Returns whether the rules about names or peers are others than in `before`.
+    pub(super) fn has_other_exposure(&self, before: &Self) -> bool {
+        self.has_other_names(before) || !Arc::ptr_eq(&self.exposure, &before.exposure)
+    }
+
+    /// Returns whether any service or alias may have other load balancing than in `before`.
+    fn has_other_balancing(&self, before: &Self) -> bool {
+        !Arc::ptr_eq(&self.balancing, &before.balancing)
+    }
+
+    /// Returns the hostnames of `before` to which another service answers by the configuration, and
+    /// those that have other load balancing. The cost without such a change is constant.
+    fn reconfigured<'a>(&self, before: &'a Self) -> impl Iterator<Item = Cow<'a, str>> {
+        let is_reexposed = self.has_other_exposure(before);
+        let is_any = is_reexposed || self.has_other_balancing(before);
+        let hosts = is_any.then(|| before.index.claims.keys()).into_iter().flatten();
+        let hosts = hosts.filter(move |host| {
+            let has_other_owner = || {
+                let now = self.services.get(&***host).map(|of| &of.definition);
+                now.map(Arc::as_ptr) != self.answering(host).map(Arc::as_ptr)
+            };
+            self.balancing.differs(&before.balancing, host) || is_reexposed && has_other_owner()
+        });
+        hosts.map(|host| Cow::Borrowed(&**host))
+    }
+
+    /// Rebuilds these hostnames, the aliases of their services, and what depends on the rules as a
+    /// whole, if these are others than in `before`. Returns true if rules of a family may now hold
+    /// for another of its services.
+    fn refresh(&mut self, before: &Self, hosts: &BTreeSet<Cow<'_, str>>) -> bool {
+        let (mut renamed, mut exposed) = (false, hosts.clone());
         for host in hosts {
-            let was = self.services.contains_key(host);
+            let was = self.services.contains_key(&**host);
             self.rebuild(before, host);
-            self.update_exposed(host);
-            if self.services.contains_key(host) != was {
+            if self.services.contains_key(&**host) != was {
                 renamed |= self.moves_family_rules(host);
-                self.update_exposed_family(host);
+                exposed.extend(self.family_of(host).map(Cow::Owned));
             }
-            let derived = self.names.derived_aliases_for(host).iter();
-            aliases.extend(derived.map(|alias| (Arc::clone(&alias.label), Arc::clone(alias))));
         }
+        let (names, has_other_names) = (Arc::clone(&self.names), self.has_other_names(before));
+        if has_other_names {
+            self.derived_services = Shards::default();
+        }
+        let is_any = has_other_names || self.has_other_balancing(before);
+        let others = is_any.then(|| names.derived_aliases()).into_iter().flatten();
+        let others = others.filter(|of| {
+            has_other_names || self.balancing.differs(&before.balancing, &of.name.host)
+        });
+        let of_hosts = hosts.iter().flat_map(|host| names.derived_aliases_for(host));
+        let aliases: BTreeMap<_, _> =
+            of_hosts.chain(others).map(|alias| (&alias.label, alias)).collect();
         for alias in aliases.values() {
             self.build_derived(before, alias);
         }
+        if self.has_other_exposure(before) {
+            self.rank_contested_vips(before);
+        }
+        if self.has_other_exposure(before) || !Arc::ptr_eq(&self.scope, &before.scope) {
+            let all = [before, self].map(Self::hosts_with_exposed).into_iter().flatten();
+            exposed.extend(all.map(Cow::Owned));
+        }
+        self.update_exposed(before, &exposed);
         renamed
     }
 
@@ -142,7 +207,7 @@ impl Snapshot {
             let (network, balancing) = (&self.index.network, &self.balancing);
             let ranking = |port| Ranking::new(from, port, host, network, balancing);
             let before = before.services.get(&**host);
-            Arc::new(self.index.service(from, &own, None, before, ranking))
+            Arc::new(self.build_service(from, &own, None, before, ranking))
         });
         let old = match &service {
             Some(new) => self.services.insert(Arc::clone(&new.hostname), Arc::clone(new)),
@@ -152,12 +217,10 @@ impl Snapshot {
         if definitions[0].map(Arc::as_ptr) == definitions[1].map(Arc::as_ptr) {
             return;
         }
-        let namespaces = definitions.map(|one| one.map(|one| &*one.namespace));
-        let is_same = namespaces[0] == namespaces[1];
-        let [old, new] = definitions.map(|one| one.map(|one| self.index.vips(one)));
-        let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
-        for vip in old.union(&new) {
-            self.update_vip_claim(*vip, host, new.contains(vip), is_same);
+        let vips: BTreeSet<_> =
+            definitions.into_iter().flatten().flat_map(|one| self.index.vips(one)).collect();
+        for vip in vips {
+            self.rank_vip_claims(before, vip, Some(host));
         }
     }
 }

@@ -274,10 +274,13 @@ fn bindings_without_gateways(
     next: &Snapshot,
 ) -> Vec<String> {
     let lost = bindings.iter().filter(|binding| {
-        let clusters = binding.cluster.iter().map(|of| of.as_str().into());
         let (host, port) = (binding.service.host.as_str(), binding.service.port);
-        let gateways = BoundEndpoints::new(clusters, host.into(), port.unwrap_or_default());
-        gateways.is_empty_in(next) && !gateways.is_empty_in(before)
+        let is_empty = |snapshot| {
+            let clusters = binding.cluster.iter().map(|of| of.as_str().into());
+            let gateways = BoundEndpoints::new(clusters, host.into(), port.unwrap_or_default());
+            gateways.load(snapshot).endpoints.is_empty()
+        };
+        is_empty(next) && !is_empty(before)
     });
     lost.map(|binding| format!("binding {}", binding.service)).collect()
 }

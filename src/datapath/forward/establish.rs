@@ -82,14 +82,14 @@ impl NewTunnel {
         counted: Result<T, Reason>,
     ) -> Result<(Permit, T), Reason> {
         let (snapshot, room) = (self.data_path.reader.load(), self.check_room());
-        let counted = binding.decide(self.peer.policy_source(), &snapshot, counted, room)?;
+        let decided = decide_binding(&snapshot, &self.peer, &binding, counted, room);
+        let (permit, counted) = decided.map_err(|rejection| rejection.reason)?;
         // The binding was read before `generation`, and may have changed since.
         policy::check_binding(&snapshot, &self.peer, &binding).map_err(|why| {
             self.record.set_detail(why.to_owned());
             Reason::Revoked
         })?;
-        let route = Route::of_binding(&snapshot, Arc::clone(&binding));
-        if route.endpoints().endpoints.is_empty() {
+        if permit.route().endpoints().endpoints.is_empty() {
             let clusters = binding.clusters();
             let detail =
                 format!("no gateway of {clusters} has an address, except in evacuated regions");
@@ -97,8 +97,7 @@ impl NewTunnel {
             let unused = unused.map(|(gateway, why)| format!("; {gateway}: {why}"));
             self.record.set_detail(detail + &unused.collect::<String>());
         }
-        let permit = policy::run(&snapshot, &self.peer, route);
-        permit.map(|permit| (permit, counted)).map_err(|rejection| rejection.reason)
+        Ok((permit, counted))
     }
 
     /// Checks that the tunnel may hold bytes.
@@ -218,6 +217,27 @@ pub fn decide_passthrough<L>(
     let registered = register()?;
     let route = route::resolve_passthrough(snapshot, peer, target?)?;
     Ok((policy::run(snapshot, peer, route)?, registered))
+}
+
+/// Decides about a connection of a verified client of a binding, and finds the gateways. `counted`
+/// counts it among the connections of the binding.
+///
+/// # Errors
+/// The first check that fails.
+pub fn decide_binding<T>(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    binding: &Arc<Binding>,
+    counted: Result<T, Reason>,
+    room: Result<(), Reason>,
+) -> Result<(Permit, T), Rejection> {
+    let counted = counted?;
+    if !binding.admits(peer.policy_source(), snapshot) {
+        return Err(Reason::NotForPeer.into());
+    }
+    room?;
+    let route = Route::of_binding(snapshot, Arc::clone(binding));
+    Ok((policy::run(snapshot, peer, route)?, counted))
 }
 
 /// Records the service of a decided target.

@@ -1,8 +1,6 @@
 //! Reasons for which a workload is no endpoint of a service port in a snapshot.
 
-use crate::snapshot::exclusion::{
-    service_exclusion, speaks_hbone, target_port, workload_exclusion,
-};
+use crate::snapshot::exclusion::{served, speaks_hbone, target_port, workload_exclusion};
 use crate::snapshot::mesh::{Service, Workload};
 use crate::snapshot::tiers::Ranking;
 use crate::snapshot::{ExclusionReason, Snapshot};
@@ -23,7 +21,10 @@ pub fn exclusion_reason(
     };
     workload_exclusion(workload, network, hbone_only)
         .or_else(|| lacks_hbone().then_some(ExclusionReason::NoHbone))
-        .or_else(|| service_exclusion(service, workload, port))
+        .or_else(|| match served(service, workload, port) {
+            Ok((_, is_ready)) => (!is_ready).then_some(ExclusionReason::Unhealthy),
+            Err(why) => Some(why),
+        })
         .or_else(|| location_exclusion(snapshot, service, workload, port))
         .or_else(behind)
 }

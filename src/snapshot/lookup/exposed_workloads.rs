@@ -1,11 +1,14 @@
-//! Lookup of exposed workloads by their addresses, and the update of their index.
+//! Workloads that peers may reach at their own addresses, because an exposure entry of their
+//! service allows it: their lookup, and the update of their index. No other address of a workload
+//! resolves.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{LookupResult, MatchedBy};
-use crate::snapshot::exposed_workloads::WorkloadAddress;
+use crate::snapshot::members::Member;
 use crate::snapshot::{Endpoint, Service, Snapshot};
 
 impl Snapshot {
@@ -15,7 +18,7 @@ impl Snapshot {
         ip: IpAddr,
         target: u16,
     ) -> impl Iterator<Item = LookupResult<'_>> {
-        let places = self.index.exposed_workloads.addresses.get(&ip).into_iter();
+        let places = self.index.exposed_workloads.get(&ip).into_iter();
         let places = places.flat_map(|places| places.iter());
         places.flat_map(move |(host, uid)| self.ports_at_target(host, uid, target))
     }
@@ -48,75 +51,65 @@ impl Snapshot {
         let part = self.index.part(&service.definition, None);
         let place = part.members.binary_search_by(|member| member.uid().cmp(uid));
         let member = part.members.get(place.ok()?)?;
-        let found = self.index.endpoint(&part, member, port, is_passthrough);
+        let found = self.endpoint(&part, member, port, is_passthrough);
         let ready = found.filter(|(_, is_ready)| *is_ready);
         ready.map(|(endpoint, _)| Arc::clone(endpoint))
     }
 
-    /// Updates the exposed workloads of a service.
-    pub(in crate::snapshot) fn update_exposed(&mut self, host: &str) {
+    /// Updates the addresses of the workloads of these services, of which each is complete, from
+    /// those of `before`.
+    pub(in crate::snapshot) fn update_exposed(
+        &mut self,
+        before: &Self,
+        hosts: &BTreeSet<Cow<'_, str>>,
+    ) {
+        // After the start of a rebuild nothing is there.
+        let is_empty = self.index.exposed_workloads.is_empty();
+        for host in hosts {
+            let new = self.exposed_addresses(host);
+            let old = if is_empty { BTreeSet::new() } else { before.exposed_addresses(host) };
+            for (ip, uid) in old.symmetric_difference(&new) {
+                let place = (Arc::from(&**host), Arc::clone(uid));
+                let known = self.index.exposed_workloads.get(ip).into_iter();
+                let others = known.flat_map(|places| places.iter()).filter(|of| **of != place);
+                let mut places: BTreeSet<_> = others.cloned().collect();
+                if new.contains(&(*ip, Arc::clone(uid))) {
+                    places.insert(place);
+                }
+                let places = (!places.is_empty()).then(|| places.into_iter().collect());
+                self.index.exposed_workloads.set(*ip, places);
+            }
+        }
+    }
+
+    /// Returns the addresses at which workloads of a service are exposed, each with the uid of one.
+    fn exposed_addresses(&self, host: &str) -> BTreeSet<(IpAddr, Arc<str>)> {
         let opens = || {
             let entry = self.exposure_host(host);
             let mut entries = self.exposure.entries(&entry).iter();
             entries.any(|entry| entry.workloads)
         };
-        let service = self.services.get(host).filter(|_| opens()).cloned();
-        let old = self.index.exposed_workloads.services.get(host).cloned();
-        if old.is_none() && service.is_none() {
-            return;
-        }
+        let service = self.services.get(host).filter(|_| opens());
         let name = service.map(|of| format!("{}/{}", of.namespace, of.hostname));
-        let members = name.map(|name| self.index.members_of(&name));
-        let members = members.into_iter().flatten();
-        let workloads = members.filter_map(|member| member.workload());
+        let members = name.map(|name| self.index.members_of(&name)).into_iter().flatten();
+        let workloads = members.filter_map(Member::workload);
         // The waypoint of an address is unknown. A workload with one is left out, so that it is not
         // bypassed.
         let workloads = workloads.filter(|workload| !workload.has_waypoint);
-        let new: BTreeSet<WorkloadAddress> = workloads
-            .flat_map(|workload| {
-                let addresses = workload.addresses.iter().map(IpAddr::to_canonical);
-                addresses.map(|ip| (ip, Arc::clone(&workload.uid)))
-            })
-            .collect();
-        let old = old.unwrap_or_default();
-        let host: Arc<str> = host.into();
-        for (ip, uid) in old.symmetric_difference(&new) {
-            self.index.exposed_workloads.set_served(
-                *ip,
-                &host,
-                uid,
-                new.contains(&(*ip, Arc::clone(uid))),
-            );
-        }
-        let new = (!new.is_empty()).then(|| Arc::new(new));
-        self.index.exposed_workloads.services.set(host, new);
+        let addresses = workloads.flat_map(|workload| {
+            let addresses = workload.addresses.iter().map(IpAddr::to_canonical);
+            addresses.map(|ip| (ip, Arc::clone(&workload.uid)))
+        });
+        addresses.collect()
     }
 
-    /// Updates the exposed workloads of all services of a family, after one was added or removed.
-    pub(in crate::snapshot) fn update_exposed_family(&mut self, host: &str) {
-        let names = Arc::clone(&self.names);
-        for name in names.stem(host).into_iter().flat_map(|stem| names.family(stem)) {
-            self.update_exposed(&name);
-        }
-    }
-
-    /// Updates the exposed workloads of all services, after a change of the rules.
-    pub(in crate::snapshot) fn update_all_exposed(&mut self) {
-        let mut hosts: BTreeSet<Arc<str>> =
-            self.index.exposed_workloads.services.keys().cloned().collect();
-        let entries = self.exposure.hosts().filter(|host| {
+    /// Returns the services whose workloads entries may expose.
+    pub(in crate::snapshot) fn hosts_with_exposed(&self) -> impl Iterator<Item = String> {
+        let hosts = self.exposure.hosts().filter(|host| {
             let mut entries = self.exposure.entries(host).iter();
             entries.any(|entry| entry.workloads)
         });
-        // An entry may hold for any service of its family, so each one is evaluated.
-        let family = entries.flat_map(|host| {
-            let stem = self.names.stem(host).into_iter();
-            let names = stem.flat_map(|stem| self.names.family(stem));
-            names.chain([host.to_owned()])
-        });
-        hosts.extend(family.map(Arc::from));
-        for host in hosts {
-            self.update_exposed(&host);
-        }
+        // An entry may hold for any service of its family.
+        hosts.flat_map(|host| self.family_of(host).chain([host.to_owned()]))
     }
 }

@@ -5,6 +5,7 @@
 //! the oldest claim. If no rule decides, no service answers.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ mod tests;
 
 use claim::{Claim, Rank, VipClaim};
 
-use super::{Service, Shards, Snapshot, mesh};
+use super::{Service, Snapshot, mesh};
 
 /// Hostname or VIP of which at least one claimant does not answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -169,71 +170,37 @@ impl Snapshot {
         }
     }
 
-    /// Adds or removes the claim of a hostname to a VIP. If `is_same` is set, the service is the
-    /// same as before and the claim keeps its age.
-    pub(super) fn update_vip_claim(
-        &mut self,
-        vip: IpAddr,
-        host: &str,
-        is_claimed: bool,
-        is_same: bool,
-    ) {
-        let old = self.vips.get(&vip).map_or(&[][..], |claims| claims);
-        let before = old.iter().find(|claim| *claim.host == *host);
-        let before = before.filter(|_| is_same).map(|claim| claim.rank.since);
-        let others = old.iter().filter(|claim| *claim.host != *host);
-        let mut claims: Vec<_> = others.cloned().collect();
-        if let [alone] = &mut *claims {
-            // [`Self::rerank_contested_vips`] skips single claims, so their rank may be outdated.
-            let service = self.services.get(&alone.host);
-            let rank = service.map(|of| self.vip_rank(&of.definition, alone.rank.since));
-            alone.rank = rank.unwrap_or(alone.rank);
-        }
-        let own = self.services.get(host).filter(|_| is_claimed);
-        claims.extend(own.map(|service| VipClaim {
-            host: Arc::clone(&service.hostname),
-            rank: self.vip_rank(&service.definition, before.unwrap_or(self.version)),
-        }));
+    /// Ranks the claims to a VIP: those of its claimants so far, and that of the service of `host`.
+    /// A claim of the same service as in `before` keeps its age.
+    pub(super) fn rank_vip_claims(&mut self, before: &Self, vip: IpAddr, host: Option<&str>) {
+        let known = self.vips.get(&vip).into_iter().flat_map(|claims| claims.iter());
+        let hosts: BTreeSet<_> = known.map(|claim| &*claim.host).chain(host).collect();
+        let services = hosts.into_iter().filter_map(|host| self.services.get(host));
+        let claimants = services.filter(|of| self.index.vips(&of.definition).contains(&vip));
+        let claims = claimants.map(|service| {
+            let since = before.vip_claim_since(vip, service).unwrap_or(self.version);
+            let rank = self.vip_rank(&service.definition, since);
+            VipClaim { host: Arc::clone(&service.hostname), rank }
+        });
+        let mut claims: Vec<_> = claims.collect();
         claims.sort_by_key(|claim| claim.rank);
-        let claims = (!claims.is_empty()).then(|| claims.into());
-        self.vips.set(vip, claims);
+        self.vips.set(vip, (!claims.is_empty()).then(|| claims.into()));
     }
 
-    /// Restores the age of claims to VIPs after all of them were rebuilt. `vips` and `services` are
-    /// those of before. A claim keeps its age if it is of the same service.
-    pub(super) fn restore_claim_ages(
-        &mut self,
-        vips: &Shards<IpAddr, Arc<[VipClaim]>>,
-        services: &Shards<Arc<str>, Arc<Service>>,
-    ) {
-        for (vip, before) in vips.iter() {
-            let Some(claims) = self.vips.get(vip) else {
-                continue;
-            };
-            let mut claims = claims.to_vec();
-            for claim in &mut claims {
-                let owners = [&self.services, services].map(|of| of.get(&claim.host));
-                let [now, then] = owners.map(|of| of.map(|of| &of.namespace));
-                let known = before.iter().find(|known| known.host == claim.host);
-                if let Some(known) = known.filter(|_| now == then) {
-                    claim.rank.since = known.rank.since;
-                }
-            }
-            claims.sort_by_key(|claim| claim.rank);
-            self.vips.insert(*vip, claims.into());
-        }
+    /// Returns the age of the claim of a service to a VIP, if the same service claims it here.
+    fn vip_claim_since(&self, vip: IpAddr, service: &Service) -> Option<u64> {
+        let known = self.services.get(&service.hostname)?;
+        let mut claims = self.vips.get(&vip)?.iter();
+        let claim = claims.find(|claim| claim.host == service.hostname)?;
+        (known.namespace == service.namespace).then_some(claim.rank.since)
     }
 
     /// Ranks contested claims to VIPs again, after a change of the configuration. A single claim is
     /// ranked when a second one is added.
-    pub(super) fn rerank_contested_vips(&mut self) {
+    pub(super) fn rank_contested_vips(&mut self, before: &Self) {
         let contested = self.vips.iter().filter(|(_, claims)| claims.len() > 1);
-        let contested = contested.flat_map(|(vip, claims)| {
-            let hosts = claims.iter().map(|claim| Arc::clone(&claim.host));
-            hosts.map(|host| (*vip, host))
-        });
-        for (vip, host) in contested.collect::<Vec<_>>() {
-            self.update_vip_claim(vip, &host, true, true);
+        for vip in contested.map(|(vip, _)| *vip).collect::<Vec<_>>() {
+            self.rank_vip_claims(before, vip, None);
         }
     }
 }

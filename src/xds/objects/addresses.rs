@@ -32,7 +32,7 @@ pub(super) struct AddressClaims<'a> {
     nodes: HashSet<IpAddr>,
 }
 
-/// Claims before their decision.
+/// Claims as they are collected.
 struct Collector<'a> {
     nodes: HashSet<IpAddr>,
     endpoints: Vec<Claim<'a>>,
@@ -40,8 +40,8 @@ struct Collector<'a> {
 }
 
 impl<'a> AddressClaims<'a> {
-    /// Collects and decides the claims of objects and of a mesh file.
-    pub(super) fn new(view: &ObjectIndex<'a>, mesh: &'a Mesh, held: &AddressHolders) -> Self {
+    /// Collects the claims of objects and of a mesh file.
+    pub(super) fn new(view: &ObjectIndex<'a>, mesh: &'a Mesh, held: &'a AddressHolders) -> Self {
         let network = &*view.config.gateway.network;
         let of_mesh = here(mesh, network).filter(|one| one.host_network);
         let of_mesh = of_mesh.flat_map(|one| one.addresses.iter().copied());
@@ -50,7 +50,7 @@ impl<'a> AddressClaims<'a> {
         collector.add_mesh(mesh, network);
         collector.add_objects(view);
         let Collector { nodes, endpoints, mut vips } = collector;
-        let endpoints = Claims::decide(endpoints, &held.endpoints);
+        let endpoints = Claims::new(endpoints, &held.endpoints);
         for (key, import) in view.imports() {
             let place = Some(&import.meta.place);
             for ip in &import.ips {
@@ -61,7 +61,7 @@ impl<'a> AddressClaims<'a> {
                 vips.extend(owner.map(|of| Claim { evidence: Evidence::Managed, ..of }));
             }
         }
-        Self { endpoints, vips: Claims::decide(vips, &held.vips), nodes }
+        Self { endpoints, vips: Claims::new(vips, &held.vips), nodes }
     }
 
     /// Returns the addresses that endpoints of a slice use: ports of a node's address, or any other

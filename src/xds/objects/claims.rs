@@ -49,20 +49,12 @@ pub(super) struct Claim<'a> {
 /// Claimants that had each address by the last decision.
 pub(super) type Holders = HashMap<At, OwnedKey>;
 
-/// Decided claims.
-#[derive(Default)]
+/// Claims to addresses, which are decided when they are asked for.
 pub(super) struct Claims<'a> {
     /// The best claim of each claimant to each address, in order.
     list: Vec<Claim<'a>>,
-    contests: HashMap<At, Contest<'a>>,
-}
-
-/// Decision about an address.
-struct Contest<'a> {
-    /// Claim that has the address.
-    winner: Option<Claim<'a>>,
-    /// The best claims of two claimants.
-    best: [Option<Claim<'a>>; 2],
+    /// Holders by the last decision.
+    held: &'a Holders,
 }
 
 /// Reason for which a claimant does not have an address.
@@ -77,41 +69,41 @@ pub(super) enum Refusal<'a> {
 }
 
 impl<'a> Claims<'a> {
-    /// Decides claims. `held` are the holders by the last decision.
-    pub(super) fn decide(mut list: Vec<Claim<'a>>, held: &Holders) -> Self {
+    /// Returns these claims. `held` are the holders by the last decision.
+    pub(super) fn new(mut list: Vec<Claim<'a>>, held: &'a Holders) -> Self {
         list.sort_by_key(|one| (one.at, one.by, Reverse(one.evidence)));
         list.dedup_by_key(|one| (one.at, one.by));
-        let mut claims = Self { list, contests: HashMap::new() };
-        let contests = claims.list.chunk_by(|one, next| one.at == next.at);
-        let contests = contests.filter_map(|same| {
-            let at = same.first()?.at;
-            // An address that was not known to be that of a node had a holder as a whole.
-            let holder = held.get(&at).or_else(|| held.get(&(at.0, 0)));
-            Some((at, Contest::new(&claims.all_at(at), holder)))
-        });
-        claims.contests = contests.collect();
-        claims
+        Self { list, held }
+    }
+
+    /// Returns the claims to exactly this address or port.
+    fn exactly_at(&self, at: At) -> impl Iterator<Item = Claim<'a>> {
+        let start = self.list.partition_point(|one| one.at < at);
+        self.list.iter().skip(start).take_while(move |one| one.at == at).copied()
     }
 
     /// Returns the claims to an address, the best one of each claimant. One to all ports of a node
     /// is one to each of its ports.
-    fn all_at(&self, (ip, port): At) -> Vec<Claim<'a>> {
-        let range = |at: At| {
-            let start = self.list.partition_point(|one| one.at < at);
-            let same = self.list.iter().skip(start).take_while(move |one| one.at == at);
-            same.copied()
-        };
-        let mut all: Vec<_> = range((ip, 0)).collect();
+    fn all_at(&self, at @ (ip, port): At) -> Vec<Claim<'a>> {
+        let mut all: Vec<_> = self.exactly_at((ip, 0)).collect();
         if port != 0 {
-            all.extend(range((ip, port)));
+            all.extend(self.exactly_at(at));
             all.sort_by_key(|one| (one.by, Reverse(one.evidence)));
             all.dedup_by_key(|one| one.by);
         }
         all
     }
 
-    fn contest(&self, at: At) -> Option<&Contest<'a>> {
-        self.contests.get(&at).or_else(|| self.contests.get(&(at.0, 0)))
+    /// Returns which of the claims to an address has it, if one has.
+    fn winner(&self, (ip, port): At, claims: &[Claim<'a>]) -> Option<Claim<'a>> {
+        // A port that nobody claims alone is decided with the address. An address that was not
+        // known to be that of a node had a holder as a whole.
+        let is_claimed = self.exactly_at((ip, port)).next().is_some();
+        let holder = self.held.get(&(ip, port)).filter(|_| is_claimed);
+        let holder = holder.or_else(|| self.held.get(&(ip, 0)));
+        let is_holder = |one: &Claim<'_>| holder.is_some_and(|(a, b)| (&**a, &**b) == one.by);
+        let ranked = claims.iter().map(|one| ((Reverse(one.evidence), !is_holder(one)), *one));
+        lowest_rank(ranked)
     }
 
     /// Returns the best evidence of a claimant for an address.
@@ -125,8 +117,7 @@ impl<'a> Claims<'a> {
 
     /// Returns whether a claimant has an address. Claimants of the mesh file share.
     pub(super) fn has(&self, by: Key<'_>, at: At) -> bool {
-        self.contest(at).is_none_or(|contest| contest.winner.is_some_and(|one| one.by == by))
-            || self.evidence(by, at) == Some(Evidence::File)
+        self.refusal(by, at).is_none()
     }
 
     /// Returns the reason why a claimant does not have an address; none if it has.
@@ -134,13 +125,17 @@ impl<'a> Claims<'a> {
     /// Claims with equal evidence exclude each other, exposed or not. Otherwise a tenant could
     /// expose an address to more peers than its owner does.
     pub(super) fn refusal(&self, by: Key<'_>, at: At) -> Option<Refusal<'a>> {
-        let contest = self.contest(at).filter(|_| !self.has(by, at))?;
-        let mut others = contest.best.iter().flatten().filter(|one| one.by != by);
-        let rival = *others.next()?;
-        Some(if Some(rival.evidence) > self.evidence(by, at) {
+        let (claims, own) = (self.all_at(at), self.evidence(by, at));
+        let winner = self.winner(at, &claims);
+        if own == Some(Evidence::File) || winner.is_some_and(|one| one.by == by) {
+            return None;
+        }
+        let others = claims.iter().filter(|one| one.by != by);
+        let rival = *others.max_by_key(|one| one.evidence)?;
+        Some(if Some(rival.evidence) > own {
             Refusal::Owned(rival)
         } else {
-            contest.winner.map_or(Refusal::Equal(rival), Refusal::Held)
+            winner.map_or(Refusal::Equal(rival), Refusal::Held)
         })
     }
 
@@ -164,10 +159,12 @@ impl<'a> Claims<'a> {
         let mut names: HashMap<&str, Arc<str>> = HashMap::new();
         let mut owned =
             |name: &'a str| Arc::clone(names.entry(name).or_insert_with(|| name.into()));
-        let winners = self.contests.iter().filter_map(|(at, of)| Some((at, of.winner?)));
+        let places = self.list.chunk_by(|one, next| one.at == next.at);
+        let places = places.filter_map(|same| Some(same.first()?.at));
+        let winners = places.filter_map(|at| self.winner(at, &self.all_at(at)).map(|of| (at, of)));
         let winners = winners
             .filter(|(_, one)| ![Evidence::File, Evidence::OtherPort].contains(&one.evidence));
-        winners.map(|(at, one)| (*at, (owned(one.by.0), owned(one.by.1)))).collect()
+        winners.map(|(at, one)| (at, (owned(one.by.0), owned(one.by.1)))).collect()
     }
 }
 
@@ -176,16 +173,5 @@ impl<'a> Refusal<'a> {
     pub(super) fn other(self) -> Claim<'a> {
         let (Self::Owned(of) | Self::Held(of) | Self::Equal(of)) = self;
         of
-    }
-}
-
-impl<'a> Contest<'a> {
-    fn new(claims: &[Claim<'a>], holder: Option<&OwnedKey>) -> Self {
-        let is_holder = |one: &Claim<'_>| holder.is_some_and(|(a, b)| (&**a, &**b) == one.by);
-        let ranked = claims.iter().map(|one| ((Reverse(one.evidence), !is_holder(one)), one));
-        let best = claims.iter().max_by_key(|one| one.evidence);
-        let others = claims.iter().filter(|one| best.is_some_and(|best| best.by != one.by));
-        let second = others.max_by_key(|one| one.evidence);
-        Self { winner: lowest_rank(ranked).copied(), best: [best.copied(), second.copied()] }
     }
 }
