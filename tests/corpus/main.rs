@@ -7,7 +7,13 @@
 #![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
+mod explain;
+#[cfg(test)]
 mod findings;
+#[cfg(test)]
+mod objects;
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 #[path = "../fuzz/targets/mod.rs"]
 mod targets;

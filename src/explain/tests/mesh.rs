@@ -258,6 +258,7 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
         healthy: !one_in(rng, 5),
         capacity: *rng.choice(&weights).expect("a weight"),
         priority: rng.u32(..3),
+        degraded: one_in(rng, 8),
         services: served.into_iter().map(|of| (key(of), ports())).collect(),
         template: Template {
             namespace: "app".into(),

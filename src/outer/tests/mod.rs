@@ -63,8 +63,7 @@ struct World {
 
 /// Opens a tunnel to a gateway that echoes. The gateway ends with the first value.
 pub(crate) async fn echo_tunnel() -> (impl Sized, Stream) {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let stream = world.open(&gateway).await.expect("a tunnel");
     ((world, gateway), stream)
 }
@@ -83,7 +82,7 @@ impl ResettingGateway {
     pub(crate) async fn start() -> Self {
         let world = World::new();
         let gateway = world.west(Script::new(Answer::Reset(h2::Reason::PROTOCOL_ERROR))).await;
-        let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
+        let target = target(&gateway);
         let tls = InboundTls::new(server_tls(&world.own));
         Self { target, authority: POISON, tls, world, _gateway: gateway }
     }
@@ -123,6 +122,13 @@ impl World {
             limits::Pool::new(Resource::Descriptors, DESCRIPTORS),
         );
         Self { authority, west, own, tls, publisher, lifecycle, pool }
+    }
+
+    /// Starts a gateway of cluster west that answers like this.
+    async fn with(answer: Answer) -> (Self, Scripted) {
+        let world = Self::new();
+        let gateway = world.west(Script::new(answer)).await;
+        (world, gateway)
     }
 
     /// Replaces the configuration of new connections, as a new certificate does.
@@ -213,6 +219,17 @@ fn remote(cluster: &str, identities: &[&str]) -> RemoteGateway {
         identities: identities.iter().map(|&id| id.into()).collect(),
         other_addresses: Box::default(),
     }
+}
+
+fn target(gateway: &Scripted) -> Target {
+    Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) }
+}
+
+/// Asserts that a tunnel fails for this reason.
+#[track_caller]
+fn assert_refused<T>(opened: Result<T, Failure>, reason: Reason) {
+    let refused = opened.err().expect("a refusal");
+    assert_eq!(refused.reason, reason, "{refused:?}");
 }
 
 /// Behaviour of a gateway.
@@ -441,8 +458,7 @@ async fn echoes(stream: &mut Stream, bytes: &[u8]) {
 
 #[tokio::test]
 async fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     let bytes: Vec<u8> = (0..300_000_u32).map(|index| index.to_le_bytes()[1]).collect();
     let empty = stream.try_read(&mut [IoSliceMut::new(&mut [0])]);
@@ -526,8 +542,7 @@ async fn only_the_expected_gateway_gets_a_request() {
     }
     let other = World::new();
     let gateway = other.west(Script::new(Answer::Echo)).await;
-    let refused = world.open(&gateway).await.expect_err("another root");
-    assert_eq!(refused.reason, Reason::GatewayUntrusted, "{refused:?}");
+    assert_refused(world.open(&gateway).await, Reason::GatewayUntrusted);
     for expected in [remote("west", &[WEST]), remote("", &[WEST])] {
         let gateway = world.west(Script::new(Answer::Echo)).await;
         let opened = world.open_as(&gateway, expected).await;

@@ -78,13 +78,12 @@ async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
 
 #[tokio::test]
 async fn a_new_connection_keeps_the_least_round_trip_time_of_its_gateway() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut tunnels = vec![world.open(&gateway).await.expect("a tunnel")];
     let row = || world.pool.status().remove(0);
     let least = Duration::from_nanos(1);
     assert!(row().rtt > Some(least), "the first PING counts");
-    let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
+    let target = target(&gateway);
     let known = world.pool.gateway(&target);
     known.rtt.lock().record(least, Instant::now());
     world.renew();

@@ -1,37 +1,21 @@
 //! Defects that a review has found, each with its situation.
 
 use std::future::pending;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use tokio::net::TcpListener;
-use tokio::task::yield_now;
-use tokio::time::timeout;
 
 use super::rig::{CONNECT, Rig, TestGateway, drain, exposure, fill, mesh};
 use super::wire::{
     ACK, DATA, Frame, GOAWAY, HANDSHAKE, HEADERS, PING, PRIORITY, RST_STREAM, Received,
     WINDOW_UPDATE,
 };
-use crate::datapath::DataPath;
-use crate::datapath::dial::{DenyList, Upstream};
+use super::*;
 use crate::datapath::forward::connection::load_current;
-use crate::datapath::forward::establish::NewTunnel;
-use crate::datapath::http2::tunnel::{Origin, Target};
-use crate::datapath::identity::Peer;
 use crate::datapath::io::buffer::BUFFER_BYTES;
-use crate::datapath::tests::{FAR, data_path_of, descriptor, peer};
-use crate::reason::Reason;
-use crate::snapshot::Publisher;
-use crate::snapshot::builder::Change;
-use crate::telemetry::Record;
 use crate::tls::{IdentityMaterial, PeerTrust, ServerTls, TrustedDomain, listener_server_config};
 use crate::tools::dev;
-use crate::wire::Authority;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const END_STREAM: u8 = 1;

@@ -1,14 +1,12 @@
 //! Bounds of a turn, and what runs between turns.
 
-use std::future::poll_fn;
 use std::os::unix::net::UnixStream as StdStream;
-use std::task::{Context, Poll, Waker};
 
-use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
 use super::rig::{Rig, TestGateway, drain};
 use super::wire::{DATA, Frame};
+use super::*;
 use crate::datapath::forward::turn::yield_turn;
 use crate::outer::tests::echo_tunnel;
 

@@ -2,13 +2,11 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::*;
 use crate::datapath::tests::plain::push_record;
 use crate::tls::record::{HEADER_BYTES, TRAILER_BYTES};
 

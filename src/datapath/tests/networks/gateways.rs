@@ -2,13 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::SystemTime;
 
-use tokio::time::Instant;
-
+use super::*;
 use crate::datapath::DataPath;
-use crate::datapath::balance::{Tried, choose, eject_after_failed_dial};
+use crate::datapath::balance::eject_after_failed_dial;
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
 use crate::datapath::forward::tries::Tries;
 use crate::datapath::limits::admission::Admission;
@@ -16,16 +13,9 @@ use crate::lifecycle::Lifecycle;
 use crate::limits::Source;
 use crate::outer::tests::ResettingGateway;
 use crate::outer::{Failure, Request, Target};
-use crate::reason::Reason;
-use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Protocol, Template, Workload};
-use crate::snapshot::{
-    Endpoint, EndpointSet, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher, Snapshot,
-};
+use crate::snapshot::{Endpoint, Publisher};
 use crate::telemetry::{Metrics, Record};
 use crate::wire::Via;
-
-use super::{always, assert_shares, gateway, locality, pods, service, spread};
 
 const IPV6: &str = "2001:db8::1";
 
