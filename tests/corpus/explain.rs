@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
-use strait::config::Config;
+use strait::config::{Config, Issuer};
 use strait::datapath::dial::DenyList;
 use strait::datapath::listener::ListenerRules;
 use strait::explain::{
@@ -17,14 +18,14 @@ use strait::snapshot::builder::{Change, build};
 use strait::snapshot::traffic::{Override, Position};
 use strait::snapshot::{ExportSet, ServiceVisibility, Snapshot, TrustSet};
 use strait::status::ReducedLink;
-use strait::wire::RegionPattern;
+use strait::wire::{RegionPattern, SpkiHash};
 use strait::xds;
 use tokio::time::Instant;
 
 use crate::findings::{ROOT, base, compare, each_row, partition};
 
 /// Keys of a case that are no sections of the gateway.
-const OWN: [&str; 5] = ["question", "mesh", "exports", "evacuated", "reduced"];
+const OWN: [&str; 6] = ["question", "mesh", "exports", "evacuated", "reduced", "is_full"];
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -40,6 +41,9 @@ struct Keys {
     /// Links whose budgets are exceeded.
     #[serde(default)]
     reduced: Vec<Reduced>,
+    /// True if the buffers of tunnels have no room.
+    #[serde(default)]
+    is_full: bool,
 }
 
 #[derive(serde::Deserialize)]
@@ -78,7 +82,7 @@ fn answer(text: &str) -> String {
         bindings: &[],
         places: &ConfigPositions::default(),
         links: &reduced.collect::<Vec<_>>(),
-        has_room: true,
+        has_room: !keys.is_full,
         now: Instant::now(),
     };
     run(&state, &keys.question).map_or_else(|error| error, |answer| shown(&answer))
@@ -88,7 +92,16 @@ fn snapshot(config: &Config, keys: &Keys) -> Snapshot {
     let mesh = xds::file::parse(Path::new("mesh.yaml"), &keys.mesh);
     let (mesh, policies) = mesh.unwrap_or_else(|findings| panic!("{findings}"));
     let domains = config.trust.domains.iter().map(|one| (&*one.name, &*one.cluster));
+    let clusters = config.trust.clusters.iter();
+    let issuers =
+        clusters.flat_map(|one| one.issuers.iter().map(|issuer| (hash(issuer), &*one.name)));
+    let restricted = config.trust.domains.iter().filter_map(|domain| {
+        let permitted = domain.issuers.as_ref()?.iter().map(hash).collect();
+        Some((&*domain.name, Arc::new(permitted)))
+    });
     let trust = TrustSet::new(domains)
+        .with_issuers(issuers, false)
+        .with_domain_issuers(restricted)
         .with_gateways(config.trust.gateways.iter().map(String::as_str))
         .with_waypoints(config.trust.waypoints.iter().map(String::as_str));
     let evacuated = keys
@@ -111,6 +124,13 @@ fn snapshot(config: &Config, keys: &Keys) -> Snapshot {
         ..Change::of(config)
     };
     build(&Snapshot::default(), change)
+}
+
+fn hash(issuer: &Issuer) -> SpkiHash {
+    match issuer {
+        Issuer::Hash(hash) => *hash,
+        Issuer::File(file) => panic!("{} instead of a hash", file.display()),
+    }
 }
 
 fn shown(answer: &Answer) -> String {

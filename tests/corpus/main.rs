@@ -127,7 +127,7 @@ mod replay {
 
     #[test]
     fn mesh_files() {
-        replay("mesh_file", targets::mesh_file, 300);
+        replay("mesh_file", targets::mesh_file, 1000);
     }
 
     #[test]
@@ -137,7 +137,7 @@ mod replay {
 
     #[test]
     fn configurations() {
-        replay("strait_yaml", targets::strait_yaml, 300);
+        replay("strait_yaml", targets::strait_yaml, 1000);
     }
 
     #[test]

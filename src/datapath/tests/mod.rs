@@ -17,20 +17,24 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::config::parse_identity;
 use crate::lifecycle::Lifecycle;
 use crate::reason::HandshakeRefusal;
-use crate::snapshot::{Publisher, Reader};
+use crate::snapshot::{Publisher, Reader, Snapshot};
 use crate::telemetry::{Metrics, Source};
 use crate::tls::record::{HEADER_BYTES, PLAINTEXT_MAX, RecordLayer, TRAILER_BYTES};
-use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
-use crate::tools::dev;
+use crate::tls::tests::samples::{MATERIAL, trusting};
+use crate::tls::{Identity, InboundTls};
+use crate::wire::{Authority, Transit};
 
 use super::accept::{ConnectionResources, LoadGuard};
 use super::forward::connection;
 use super::handshake::{HandshakeError, Transport};
+use super::http2::tunnel::{Forwarded, Origin, Target};
 use super::identity::Peer;
 use super::limits::admission::Admission;
 use super::limits::descriptors;
+use super::listener::{Listener, ListenerRules};
 use super::{DataPath, dial};
 
 use plain::PlainRecords;
@@ -58,14 +62,7 @@ fn data_path() -> Arc<DataPath> {
 
 /// Returns a data path that reads these snapshots.
 pub(crate) fn data_path_of(reader: Reader, deny: dial::DenyList) -> Arc<DataPath> {
-    let authority = dev::Authority::new().expect("a root");
-    let leaf = authority.intermediate("east").and_then(|east| east.leaf("spiffe://e/ns/n/sa/g"));
-    let leaf = leaf.expect("a leaf");
-    let material =
-        IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
-    let trust = PeerTrust::default();
-    let tls =
-        tls::listener_server_config(&material.expect("material"), &trust).expect("a configuration");
+    let tls = trusting(&MATERIAL, &[]);
     let metrics = Arc::new(Metrics::new());
     Arc::new(DataPath::new(
         reader,
@@ -99,6 +96,32 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
         issuer: None,
         chain: None,
     })
+}
+
+/// Returns a peer with this identity, at a listener with this limit of transit.
+pub(crate) fn peer_of(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
+    let parts = parse_identity(principal).expect("an identity").map(Arc::from);
+    let [trust_domain, namespace, service_account] = parts;
+    let identity = Identity {
+        uri: principal.into(),
+        trust_domain,
+        namespace,
+        service_account,
+        not_after: SystemTime::UNIX_EPOCH,
+    };
+    let listener = Arc::new(Listener::open_to_all(&ListenerRules::with_transit(listener)));
+    let address = ([127, 0, 0, 1], 1).into();
+    let peer = Peer::authenticated(identity, None, address, listener, snapshot);
+    peer.expect("a trusted peer")
+}
+
+/// Returns what a CONNECT for an authority asks for, with the headers of gateways.
+pub(crate) fn target_of(authority: &str, forwarded: Option<Forwarded>) -> Target {
+    Target {
+        authority: Authority::parse(authority).expect("an authority"),
+        origin: Origin::Workload,
+        forwarded: forwarded.map(Box::new),
+    }
 }
 
 /// Takes the descriptor of a connection.

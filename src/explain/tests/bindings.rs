@@ -2,18 +2,14 @@
 
 use std::net::IpAddr;
 
-use fastrand::Rng;
-
 use super::*;
 use crate::config;
 use crate::datapath::accept::{AcceptedConnection, ConnectionResources, LoadGuard};
 use crate::datapath::forward::binding;
-
 use crate::datapath::tests::{data_path_of, descriptor, tcp_pair};
 use crate::lifecycle::DrainScope;
 use crate::limits::{Held, Source};
-use crate::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
-use crate::snapshot::{InFlight, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher};
+use crate::snapshot::{NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher};
 
 const WORLDS: u32 = 300;
 const HOST: &str = "echo.app.svc.cluster.local";

@@ -1,10 +1,8 @@
 //! Explanation of tunnels to services with instances in another network.
 
-use std::sync::Arc;
-
 use super::*;
 use crate::datapath::balance;
-use crate::snapshot::{Endpoint, RemoteGateway};
+use crate::snapshot::RemoteGateway;
 
 /// Returns the reason for which a real tunnel is rejected before the dial; none if it has an
 /// endpoint.

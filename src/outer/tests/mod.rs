@@ -30,7 +30,8 @@ use crate::limits::{self, Resource, Source};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{Publisher, TrustSet};
-use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, TrustedDomain};
+use crate::tls::tests::samples::{self, domain, leaf, material, trusting};
+use crate::tls::{self, IdentityMaterial, InboundTls};
 use crate::tools::dev::{Authority, Issuer, Leaf};
 use crate::wire::Via;
 
@@ -92,16 +93,11 @@ impl ResettingGateway {
     }
 }
 
-fn domain(name: &str) -> TrustedDomain {
-    TrustedDomain { name: name.into(), issuers: None, roots: None }
-}
-
 impl World {
     fn new() -> Self {
-        let authority = Authority::new().expect("a root");
-        let east = authority.intermediate("east").expect("an intermediate");
-        let west = authority.intermediate("west").expect("an intermediate");
-        let own = material(&authority, &east.leaf(EAST).expect("a leaf"));
+        let authority = samples::authority();
+        let west = samples::intermediate(&authority, "west");
+        let own = material(&leaf(&authority, "east", EAST), &authority.root_pem());
         let tls = Arc::new(InboundTls::new(server_tls(&own)));
         let publisher = Publisher::new();
         publisher.update(Change {
@@ -138,7 +134,7 @@ impl World {
 
     /// Starts a gateway with this certificate.
     async fn gateway(&self, leaf: &Leaf, script: Script) -> Scripted {
-        let material = material(&self.authority, leaf);
+        let material = material(leaf, &self.authority.root_pem());
         let tls = tls::endpoint_server_config(&material, vec![domain("east.local")]);
         Scripted::start(TlsAcceptor::from(tls.expect("a configuration")), script).await
     }
@@ -200,16 +196,7 @@ fn source(account: &str) -> Source {
 }
 
 fn server_tls(own: &IdentityMaterial) -> tls::ServerTls {
-    let trust = PeerTrust {
-        domains: vec![domain("east.local"), domain("west.local")],
-        ..PeerTrust::default()
-    };
-    tls::listener_server_config(own, &trust).expect("a configuration")
-}
-
-fn material(authority: &Authority, leaf: &Leaf) -> IdentityMaterial {
-    let read = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
-    read.expect("material")
+    trusting(own, &["east.local", "west.local"])
 }
 
 fn remote(cluster: &str, identities: &[&str]) -> RemoteGateway {

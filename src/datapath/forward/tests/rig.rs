@@ -251,11 +251,7 @@ impl Rig {
     /// Returns a tunnel to the endpoint at the other end of a stream.
     fn opened(&self, stream: EndpointStream) -> Open {
         let (data_path, peer) = (&self.data_path, &self.identity);
-        let target = Target {
-            authority: Authority::parse("echo.app:80").expect("an authority"),
-            origin: Origin::Workload,
-            forwarded: None,
-        };
+        let target = target_of("echo.app:80", None);
         let snapshot = data_path.reader.load();
         let route = route::resolve(&snapshot, peer, target).expect("a route");
         let permit = policy::run(&snapshot, peer, route).expect("a permit");

@@ -34,7 +34,7 @@ async fn a_turn_forwards_few_small_frames_and_later_turns_the_others_in_order() 
         assert!(received.len() - before <= 256 * BYTES);
         turns += 1;
         assert!(turns < 100, "{} bytes", received.len());
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
     let expected = (0..FRAMES).flat_map(|index| [number(index); BYTES]);
     assert!(received.into_iter().eq(expected));
@@ -73,7 +73,7 @@ async fn a_socket_that_becomes_ready_is_served_after_the_turn_of_a_busy_connecti
     let waiting = tokio::spawn(async move { near.read_u8().await });
     // The task waits for the socket.
     for _ in 0..3 {
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
     std::io::Write::write_all(&mut &far, &[7]).expect("a byte");
     let mut turns = 0;

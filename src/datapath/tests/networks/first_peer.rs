@@ -1,9 +1,7 @@
 //! Evaluation of the first peer behind a gateway, as `x-strait-source` names it.
 
-use super::transit::peer;
 use super::*;
 use crate::datapath::first_peer::FirstPeer;
-use crate::datapath::http2::tunnel::Target;
 use crate::datapath::limits::descriptors::DescriptorPool;
 use crate::datapath::policy::{self, Permit};
 use crate::wire::SpkiHash;
@@ -51,11 +49,7 @@ fn permit(snapshot: &Snapshot, peer: &Peer, source: Option<&str>) -> Result<Perm
         source: source.map(|source| source.as_bytes().into()),
         ..Forwarded::default()
     };
-    let target = Target {
-        authority: Authority::parse("echo.app:80").expect("an authority"),
-        origin: Origin::Workload,
-        forwarded: Some(Box::new(forwarded)),
-    };
+    let target = target_of("echo.app:80", Some(forwarded));
     let permit = policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?);
     permit.map_err(|rejection| rejection.reason)
 }
@@ -68,7 +62,7 @@ fn a_first_peer_outside_the_trust_set_is_refused_where_anyone_is_permitted() {
     exposure.add(entry("echo.app", vec![anyone]));
     let change = Change { exposure: Some(exposure), ..Change::default() };
     let snapshot = build(&before, change);
-    let peer = peer(&snapshot, GATEWAY, Transit::Always);
+    let peer = peer_of(&snapshot, GATEWAY, Transit::Always);
     let foreign = "spiffe://unknown.local/ns/shop/sa/checkout";
     for (source, is_permitted) in [(NORTH, true), (foreign, false)] {
         let permit = permit(&snapshot, &peer, Some(source));
@@ -90,7 +84,7 @@ fn a_first_peer_outside_the_trust_set_is_refused_where_anyone_is_permitted() {
 fn an_open_tunnel_ends_when_its_first_peer_loses_the_service() {
     let both = [("west", "edge"), ("west", "shop")];
     let first = snapshot(&both, trust());
-    let peer = peer(&first, GATEWAY, Transit::Always);
+    let peer = peer_of(&first, GATEWAY, Transit::Always);
     let permit = permit(&first, &peer, Some(CLIENT)).expect("a permit");
     let endpoint = Arc::clone(&permit.route().endpoints().endpoints[0]);
     let grant = permit.into_grant(endpoint);
@@ -116,7 +110,7 @@ fn the_cluster_of_a_first_peer_counts_where_issuers_determine_clusters() {
     };
     let snapshot = snapshot(&[("unknown", "edge"), ("west", "shop")], trust());
     // The test's peer has no issuer, and is thus of cluster unknown.
-    let peer = peer(&snapshot, GATEWAY, Transit::Always);
+    let peer = peer_of(&snapshot, GATEWAY, Transit::Always);
     for (cluster, is_permitted) in
         [(Some("west"), true), (Some("north"), false), (Some("invented"), false), (None, false)]
     {
@@ -145,7 +139,7 @@ fn with_issuers_of_trust_domains_a_first_peer_is_permitted_unless_its_cluster_co
     let list = || Arc::new([SpkiHash::new([1; 32])].into());
     let trust = trust().with_domain_issuers([("west.local", list()), ("north.local", list())]);
     let snapshot = snapshot(&[("west", "edge"), ("west", "shop")], trust);
-    let peer = peer(&snapshot, GATEWAY, Transit::Always);
+    let peer = peer_of(&snapshot, GATEWAY, Transit::Always);
     for (cluster, is_permitted) in [
         (";cluster=west", true),
         // The first gateway may have another name for it, or none.
@@ -163,7 +157,7 @@ fn with_issuers_of_trust_domains_a_first_peer_is_permitted_unless_its_cluster_co
 #[test]
 fn a_cluster_whose_name_no_header_can_have_is_not_sent() {
     let snapshot = snapshot(&[], trust());
-    let mut peer = peer(&snapshot, CLIENT, Transit::Always);
+    let mut peer = peer_of(&snapshot, CLIENT, Transit::Always);
     for (cluster, is_sent) in [
         ("west", true),
         ("arn:aws:eks:eu-1:1:cluster/west 2", true),
@@ -187,7 +181,7 @@ fn one_first_peer_of_a_gateway_leaves_descriptors_to_the_others() {
     let of_listener = pool.register_listener().source([192, 0, 2, 1].into());
     let gateway = Peer {
         holders: Some(of_listener.for_identity(&"west".into(), &GATEWAY.into())),
-        ..peer(&snapshot, GATEWAY, Transit::Always)
+        ..peer_of(&snapshot, GATEWAY, Transit::Always)
     };
     let fill = |source: Option<&str>| {
         let take = || {
@@ -211,7 +205,7 @@ fn one_first_peer_of_a_gateway_leaves_descriptors_to_the_others() {
 #[test]
 fn a_source_of_more_than_4_kib_is_malformed() {
     let snapshot = snapshot(&[("west", "edge"), ("west", "shop")], trust());
-    let peer = peer(&snapshot, GATEWAY, Transit::Always);
+    let peer = peer_of(&snapshot, GATEWAY, Transit::Always);
     let long = format!("{CLIENT};later={}", "x".repeat(4096));
     assert_eq!(permit(&snapshot, &peer, Some(&long)).err(), Some(Reason::BadSource));
 }

@@ -57,36 +57,6 @@ fn a_gateway_with_several_addresses_has_the_share_of_one() {
     assert_eq!(others(dual), ["192.0.2.1:15008"]);
 }
 
-#[test]
-fn a_gateway_that_only_instances_name_has_the_cluster_on_which_they_agree() {
-    let behind = |at: u8, last: u8, cluster: &str| {
-        let place = Place::Address("west".to_owned(), [192, 0, 2, last].into());
-        let mut one = changed(pods("west", at).remove(usize::from(at) - 1), |of| {
-            of.cluster = cluster.into();
-        });
-        one.network_gateway = Some(Arc::new(GatewayAddress { place, port: 15008 }));
-        one
-    };
-    let clusters = |instances: &[(u8, &str)]| {
-        let instances = (1..).zip(instances);
-        let instances = instances.map(|(at, (last, cluster))| behind(at, *last, cluster));
-        let snapshot = spread(instances.collect());
-        let endpoints = always(&snapshot).endpoints.iter();
-        let remote = endpoints.map(|one| Arc::clone(one.remote.as_ref().expect("a gateway")));
-        let shown = remote.map(|of| (of.cluster.to_string(), of.is_verifiable()));
-        shown.collect::<Vec<_>>()
-    };
-    let known = |cluster: &str| (cluster.to_owned(), true);
-    let unknown = (String::new(), false);
-    assert_eq!(clusters(&[(7, "west"), (7, "west")]), [known("west")]);
-    assert_eq!(clusters(&[(7, "west"), (8, "north")]), [known("west"), known("north")]);
-    for other in ["north", "", "Kubernetes"] {
-        let mixed = clusters(&[(7, "west"), (7, other)]);
-        assert!(mixed.iter().eq([&unknown]), "{other}: {mixed:?}");
-    }
-    assert_eq!(clusters(&[(7, "Kubernetes")]), [unknown]);
-}
-
 /// Returns istiod's record of an address of a gateway.
 fn record(ip: &str) -> Workload {
     Workload {
@@ -104,19 +74,13 @@ fn changed(mut one: Workload, change: impl FnOnce(&mut Template)) -> Workload {
 }
 
 #[test]
-fn records_of_istiod_for_both_families_of_a_gateway_have_the_share_of_one() {
-    let instances = pods("west", 2);
-    let dual = [record("192.0.2.1"), record(IPV6)];
-    let single = changed(record("192.0.2.3"), |of| {
-        of.service_account = "other".into();
-    });
-    let snapshot = spread([&instances[..], &dual, &[single]].concat());
-    let want = [("192.0.2.3:15008", 0.5), ("[2001:db8::1]:15008", 0.5)];
-    assert_shares(always(&snapshot), &want);
-    let mut endpoints = always(&snapshot).endpoints.iter();
-    let joined = endpoints.find(|one| one.address.is_ipv6()).expect("one");
+fn records_of_istiod_for_both_families_of_a_gateway_stay_apart_in_later_updates() {
+    let (instances, dual) = (pods("west", 2), [record("192.0.2.1"), record(IPV6)]);
+    let snapshot = spread([&instances[..], &dual].concat());
+    let [joined] = &always(&snapshot).endpoints[..] else {
+        panic!("{:?}", always(&snapshot));
+    };
     assert_eq!(others(joined), ["192.0.2.1:15008"]);
-    // Each record stays one of its own in later updates.
     let v4_alone = updated(&snapshot, [&instances[..], &dual[..1]].concat());
     assert_shares(always(&v4_alone), &[("192.0.2.1:15008", 1.0)]);
 }
@@ -146,38 +110,6 @@ fn records_of_two_dual_stack_gateways_are_paired_by_address_whatever_is_ready() 
     assert_eq!(paired(Some("2001:db8::9")), v4_alone);
     let v6_alone = want([("2001:db8::9", ""), second]);
     assert_eq!(paired(Some("192.0.2.9")), v6_alone);
-}
-
-#[test]
-fn records_without_an_account_or_with_a_difference_are_gateways_of_their_own() {
-    let rule = NetworkRule {
-        cluster: "west".into(),
-        identities: ["spiffe://west.local/ns/edge/sa/configured".into()].into(),
-        ..NetworkRule::default()
-    };
-    let gateways = |[v4, v6]: [Workload; 2]| {
-        let change = Change {
-            networks: Some([("west".into(), rule.clone())].into_iter().collect()),
-            ..Change::default()
-        };
-        let snapshot = build(&spread([pods("west", 2), vec![v4, v6]].concat()), change);
-        always(&snapshot).endpoints.len()
-    };
-    let dual = || [record("192.0.2.1"), record(IPV6)];
-    assert_eq!(gateways(dual()), 1);
-    let unnamed = |of: &mut Template| of.service_account = "default".into();
-    assert_eq!(gateways(dual().map(|one| changed(one, unnamed))), 2);
-    let differences: [fn(&mut Template); 5] = [
-        |of| of.service_account = "other".into(),
-        |of| of.namespace = "other".into(),
-        |of| of.cluster = "north".into(),
-        |of| of.locality = locality("north").into(),
-        |of| of.hostname = "gw.example.com".into(),
-    ];
-    for (index, difference) in differences.into_iter().enumerate() {
-        let [v4, v6] = dual();
-        assert_eq!(gateways([v4, changed(v6, difference)]), 2, "{index}");
-    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,9 +14,10 @@ use std::time::SystemTime;
 use tokio::time::Instant;
 
 use super::chi_square::p_value;
+use super::{peer_of, target_of};
 use crate::config::ExposedService;
 use crate::datapath::balance::{Tried, choose};
-use crate::datapath::http2::tunnel::{Forwarded, Origin};
+use crate::datapath::http2::tunnel::Forwarded;
 use crate::datapath::identity::Peer;
 use crate::datapath::route;
 use crate::reason::Reason;
@@ -30,7 +31,7 @@ use crate::snapshot::{
     Alias, Audience, EndpointSet, ExposureTable, InFlight, LinkFactors, NO_LINK_FACTORS, NameTable,
     NetworkRule, NetworkTable, Snapshot, TrustSet, pick_probabilities,
 };
-use crate::wire::{Authority, Transit};
+use crate::wire::Transit;
 
 const PICKS: u32 = 100_000;
 /// Significance level: one correct sample in a million is rejected. The seeds are fixed.
@@ -149,7 +150,7 @@ fn assert_shares(set: &EndpointSet, want: &[(&str, f64)]) {
 #[track_caller]
 fn assert_shares_with(set: &EndpointSet, links: &LinkFactors, want: &[(&str, f64)]) {
     fastrand::seed(17);
-    let now = tokio::time::Instant::now();
+    let now = Instant::now();
     let predicted = pick_probabilities(set, links, now);
     let mut got: Vec<_> = set.endpoints.iter().zip(predicted).collect();
     got.retain(|(_, share)| *share > 0.0);
@@ -193,7 +194,7 @@ fn each_instance_of_random_networks_has_the_same_share() {
         let part = 1.0 / f64::from(u32::try_from(here + all).expect("few"));
         let snapshot = spread(workloads);
         let set = always(&snapshot);
-        let predicted = pick_probabilities(set, NO_LINK_FACTORS, tokio::time::Instant::now());
+        let predicted = pick_probabilities(set, NO_LINK_FACTORS, Instant::now());
         for (endpoint, share) in set.endpoints.iter().zip(predicted) {
             let remote = endpoint.remote.as_ref();
             let of = remote.and_then(|remote| {
@@ -209,7 +210,7 @@ fn each_instance_of_random_networks_has_the_same_share() {
 
 /// Returns the share of the own network, of a near and of a far one.
 fn shares_by_network(set: &EndpointSet) -> [f64; 3] {
-    let now = tokio::time::Instant::now();
+    let now = Instant::now();
     let mut shares = [0.0; 3];
     let predicted = pick_probabilities(set, NO_LINK_FACTORS, now);
     for (endpoint, share) in set.endpoints.iter().zip(predicted) {
@@ -282,30 +283,6 @@ fn gateways_come_from_records_instances_and_the_configuration() {
         "192.0.2.7:31008 west west ",
     ];
     assert_eq!(shown(&build(&third, without)), want);
-}
-
-#[test]
-fn the_trust_domain_of_a_record_is_that_of_the_gateways_cluster() {
-    // istiod of cluster east writes its own trust domain into the record.
-    let mut record = gateway("west", 1);
-    record.trust_domain = "east.local".into();
-    let built = |domains: &[(&str, &str)]| {
-        let table = NetworkTable::default().with_domains(domains.iter().copied());
-        let rule = TrafficRule::default();
-        let workloads = vec![pod("west", 1), record.clone()];
-        let change = Change {
-            networks: Some(table),
-            ..change(Transit::Always, service(&[]), workloads, rule)
-        };
-        shown(&build(&Snapshot::default(), change))
-    };
-    let of = |domain: &str| {
-        let identity = format!("spiffe://{domain}/ns/edge/sa/gateway");
-        vec![format!("192.0.2.1:15008 west west {identity}")]
-    };
-    let domains = [("east.local", "east"), ("west.local", "west")];
-    assert_eq!(built(&domains), of("west.local"));
-    assert_eq!(built(&[("east.local", "east")]), of("east.local"));
 }
 
 #[test]

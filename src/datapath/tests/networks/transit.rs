@@ -1,27 +1,7 @@
 //! Permission of tunnels to leave the network.
 
 use super::*;
-use crate::config::parse_identity;
-use crate::datapath::http2::tunnel::Target;
-use crate::datapath::listener::{Listener, ListenerRules};
 use crate::datapath::policy;
-use crate::tls::Identity;
-
-pub(super) fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
-    let parts = parse_identity(principal).expect("an identity").map(Arc::from);
-    let [trust_domain, namespace, service_account] = parts;
-    let identity = Identity {
-        uri: principal.into(),
-        trust_domain,
-        namespace,
-        service_account,
-        not_after: SystemTime::UNIX_EPOCH,
-    };
-    let listener = Arc::new(Listener::open_to_all(&ListenerRules::with_transit(listener)));
-    let address = ([127, 0, 0, 1], 1).into();
-    let peer = Peer::authenticated(identity, None, address, listener, snapshot);
-    peer.expect("a trusted peer")
-}
 
 fn permit(
     snapshot: &Snapshot,
@@ -30,11 +10,7 @@ fn permit(
     via_gateway: bool,
 ) -> Result<policy::Permit, Reason> {
     let forwarded = Forwarded { via: Some((*b"0123456789abcdef").into()), ..Forwarded::default() };
-    let target = Target {
-        authority: Authority::parse(to).expect("an authority"),
-        origin: Origin::Workload,
-        forwarded: via_gateway.then(|| Box::new(forwarded)),
-    };
+    let target = target_of(to, via_gateway.then_some(forwarded));
     let permit = policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?);
     permit.map_err(|rejection| rejection.reason)
 }
@@ -45,7 +21,7 @@ fn an_open_tunnel_to_another_network_ends_with_the_grant_of_transit() {
     workloads.push(gateway("west", 1));
     let rule = TrafficRule::default();
     let first = snapshot_with(Transit::Failover, service(&[]), workloads, rule);
-    let peer = peer(&first, CLIENT, Transit::Always);
+    let peer = peer_of(&first, CLIENT, Transit::Always);
     let grant = |is_remote: bool| {
         let permit = permit(&first, &peer, "echo.app:80", false).expect("a permit");
         let mut endpoints = permit.route().endpoints().endpoints.iter();
@@ -106,7 +82,7 @@ fn a_service_with_the_preference_any_uses_all_networks_alike() {
             traffic: Some(Traffic::new([], every)),
             ..change(Transit::Always, service, workloads.clone(), TrafficRule::default())
         };
-        super::shares_by_network(super::always(&build(&Snapshot::default(), change)))[0]
+        shares_by_network(always(&build(&Snapshot::default(), change)))[0]
     };
     let close: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
     for (of_service, every, want) in [

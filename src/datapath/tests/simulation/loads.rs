@@ -1,19 +1,11 @@
 //! Clusters that advertise their loads, which follow from the tunnels that they hold.
 
 use std::collections::VecDeque;
-use std::ops::Range;
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use crate::snapshot::InFlight;
-use crate::wire::ServiceLoad;
 
 use super::model::{BINS, CLUSTERS, first_bin, siblings};
-use super::{
-    DEVIATIONS_MAX, FAILING, Pick, REGIONS, SERVICES, Simulation, TICKS_PER_SECOND, TUNNELS,
-    cluster_of,
-};
+use super::*;
+use crate::snapshot::InFlight;
+use crate::wire::ServiceLoad;
 
 /// Time for which a tunnel is open.
 const OPEN: Duration = Duration::from_secs(5);

@@ -1,4 +1,5 @@
 //! Replay of recordings of a real istiod.
 
+#[path = "../../../../tests/corpus/recording.rs"]
 mod recording;
 mod replay;
