@@ -1,8 +1,7 @@
 //! Whole files: a situation in `strait.yaml` and the findings about it.
 
-use std::time::Duration;
-
 use std::path::Path;
+use std::time::Duration;
 
 use super::*;
 

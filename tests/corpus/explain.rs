@@ -1,4 +1,4 @@
-//! Cases of explanations: a question about a tunnel, the configuration and the mesh, and the answer.
+//! Cases of explanations: a question about a tunnel, the configuration, the mesh, and the answer.
 //!
 //! The unit tests of `explain` compare answers with real picks and rejections. So a case also shows
 //! where tunnels go, and in which shares.
@@ -8,12 +8,13 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use strait::config::{Config, Issuer};
+use strait::config::{self, Config, Issuer};
 use strait::datapath::dial::DenyList;
-use strait::datapath::listener::ListenerRules;
+use strait::datapath::listener::{Listener, ListenerRules};
 use strait::explain::{
     Answer, ConfigPositions, EndpointRow, ExplainState, LookupRow, Question, run,
 };
+use strait::lifecycle::DrainScope;
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::traffic::{Override, Position};
 use strait::snapshot::{ExportSet, ServiceVisibility, Snapshot, TrustSet};
@@ -75,11 +76,15 @@ fn answer(text: &str) -> String {
     });
     let listeners = config.listeners.iter();
     let listeners = listeners.map(|one| (one.name.clone(), ListenerRules::new(one)));
+    let bindings = config.bindings.iter().map(|binding| {
+        let listener = config::Listener::from(binding);
+        Arc::new(Listener::new(&listener, DrainScope::default()))
+    });
     let state = ExplainState {
         snapshot: &snapshot,
         deny: &DenyList::of(&config),
         listeners: &listeners.collect::<Vec<_>>(),
-        bindings: &[],
+        bindings: &bindings.collect::<Vec<_>>(),
         places: &ConfigPositions::default(),
         links: &reduced.collect::<Vec<_>>(),
         has_room: !keys.is_full,

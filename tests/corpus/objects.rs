@@ -1,5 +1,5 @@
-//! Cases of Kubernetes objects: the entries that they add to a configuration, and the mesh that they
-//! make of the objects of several clusters.
+//! Cases of Kubernetes objects: the entries that they add to a configuration, and the mesh of the
+//! objects of several clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -1,17 +1,11 @@
 //! Shares of endpoints over 100,000 seeded picks.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
-
+use super::*;
 use crate::datapath::balance::{Tried, choose};
-use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{Mesh, Protocol, Scope, Service, Template, Workload};
-use crate::snapshot::tests::{locality, samples};
-use crate::snapshot::traffic::{Position, Regions, Traffic, TrafficRule};
-use crate::snapshot::{EndpointSet, InFlight, NO_LINK_FACTORS, Snapshot, pick_probabilities};
-use crate::wire::RegionPattern;
+use crate::snapshot::mesh::{Scope, Service};
+use crate::snapshot::tests::{locality, region_weights, samples};
+use crate::snapshot::traffic::{Position, Traffic, TrafficRule};
+use crate::snapshot::{InFlight, pick_probabilities};
 
 const PICKS: u32 = 100_000;
 
@@ -78,14 +72,6 @@ fn assert_share(got: f64, want: f64, bound: f64) {
     assert!((got - want).abs() < bound, "{got} instead of {want} within {bound}");
 }
 
-fn weights(weights: &[(&str, u32)]) -> TrafficRule {
-    let pattern = |text| RegionPattern::parse(text).expect("a pattern");
-    TrafficRule {
-        regions: Regions::new(weights.iter().map(|(text, weight)| (pattern(text), *weight))),
-        ..TrafficRule::default()
-    }
-}
-
 /// Each row has the number of ready endpoints, of ten, in the own zone, in another zone of the
 /// own region, and in another region; then the shares of the three by each distribution.
 #[test]
@@ -146,7 +132,7 @@ fn a_service_has_the_same_probabilities_by_server_name_as_by_authority() {
     let rules = [
         TrafficRule::default(),
         TrafficRule { preferences: Some(CLOSE), ..TrafficRule::default() },
-        weights(&[("us-west", 1), ("*", 3)]),
+        region_weights(&[("us-west", 1), ("*", 3)]),
     ];
     for rule in rules {
         let snapshot = build_snapshot(samples::service("echo"), workloads.clone().collect(), rule);

@@ -126,7 +126,7 @@ fn uri([domain, namespace, account]: [&str; 3]) -> String {
     format!("spiffe://{domain}/ns/{namespace}/sa/{account}")
 }
 
-fn one_in(rng: &mut Rng, of: u8) -> bool {
+pub(super) fn one_in(rng: &mut Rng, of: u8) -> bool {
     rng.u8(..of) == 0
 }
 
@@ -306,8 +306,7 @@ fn traffic(rng: &mut Rng) -> Traffic {
     };
     let services = ["both.example", ECHO, WAYPOINTS[0]];
     let services: Vec<_> = services.map(|host| (host.into(), rule(rng))).into();
-    let services = services.into_iter().filter(|_| rng.bool());
-    let services: Vec<_> = services.collect();
+    let services: Vec<_> = services.into_iter().filter(|_| rng.bool()).collect();
     Traffic::new(services, rule(rng))
 }
 

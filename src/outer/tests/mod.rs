@@ -212,6 +212,12 @@ fn target(gateway: &Scripted) -> Target {
     Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) }
 }
 
+/// Returns an address at which nothing listens.
+async fn closed_port() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    listener.local_addr().expect("an address")
+}
+
 /// Asserts that a tunnel fails for this reason.
 #[track_caller]
 fn assert_refused<T>(opened: Result<T, Failure>, reason: Reason) {
@@ -432,13 +438,11 @@ async fn read_to_end(stream: &mut Stream) -> io::Result<Vec<u8>> {
 async fn echoes(stream: &mut Stream, bytes: &[u8]) {
     let mut rest = bytes;
     while !rest.is_empty() {
-        let taken = stream.write(rest, |_| ()).await;
-        let taken = taken.expect("an open tunnel");
+        let taken = stream.write(rest, |_| ()).await.expect("an open tunnel");
         rest = &rest[taken..];
     }
     stream.shut_down().expect("an open tunnel");
-    let read = timeout(SOON, read_to_end(stream)).await;
-    let read = read.expect("an answer").expect("a clean end");
+    let read = timeout(SOON, read_to_end(stream)).await.expect("an answer").expect("a clean end");
     assert!(read == bytes, "{} of {}", read.len(), bytes.len());
     assert_eq!(stream.held(), 0);
 }
@@ -521,8 +525,7 @@ async fn only_the_expected_gateway_gets_a_request() {
     ];
     for (leaf, expected, why) in cases {
         let gateway = world.gateway(leaf, Script::new(Answer::Echo)).await;
-        let refused = world.open_as(&gateway, expected).await;
-        let refused = refused.expect_err("a refusal");
+        let refused = world.open_as(&gateway, expected).await.expect_err("a refusal");
         assert_eq!(refused.reason, Reason::GatewayUntrusted, "{refused:?}");
         assert!(refused.detail.contains(why), "{refused:?}");
         assert_eq!(gateway.requests.load(Ordering::SeqCst), 0);
@@ -548,23 +551,15 @@ async fn a_rejection_says_whom_to_avoid() {
         (404, None, Reason::RemoteRejected),
     ] {
         let gateway = world.west(Script::new(Answer::Reject(status, outcome))).await;
-        let refused = world.open(&gateway).await.expect_err("a refusal");
-        assert_eq!(refused.reason, reason, "{refused:?}");
+        assert_refused(world.open(&gateway).await, reason);
     }
-    let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let target = Target {
-        address: nobody.local_addr().expect("an address"),
-        gateway: Arc::new(remote("west", &[])),
+    let address = closed_port().await;
+    let target = Target { address, gateway: Arc::new(remote("west", &[])) };
+    let refused = world.try_open(&source("a"), &target, "echo.app:80").await.err();
+    let Some(OpenError::Gateway(Failure { reason: Reason::GatewayUnreachable, .. })) = refused
+    else {
+        panic!("{refused:?}");
     };
-    drop(nobody);
-    let request = Request::new("echo.app:80".to_owned(), &Via::default());
-    let deadline = Instant::now() + SOON;
-    let of = source("a");
-    let refused = world.pool.open((&target, &of), &request, deadline).await;
-    let OpenError::Gateway(refused) = refused.expect_err("nobody") else {
-        panic!("a failure of the gateway");
-    };
-    assert_eq!(refused.reason, Reason::GatewayUnreachable);
     assert!(!world.pool.is_ejected(&target));
     world.pool.eject(&target);
     assert!(world.pool.is_ejected(&target));

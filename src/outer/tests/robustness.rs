@@ -269,16 +269,15 @@ async fn a_renewed_certificate_gets_a_new_connection() {
     echoes(&mut old, b"hello").await;
 }
 
+/// Returns a gateway that has another address too.
+fn at(other: SocketAddr) -> RemoteGateway {
+    RemoteGateway { other_addresses: [other].into(), ..remote("west", &[WEST]) }
+}
+
 #[tokio::test]
 async fn addresses_of_a_gateway_are_tried_in_turn() {
     let (world, gateway) = World::with(Answer::Echo).await;
-    let closed = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let nobody = closed.local_addr().expect("an address");
-    drop(closed);
-    let at = |other: SocketAddr| RemoteGateway {
-        other_addresses: [other].into(),
-        ..remote("west", &[WEST])
-    };
+    let nobody = closed_port().await;
     let first = world.open_at(nobody, at(gateway.address)).await;
     echoes(&mut first.expect("a tunnel"), b"hello").await;
     let second = world.open_at(gateway.address, at(nobody)).await;
@@ -293,10 +292,6 @@ async fn a_denied_address_of_a_gateway_is_passed_over() {
     let (world, gateway) = World::with(Answer::Echo).await;
     let trap = TcpListener::bind((DENIED, 0)).await.expect("a port");
     let denied = trap.local_addr().expect("an address");
-    let at = |other: SocketAddr| RemoteGateway {
-        other_addresses: [other].into(),
-        ..remote("west", &[WEST])
-    };
     for (first, other) in [(denied, gateway.address), (gateway.address, denied)] {
         let opened = world.open_at(first, at(other)).await;
         echoes(&mut opened.expect("a tunnel"), b"hello").await;

@@ -64,8 +64,7 @@ async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
     compare();
     assert_eq!(shares().await, [409, 102]);
     let rows = world.pool.status().into_iter();
-    let shown = rows.map(|row| (row.address == slow, row.share_percent));
-    let mut shown: Vec<_> = shown.collect();
+    let mut shown: Vec<_> = rows.map(|row| (row.address == slow, row.share_percent)).collect();
     shown.sort_unstable();
     assert_eq!(shown, [(false, 159), (true, 39)]);
     // The earlier form of the gateway has a connection, but no part of the network.

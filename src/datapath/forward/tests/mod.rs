@@ -27,7 +27,7 @@ use crate::datapath::dial::{DenyList, Upstream};
 use crate::datapath::forward::establish::NewTunnel;
 use crate::datapath::handshake::Transport;
 use crate::datapath::identity::Peer;
-use crate::datapath::tests::{FAR, data_path_of, descriptor, peer, target_of};
+use crate::datapath::tests::{FAR, data_path_of, descriptor, metric, peer, target_of};
 use crate::reason::Reason;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;

@@ -140,13 +140,6 @@ fn silent() -> (Socket, Vec<Socket>, SocketAddr) {
     (listener, filling, address.as_socket().unwrap())
 }
 
-/// Returns the sum of the samples that begin with `name`.
-fn metric(data_path: &DataPath, name: &str) -> u64 {
-    let metrics = data_path.metrics.encode();
-    let lines = metrics.lines().filter(|line| line.starts_with(name));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
-}
-
 async fn until(what: &str, mut is_met: impl FnMut() -> bool) {
     let wait = async {
         while !is_met() {

@@ -13,7 +13,7 @@ use crate::lifecycle::Lifecycle;
 use crate::limits::Source;
 use crate::outer::tests::ResettingGateway;
 use crate::outer::{Failure, Request, Target};
-use crate::snapshot::{Endpoint, Publisher};
+use crate::snapshot::Endpoint;
 use crate::telemetry::{Metrics, Record};
 use crate::wire::Via;
 
@@ -121,7 +121,7 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let gateways = (1..=3).map(|at| gateway("west", at));
     let three = gateway_of([pods("west", 1), gateways.collect()].concat());
     let one = gateway_of([pods("west", 1), vec![gateway("west", 1)]].concat());
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
+    let own = data_path();
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], &Tried::default(), deadline);
     assert_eq!(only, deadline);
@@ -137,11 +137,11 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
         tokio::time::advance(end - Instant::now()).await;
     }
     assert_eq!(Instant::now(), deadline, "the last one has the rest");
-    let short = Instant::now() + std::time::Duration::from_secs(2);
+    let short = Instant::now() + Duration::from_secs(2);
     let first =
         remote::deadline_of_try(&own, &three, &three.endpoints[0], &Tried::default(), short);
     let half = first - Instant::now();
-    assert_eq!(half, std::time::Duration::from_secs(1), "half of a short time");
+    assert_eq!(half, Duration::from_secs(1), "half of a short time");
     let none = remote::deadline_of_try(
         &own,
         &three,
@@ -200,13 +200,12 @@ async fn a_gateway_that_ends_each_connect_of_two_sources_by_an_error_is_ejected(
 
 #[tokio::test(start_paused = true)]
 async fn a_service_returns_to_a_recovered_gateway_however_often_it_was_ejected() {
-    let gateways = (1..=2).map(|at| gateway("west", at));
-    let snapshot = spread([pods("west", 1), gateways.collect()].concat());
+    let snapshot = two_networks([0, 1], 2);
     let set = always(&snapshot);
     let endpoint = &set.endpoints[0];
     let target = remote::target(endpoint).expect("a gateway");
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
-    let second = std::time::Duration::from_secs(1);
+    let own = data_path();
+    let second = Duration::from_secs(1);
     for _ in 0..4 {
         own.outer.eject(&target);
         assert!(remote::avoid(&own, set, endpoint));
@@ -220,18 +219,17 @@ async fn a_service_returns_to_a_recovered_gateway_however_often_it_was_ejected()
 
 #[tokio::test(start_paused = true)]
 async fn a_suspended_endpoint_that_fails_as_the_last_one_is_ejected() {
-    let gateways = (1..=2).map(|at| gateway("west", at));
-    let snapshot = spread([pods("west", 1), gateways.collect()].concat());
+    let snapshot = two_networks([0, 1], 2);
     let set = always(&snapshot);
     let (endpoint, state) = (&set.endpoints[0], &set.endpoints[0].state);
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
+    let own = data_path();
     own.outer.eject(&remote::target(endpoint).expect("a gateway"));
     assert!(remote::avoid(&own, set, endpoint));
     for is_first in [true, false] {
         let is_ejected = eject_after_failed_dial(endpoint, &own.metrics);
         assert_eq!(is_ejected, is_first, "once for all tunnels that fail");
         let left = state.ejected_for(Instant::now());
-        assert_eq!(left, Some(std::time::Duration::from_secs(5)));
+        assert_eq!(left, Some(Duration::from_secs(5)));
     }
     assert!(!remote::avoid(&own, set, endpoint));
     assert!(!state.is_suspended(Instant::now()), "it stays ejected");
@@ -259,7 +257,7 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
     let instances = [pods("east", 5), pods("west", 1), pods("north", 1)].concat();
     let snapshot = spread([instances, gateways.chain(second_cluster).collect()].concat());
     let set = always(&snapshot);
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
+    let own = data_path();
     let tried = |reason| {
         let (mut tries, mut counts) =
             (Tries::new(true, Instant::now() + TOTAL_DIAL_TIMEOUT), BTreeMap::new());
@@ -284,9 +282,9 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
 
 #[tokio::test(start_paused = true)]
 async fn only_the_first_gateway_of_a_looped_tunnel_tries_another_endpoint() {
-    let snapshot = spread([pods("west", 1), vec![gateway("west", 1), gateway("west", 2)]].concat());
+    let snapshot = two_networks([0, 1], 2);
     let set = always(&snapshot);
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
+    let own = data_path();
     for is_from_client in [false, true] {
         let mut tries = Tries::new(is_from_client, Instant::now() + TOTAL_DIAL_TIMEOUT);
         let endpoint = Arc::clone(&set.endpoints[0]);

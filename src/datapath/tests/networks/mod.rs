@@ -9,12 +9,12 @@ mod subsets;
 mod transit;
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
 use super::chi_square::p_value;
-use super::{peer_of, target_of};
+use super::{data_path, peer_of, target_of};
 use crate::config::ExposedService;
 use crate::datapath::balance::{Tried, choose};
 use crate::datapath::http2::tunnel::Forwarded;

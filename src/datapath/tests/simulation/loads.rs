@@ -120,8 +120,7 @@ impl Simulation {
         let misplaced = distance(&all);
         assert!(misplaced < MISPLACED_MAX, "{misplaced} from {start}");
         let [one, next] = rounds.map(|seconds| self.by_cluster(seconds));
-        let changes = one.iter().zip(&next);
-        let changes: Vec<_> = changes.map(|(one, next)| (one.0, next.0)).collect();
+        let changes: Vec<_> = one.iter().zip(&next).map(|(one, next)| (one.0, next.0)).collect();
         let moved = distance(&changes);
         assert!(moved < MOVED_MAX, "{moved} from {start}");
         for (cluster, (one, next)) in changes.into_iter().enumerate() {

@@ -353,8 +353,7 @@ impl Simulation {
 /// Returns the resident memory of the process in MiB.
 fn resident_mib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("our memory");
-    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
-    let pages: u64 = pages.expect("a number");
+    let pages: u64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number");
     pages * 4096 / (1024 * 1024)
 }
 

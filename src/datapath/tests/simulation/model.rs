@@ -283,8 +283,7 @@ impl Model {
             return;
         }
         let is_failing = |cluster: u8| cluster % REGIONS == FAILING;
-        let remote = of.remote.iter();
-        let remote = remote.filter(|(cluster, _)| is_region_up || !is_failing(*cluster));
+        let remote = of.remote.iter().filter(|(cluster, _)| is_region_up || !is_failing(*cluster));
         let weight =
             |cluster: u8, count: u32| f64::from(count) * self.factors[usize::from(cluster)];
         let sum = |failing: bool| -> f64 {

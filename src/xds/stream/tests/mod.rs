@@ -1,5 +1,0 @@
-//! Replay of recordings of a real istiod.
-
-#[path = "../../../../tests/corpus/recording.rs"]
-mod recording;
-mod replay;
