@@ -4,64 +4,39 @@ use super::*;
 use crate::snapshot::{Subset, SubsetPart};
 use crate::wire::label::REGION;
 
-/// Name and weight of a part, and its labels.
-type Part<'a> = (&'a str, u32, &'a [(&'a str, &'a str)]);
-
-/// Returns the endpoints of a subset with these parts.
-fn subset(
-    transit: Transit,
-    workloads: Vec<Workload>,
-    preferences: Option<&'static [Scope]>,
-    parts: &[Part<'_>],
-) -> Option<Arc<EndpointSet>> {
-    let part = |(name, weight, labels): &Part<'_>| SubsetPart {
-        name: (*name).into(),
-        labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
-        weight: *weight,
+/// Returns the endpoints of a subset of 10 % of region `east` and 90 % of region `west`, which has
+/// two of its six pods in this network.
+fn subset(transit: Transit) -> Arc<EndpointSet> {
+    let mut workloads = [pods("east", 4), pods("west", 4), pods("north", 3)].concat();
+    workloads[2..4].iter_mut().for_each(|one| one.locality = Arc::new(locality("west")));
+    workloads.extend([gateway("west", 1), gateway("west", 2), gateway("north", 3)]);
+    let part = |region: &str, weight| SubsetPart {
+        name: region.into(),
+        labels: std::iter::once((REGION.into(), region.into())).collect(),
+        weight,
     };
-    let of = Subset { name: "mix".into(), parts: parts.iter().map(part).collect() };
+    let of = Subset { name: "mix".into(), parts: [part("east", 10), part("west", 90)].into() };
     let alias = Alias::new(alias("echo.app", &["echo.app"]), Some(of));
     let label = Arc::clone(&alias.label);
-    let rule = TrafficRule { preferences, ..TrafficRule::default() };
+    let rule = TrafficRule { preferences: Some(&[Scope::Network]), ..TrafficRule::default() };
     let change = Change {
         names: Some(NameTable::new([], [("echo.app@mix", alias)])),
         ..change(transit, service(&[]), workloads, rule)
     };
     let snapshot = build(&Snapshot::default(), change);
     let service = snapshot.derived_services.get(&label).expect("a service");
-    service.endpoints_by(80, transit).cloned()
-}
-
-fn networks() -> Vec<Workload> {
-    let mut workloads = [pods("east", 2), pods("west", 4), pods("north", 3)].concat();
-    workloads.extend([gateway("west", 1), gateway("west", 2), gateway("north", 3)]);
-    workloads
-}
-
-/// Returns workloads of which two of the six pods of region `west` are here, and parts by region.
-fn region_in_two_networks() -> (Vec<Workload>, [Part<'static>; 2]) {
-    let mut workloads = networks();
-    let mut here: Vec<_> = pods("east", 4).drain(2..).collect();
-    for one in &mut here {
-        one.locality = Arc::new(locality("west"));
-    }
-    workloads.extend(here);
-    let local: Part<'_> = ("local", 10, &[(REGION, "east")]);
-    let remote: Part<'_> = ("remote", 90, &[(REGION, "west")]);
-    (workloads, [local, remote])
+    Arc::clone(service.endpoints_by(80, transit).expect("a set"))
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_part_whose_first_tier_fails_uses_its_next_one_before_another_part() {
-    let (workloads, parts) = region_in_two_networks();
     let gateways = ["192.0.2.1:15008", "192.0.2.2:15008"];
     let local = ["10.0.0.1:15008", "10.0.0.2:15008"];
     // Under failover, other networks come after all parts of the own network.
     for (transit, to_local, through) in
         [(Transit::Always, 0.05, &gateways[..]), (Transit::Failover, 0.5, &[])]
     {
-        let network: Option<&[Scope]> = Some(&[Scope::Network]);
-        let set = subset(transit, workloads.clone(), network, &parts).expect("a set");
+        let set = subset(transit);
         let first = set.endpoints.iter().filter(|one| {
             let is_west = *one.definition.locality.region == *"west";
             is_west && one.remote.is_none()

@@ -64,8 +64,7 @@ fn a_namespace_with_many_findings_leaves_those_of_others() {
     let many = 300;
     let repeat = |text: &dyn Fn(usize) -> String| (0..many).map(text).collect::<String>();
     let named = |text: String, index: usize| text.replace("hello", &format!("hello{index}"));
-    let of_zoo = |text: &str| text.replace("namespace: app", "namespace: zoo");
-    let of_first = |text: &dyn Fn(usize) -> String| repeat(text) + &of_zoo(&text(0));
+    let of_first = |text: &dyn Fn(usize) -> String| repeat(text) + &in_namespace(&text(0), "zoo");
     let waypoint = "istio.io/use-waypoint: w, istio.io/use-waypoint-namespace: other";
     let foreign = "{addresses: [10.0.0.1], targetRef: {kind: Pod, namespace: x, name: p}}";
     let import = "---\napiVersion: multicluster.x-k8s.io/v1alpha1\nkind: ServiceImport\n\

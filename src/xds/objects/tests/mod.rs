@@ -1,7 +1,6 @@
 //! Tests of objects that are not a case of `tests/corpus/findings/join` or `merge`: files, names in
 //! snapshots, and limits.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
 use super::*;
@@ -19,7 +18,6 @@ mod limits;
 
 const OWN: &str = "hello.app.svc.cluster.local";
 const GLOBAL: &str = "hello.app.mesh.internal";
-
 const EXPORTED: &str = "istio.io/global: \"true\"";
 
 /// Gateways of the cases of objects, without exposure.
@@ -140,7 +138,7 @@ fn many_clusters_share_one_service() {
         let name = format!("c{cluster}");
         text += &service(&name, EXPORTED);
         let near = "topology.istio.io/network: east";
-        let _ = write!(text, "{}", slice(&name, near, &at(&format!("10.0.1.{cluster}"))));
+        text += &slice(&name, near, &at(&format!("10.0.1.{cluster}")));
     }
     let joined = joined(&text);
     let services = snapshot(&joined).services;
