@@ -1,16 +1,18 @@
-//! Findings about files: `findings/KIND/NAME.yaml` has cases, and `NAME.txt` what is reported of
-//! each. `STRAIT_UPDATE=1 cargo test --locked --test corpus findings` writes the latter.
+//! Cases of texts: `findings/KIND/NAME.yaml` has situations, and `NAME.txt` the result of each.
+//! `STRAIT_UPDATE=1 cargo test --locked --test corpus` writes the latter.
 //!
-//! A case begins with `# case: SITUATION`. A case of `config` lacks the sections that it takes from
-//! `config/base.yaml`, except for those after `# without:`. The sections after `# shown:` are shown
-//! as they were read. What the reader accepts is valid by the JSON Schema. Objects are read by the
-//! gateway of `objects/base.yaml`. Cases of `merge` and `join` have the objects under `objects`, a
-//! mesh file under `mesh`, and sections of the gateway that differ from `base.yaml` beside them;
-//! `before` lists the objects of earlier reloads. What the objects add to the configuration, or the
-//! mesh that follows from them, is shown before the findings. Cases of `explain` have a `question`,
-//! and their results are the answers.
+//! A case begins with `# case: SITUATION`, and lacks the sections that it takes from `base.yaml` of
+//! its kind, except for those after `# without:`. With `rows` it is a template: each row has the
+//! values of its `${NAME}`.
 //!
-//! A case with `rows` is a template: each row has the values of its `${NAME}`.
+//! | kind | input | result |
+//! |---|---|---|
+//! | `config` | `strait.yaml`; valid by the schema if accepted | findings, `# shown:` sections |
+//! | `pod` | [`PodCase`] | findings, configuration in force |
+//! | `mesh` | mesh file | findings, `# shown:` kinds |
+//! | `objects` | Kubernetes objects, read by the gateway of `base.yaml` | findings |
+//! | `merge`, `join` | `objects`, `before`, `mesh`: see `objects.rs` | entries or mesh, findings |
+//! | `explain` | `question` and others: see `explain.rs` | answer |
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
