@@ -142,11 +142,15 @@ fn mesh(gateway: &Config, joined: &JoinResult) -> BTreeSet<String> {
     let services = joined.mesh.services.values();
     let mut lines: BTreeSet<_> = services.map(|one| service(&snapshot, joined, one)).collect();
     let names = joined.scope.exported.iter().chain(&joined.scope.local);
+    let mut others: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for name in names.filter(|name| snapshot.services.get(&***name).is_none()) {
         let leads = snapshot.service_by_name(name).map(|to| format!(" to {}", to.hostname));
-        let leads = leads.unwrap_or_default();
-        lines.insert(format!("name {name}{}{leads}", scope(&snapshot, joined, name)));
+        let reach = scope(&snapshot, joined, name) + &leads.unwrap_or_default();
+        others.entry(reach).or_default().insert(name);
     }
+    lines.extend(others.into_iter().map(|(reach, names)| {
+        format!("names {}{reach}", names.into_iter().collect::<Vec<_>>().join(", "))
+    }));
     lines.extend(joined.mesh.workloads.values().map(|one| workload(one)));
     lines
 }
