@@ -1,10 +1,7 @@
 //! Whole files: a situation in `strait.yaml` and the findings about it.
 
-use std::time::Duration;
-
 use std::path::Path;
-
-use proptest::prelude::*;
+use std::time::Duration;
 
 use super::*;
 
@@ -53,24 +50,4 @@ fn a_change_says_which_keys_need_a_restart() {
     let keys = old.keep_restart_only(&mut new);
     assert_eq!(keys, ["limits", "workers", "drain", "log.format"]);
     assert_eq!(new, live);
-}
-
-proptest! {
-    #[test]
-    fn no_text_panics_the_loader(
-        lines in proptest::collection::vec(
-            "( {0,4}(- )?(gateway|trust|domains|listeners|bind|exposure|services|to|log): ?)?\
-             ([{}\\[\\],:\"'a0* -]|\\PC){0,12}", 0..12)
-    ) {
-        let _ = Config::parse(Path::new("s.yaml"), &lines.join("\n"));
-    }
-
-    #[test]
-    fn no_damage_to_a_good_file_panics_the_loader(at in 0..GOOD.len(), put in "\\PC{0,3}") {
-        if GOOD.is_char_boundary(at) {
-            let text = format!("{}{put}{}", &GOOD[..at], &GOOD[at..]);
-            let _ = Config::parse(Path::new("s.yaml"), &text);
-            let _ = Config::parse(Path::new("s.yaml"), &GOOD[..at]);
-        }
-    }
 }

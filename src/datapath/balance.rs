@@ -294,24 +294,14 @@ fn draw(
 mod tests {
     use std::collections::HashSet;
 
-    use crate::snapshot::mesh::Workload;
-    use crate::snapshot::{NO_LINK_FACTORS, Protocol};
+    use crate::datapath::tests::endpoint;
+    use crate::snapshot::NO_LINK_FACTORS;
 
     use super::*;
 
     fn endpoints(weights: &[u32]) -> EndpointSet {
-        let endpoint = |(index, &weight): (usize, &u32)| {
-            let of = Workload { uid: index.to_string().into(), ..Workload::default() };
-            Arc::new(Endpoint {
-                definition: Arc::new(of),
-                address: ([10, 0, 0, 1], 15008).into(),
-                protocol: Protocol::Hbone,
-                remote: None,
-                weight,
-                state: Arc::new(EndpointState::default()),
-            })
-        };
-        EndpointSet::new(weights.iter().enumerate().map(endpoint))
+        let weights = weights.iter().enumerate();
+        EndpointSet::new(weights.map(|(at, &weight)| endpoint(&at.to_string(), weight, None)))
     }
 
     fn shares(set: &EndpointSet, eligible: &impl Fn(&Candidate) -> bool) -> Vec<f64> {

@@ -315,84 +315,28 @@ mod tests {
         }
     }
 
-    fn listener(protocol: ListenerProtocol, sources: &[&str]) -> ListenerRules {
+    fn listener(protocol: ListenerProtocol) -> ListenerRules {
         ListenerRules::new(&config::Listener {
             name: "one".to_owned(),
             bind: ([127, 0, 0, 1], 0).into(),
             line: Line::default(),
-            sources: sources.iter().map(|net| net.parse().expect("a net")).collect(),
+            sources: Vec::new(),
             protocol,
         })
-    }
-
-    fn hello(sni: Option<&str>, offers_istio: bool) -> ClientHello {
-        ClientHello { bytes: Vec::new(), sni: sni.map(Into::into), offers_istio }
-    }
-
-    #[test]
-    fn the_longest_match_wins_and_only_a_star_takes_no_name() {
-        let routes = |with_any: bool| {
-            let mut routes = vec![
-                route(&["a.example.com", "b.example.com"], "exact:1"),
-                route(&["*.example.com"], "near:1"),
-                route(&["*.com"], "far:1"),
-            ];
-            routes.extend(with_any.then(|| route(&["*"], "any:1")));
-            listener(ListenerProtocol::Tls(TlsRouting::Routes { routes }), &[])
-        };
-        let (with, without) = (routes(true), routes(false));
-        let cases = [
-            (Some("a.example.com"), "exact:1"),
-            (Some("b.example.com"), "exact:1"),
-            (Some("c.example.com"), "near:1"),
-            (Some("d.a.example.com"), "near:1"),
-            (Some("example.com"), "far:1"),
-            (Some("x.y.z.com"), "far:1"),
-            (Some("com"), "any:1"),
-            (Some("aexample.org"), "any:1"),
-            (None, "any:1"),
-        ];
-        for (name, want) in cases {
-            let got = |from: &ListenerRules| {
-                let wanted = from.target(&hello(name, false));
-                wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted_by_listener))
-            };
-            assert_eq!(got(&with), Ok((want.to_owned(), true)), "{name:?}");
-            let lost = want == "any:1";
-            assert_eq!(got(&without).is_err(), lost, "{name:?}");
-        }
-    }
-
-    #[test]
-    fn istios_names_need_istios_protocol_and_grant_nothing() {
-        let routing = TlsRouting::Istio { routing: "istio" };
-        let istio = listener(ListenerProtocol::Tls(routing), &[]);
-        let target = |name, alpn| {
-            let wanted = istio.target(&hello(name, alpn));
-            wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted_by_listener))
-        };
-        let good = Some("outbound_.80_._.echo.app");
-        assert_eq!(target(good, true), Ok(("echo.app:80".to_owned(), false)));
-        assert_eq!(target(good, false), Err(Reason::NoIstioAlpn));
-        let subset = target(Some("outbound_.80_.v1_.echo.app"), true);
-        assert_eq!(subset, Ok(("echo.app@v1:80".to_owned(), false)));
-        for name in [None, Some("echo.app")] {
-            assert_eq!(target(name, true), Err(Reason::UnknownSni), "{name:?}");
-        }
     }
 
     #[test]
     fn other_rules_grant_an_open_tunnel_only_what_its_name_leads_to() {
         let to = |text| Authority::parse(text).expect("an authority");
         let routes = vec![route(&["a.example"], "a:1"), route(&["*"], "any:1")];
-        let routes = listener(ListenerProtocol::Tls(TlsRouting::Routes { routes }), &[]);
+        let routes = listener(ListenerProtocol::Tls(TlsRouting::Routes { routes }));
         let named = Some("a.example");
         assert_eq!(routes.still_grants(named, &to("a:1"), true), Ok(true));
         assert_eq!(routes.still_grants(None, &to("any:1"), true), Ok(true));
         let moved = routes.still_grants(named, &to("any:1"), true);
         assert_eq!(moved, Err(Reason::UnknownSni));
         let routing = TlsRouting::Istio { routing: "istio" };
-        let istio = listener(ListenerProtocol::Tls(routing), &[]);
+        let istio = listener(ListenerProtocol::Tls(routing));
         let named = Some("outbound_.80_._.echo.app");
         let requested = to("echo.app:80");
         assert_eq!(istio.still_grants(named, &requested, false), Ok(false));
@@ -444,17 +388,5 @@ bindings: [{{cluster: west, service: '{service}', listen: '127.0.0.1:80', connec
             let kept = Arc::ptr_eq(&first, &state());
             assert_eq!(kept, stays, "{service} {connections}");
         }
-    }
-
-    #[test]
-    fn sources_narrow_who_may_connect() {
-        let ip = |text: &str| text.parse().expect("an address");
-        let hbone =
-            ListenerProtocol::Hbone { route_by: RouteBy::default(), transit: Transit::Always };
-        let open = listener(hbone.clone(), &[]);
-        assert!(open.admits(ip("192.0.2.1")) && open.admits(ip("::1")) && !open.is_passthrough());
-        let narrow = listener(hbone, &["10.0.0.0/8", "2001:db8::/32"]);
-        assert!(narrow.admits(ip("10.1.2.3")) && narrow.admits(ip("2001:db8::1")));
-        assert!(!narrow.admits(ip("192.0.2.1")) && !narrow.admits(ip("2001:db9::1")));
     }
 }

@@ -270,33 +270,23 @@ fn pick_waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use super::*;
+    use crate::datapath::tests::peer_of;
     use crate::snapshot::builder::{Change, build};
     use crate::snapshot::mesh::{GatewayAddress, Place};
-    use crate::snapshot::tests::{alias, samples};
+    use crate::snapshot::tests::samples;
     use crate::snapshot::traffic::Position;
-    use crate::snapshot::{Alias, NameTable, Protocol, TrustSet};
+    use crate::snapshot::{Protocol, TrustSet};
+    use crate::wire::Transit;
 
     const WAYPOINT: &str = "spiffe://east.local/ns/app/sa/waypoint";
 
-    fn ip(last: u8) -> IpAddr {
-        [10, 0, 0, last].into()
-    }
-
-    fn service(name: &str, waypoints: &[(Place, u32)]) -> mesh::Service {
-        let waypoint = |(place, weight): &(Place, u32)| mesh::Waypoint {
-            gateway: GatewayAddress { place: place.clone(), port: 15008 },
-            weight: *weight,
-        };
-        let waypoints = waypoints.iter().map(waypoint).collect();
-        mesh::Service { waypoints, ..samples::service(name) }
-    }
-
-    fn with(mut pod: mesh::Workload, change: impl FnOnce(&mut mesh::Workload)) -> mesh::Workload {
-        change(&mut pod);
-        pod
+    fn service(name: &str, waypoint: Option<&str>) -> mesh::Service {
+        let waypoint = waypoint.map(|name| mesh::Waypoint {
+            gateway: GatewayAddress { place: Place::Name(format!("app/{name}.app")), port: 15008 },
+            weight: 1,
+        });
+        mesh::Service { waypoints: waypoint.into_iter().collect(), ..samples::service(name) }
     }
 
     fn workload(service: &str, account: &str, last: u8) -> mesh::Workload {
@@ -307,7 +297,7 @@ mod tests {
             protocol: Protocol::Hbone,
             ..mesh::Template::default()
         };
-        let addresses = [ip(last)].into();
+        let addresses = [[10, 0, 0, last].into()].into();
         let uid = format!("{service}-{last}");
         mesh::Workload { addresses, ..samples::workload(&uid, service, template) }
     }
@@ -324,114 +314,34 @@ mod tests {
         build(&Snapshot::default(), change)
     }
 
-    fn named(name: &str) -> Place {
-        Place::Name(format!("app/{name}.app"))
-    }
-
     #[test]
-    fn a_trusted_peer_that_claims_it_bypasses_a_waypoint() {
-        let behind = service("echo", &[(named("waypoint"), 1)]);
-        let mut waypoint = service("waypoint", &[]);
-        // Tenants control this field.
-        let san = "spiffe://west.local/ns/app/sa/waypoint";
-        waypoint.subject_alt_names = vec![san.to_owned()];
-        let by_ingress = mesh::Service {
-            name: "shown".into(),
-            hostname: "shown.app".into(),
-            ingress_use_waypoint: true,
-            ..behind.clone()
-        };
-        // The waypoint of another service is not trusted for this one.
-        let other = service("other", &[(named("second"), 1)]);
-        let snapshot = snapshot(
-            vec![behind, by_ingress, waypoint, other, service("second", &[])],
-            vec![
-                workload("waypoint", "waypoint", 2),
-                workload("second", "second", 3),
-                workload("other", "other", 4),
-                // The waypoint of another cluster, with the name of ours.
-                with(workload("waypoint", "waypoint", 6), |pod| {
-                    pod.trust_domain = "west.local".into()
-                }),
-                // A pod of another namespace with the labels of the waypoint.
-                with(workload("waypoint", "waypoint", 5), |pod| pod.namespace = "shop".into()),
-            ],
-        );
-        let second = "spiffe://east.local/ns/app/sa/second";
-        let behind_one = "spiffe://east.local/ns/app/sa/other";
-        let ingress = "spiffe://west.local/ns/edge/sa/ingress";
-        let labelled = "spiffe://east.local/ns/shop/sa/waypoint";
-        let foreign = "spiffe://west.local/ns/shop/sa/checkout";
-        // For each service: whether a tunnel goes to the waypoint if the peer sends no header,
-        // claims to be a waypoint, or claims to be an ingress gateway.
-        for (service, principal, want) in [
-            ("echo.app", foreign, [true, true, true]),
-            ("echo.app", WAYPOINT, [true, false, false]),
-            ("echo.app", san, [true, true, true]),
-            ("echo.app", labelled, [true, true, true]),
-            ("echo.app", second, [true, true, true]),
-            ("other.app", second, [true, false, false]),
-            ("other.app", WAYPOINT, [true, true, true]),
-            ("echo.app", behind_one, [true, true, true]),
-            ("echo.app", ingress, [true, false, false]),
-            ("shown.app", WAYPOINT, [true, false, true]),
-            ("shown.app", ingress, [true, false, true]),
-            ("shown.app", foreign, [true, true, true]),
-            ("waypoint.app", foreign, [false, false, false]),
+    fn a_gateway_of_ingress_passes_the_waypoint_of_a_service_only_if_the_service_permits_it() {
+        let by_ingress =
+            mesh::Service { ingress_use_waypoint: true, ..service("shown", Some("waypoint")) };
+        let workloads = vec![workload("waypoint", "waypoint", 2)];
+        let snapshot = snapshot(vec![by_ingress, service("waypoint", None)], workloads);
+        // Whether a tunnel goes to the waypoint if the peer sends no header, claims to be a
+        // waypoint, or claims to be an ingress gateway.
+        for (principal, want) in [
+            (WAYPOINT, [true, false, true]),
+            ("spiffe://west.local/ns/edge/sa/ingress", [true, false, true]),
+            ("spiffe://west.local/ns/shop/sa/checkout", [true, true, true]),
         ] {
-            let service = snapshot.services.get(service).expect("a service");
+            let service = snapshot.services.get("shown.app").expect("a service");
             let origins = [Origin::Workload, Origin::Waypoint, Origin::Gateway];
-            let peer = peer(&snapshot, principal);
+            let peer = peer_of(&snapshot, principal, Transit::Always);
             let matched_by = &MatchedBy::Service;
             let got =
                 origins.map(|origin| uses_waypoint(&snapshot, &peer, service, matched_by, origin));
-            assert_eq!(got, want, "{} {principal}", service.hostname);
+            assert_eq!(got, want, "{principal}");
         }
-    }
-
-    /// Returns a peer with this identity.
-    fn peer(snapshot: &Snapshot, principal: &str) -> Peer {
-        let parts = crate::config::parse_identity(principal).expect("an identity");
-        let [trust_domain, namespace, service_account] = parts.map(Arc::from);
-        let identity = crate::tls::Identity {
-            uri: principal.into(),
-            trust_domain,
-            namespace,
-            service_account,
-            not_after: std::time::SystemTime::UNIX_EPOCH,
-        };
-        let address = ([127, 0, 0, 1], 1).into();
-        Peer::authenticated(identity, None, address, Arc::default(), snapshot)
-            .expect("a trusted peer")
-    }
-
-    #[test]
-    fn with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
-        let services = vec![service("echo", &[(named("waypoint"), 1)]), service("waypoint", &[])];
-        let built = snapshot(services, vec![workload("waypoint", "waypoint", 2)]);
-        let is_trusted = |trust: TrustSet| {
-            let change = Change { trust: Some(trust), ..Change::default() };
-            let snapshot = build(&built, change);
-            let peer = peer(&snapshot, WAYPOINT);
-            may_bypass_waypoints(
-                &snapshot,
-                &peer,
-                "echo.app",
-                &MatchedBy::Service,
-                Origin::Waypoint,
-            )
-        };
-        let one = || TrustSet::new([("east.local", "east")]);
-        assert!(!is_trusted(one()));
-        assert!(is_trusted(one().with_waypoints([WAYPOINT])));
-        assert!(is_trusted(TrustSet::new([("east.local", "east"), ("west.local", "west")])));
     }
 
     #[test]
     fn a_peer_that_moves_to_another_cluster_goes_past_no_waypoint_any_more() {
-        let services = vec![service("echo", &[(named("waypoint"), 1)]), service("waypoint", &[])];
+        let services = vec![service("echo", Some("waypoint")), service("waypoint", None)];
         let before = snapshot(services, vec![workload("waypoint", "waypoint", 2)]);
-        let opened = peer(&before, WAYPOINT);
+        let opened = peer_of(&before, WAYPOINT, Transit::Always);
         let may_bypass = |snapshot: &Snapshot| {
             let (matched_by, origin) = (&MatchedBy::Service, Origin::Waypoint);
             may_bypass_waypoints(snapshot, &opened, "echo.app", matched_by, origin)
@@ -443,120 +353,5 @@ mod tests {
         };
         let now = build(&before, change);
         assert!(!may_bypass(&now));
-    }
-
-    #[test]
-    fn a_port_beside_that_of_hbone_stays_plain() {
-        let mut pod = workload("echo", "echo", 1);
-        pod.protocol = Protocol::Tcp;
-        let mut echo = service("echo", &[]);
-        echo.ports = [(80, 0), (15008, 0)].into();
-        for (ports, want) in [
-            ([(80, 8080), (15008, 8080)], [Protocol::Tcp, Protocol::Tcp]),
-            ([(80, 8080), (15008, 15008)], [Protocol::Tcp, Protocol::Hbone]),
-        ] {
-            pod.services = [("app/echo.app".into(), ports.into())].into();
-            let snapshot = snapshot(vec![echo.clone()], vec![pod.clone()]);
-            let service = snapshot.services.get("echo.app").expect("a service");
-            let protocol = |port: u16| service.ports[&port].endpoints[0].protocol;
-            assert_eq!([80, 15008].map(protocol), want);
-        }
-    }
-
-    #[test]
-    fn a_waypoint_goes_past_those_of_an_alias_only_if_it_is_one_of_each_service() {
-        let all = |names: &[&str]| {
-            let hosts: Vec<_> = names.iter().map(|name| format!("{name}.app")).collect();
-            let hosts: Vec<_> = hosts.iter().map(String::as_str).collect();
-            Alias::new(alias("all.global", &hosts), None)
-        };
-        let services = vec![
-            service("one", &[(named("first"), 1)]),
-            service("same", &[(named("first"), 1)]),
-            service("two", &[(named("second"), 1)]),
-            service("plain", &[]),
-            service("first", &[]),
-            service("second", &[]),
-        ];
-        let workloads = vec![workload("first", "waypoint", 2), workload("second", "second", 3)];
-        let built = snapshot(services, workloads);
-        for (names, want) in [
-            (&["one", "same"][..], Some(false)),
-            (&["one", "plain"], Some(false)),
-            (&["one", "two"], Some(true)),
-            (&["one"], Some(false)),
-            (&["two"], Some(true)),
-        ] {
-            let table = NameTable::new([], [("all.global", all(names))]);
-            let change = Change { names: Some(table), ..Change::default() };
-            let snapshot = build(&built, change);
-            let peer = peer(&snapshot, WAYPOINT);
-            let requested = Authority::parse("all.global:80").expect("an authority");
-            let found = snapshot.find(peer.policy_source(), &requested);
-            let goes = found.map(|found| {
-                let (service, matched_by) = (found.service, &found.matched_by);
-                uses_waypoint(&snapshot, &peer, service, matched_by, Origin::Waypoint)
-            });
-            assert_eq!(goes, want, "{names:?}");
-        }
-    }
-
-    /// Counts the addresses of the chosen waypoint endpoints over many draws.
-    fn drawn(waypoints: &[(Place, u32)], others: Vec<mesh::Service>) -> Vec<(IpAddr, usize)> {
-        let mut services = vec![service("echo", waypoints)];
-        services.extend(others);
-        let mut plain = workload("plain", "plain", 4);
-        plain.protocol = Protocol::Tcp;
-        let workloads = vec![
-            workload("echo", "echo", 1),
-            workload("one", "one", 2),
-            workload("two", "two", 3),
-            plain,
-        ];
-        let snapshot = snapshot(services, workloads);
-        let mut counts = std::collections::BTreeMap::new();
-        fastrand::seed(7);
-        let echo = snapshot.services.get("echo.app").expect("a service");
-        for _ in 0..4_000 {
-            if let Some(set) = pick_waypoint(&snapshot, echo) {
-                let address = set.endpoints[0].address;
-                assert_eq!(address.port(), 15008);
-                *counts.entry(address.ip()).or_default() += 1;
-            }
-        }
-        counts.into_iter().collect()
-    }
-
-    #[test]
-    fn waypoints_are_drawn_by_weight_among_those_with_endpoints() {
-        let with_vip = |network: &str| mesh::Service {
-            vips: vec![(network.to_owned(), [240, 0, 0, 1].into())],
-            ..service("two", &[])
-        };
-        let others = || vec![service("one", &[]), service("two", &[])];
-        let at = |network: &str| Place::Address(network.to_owned(), [240, 0, 0, 1].into());
-        let both = drawn(&[(named("one"), 1), (named("two"), 3)], others());
-        let (one, two) = (both[0].1, both[1].1);
-        assert!((900..1_100).contains(&one) && one + two == 4_000, "{both:?}");
-        let usable = [
-            (vec![(named("one"), 0), (named("two"), 3)], others()),
-            (vec![(named("gone"), 9), (named("two"), 1)], others()),
-            (vec![(at("east"), 1)], vec![with_vip("east")]),
-            (vec![(at(""), 1)], vec![with_vip("east")]),
-        ];
-        for (waypoints, others) in usable {
-            assert_eq!(drawn(&waypoints, others), [(ip(3), 4_000)], "{waypoints:?}");
-        }
-        let elsewhere = Place::Name("other/one.app".to_owned());
-        let unusable = [
-            (vec![(named("gone"), 1)], others()),
-            (vec![(elsewhere, 1)], others()),
-            (vec![(named("one"), 0)], others()),
-            (vec![(named("plain"), 1)], vec![service("plain", &[])]),
-            (vec![(at("west"), 1)], vec![with_vip("west")]),
-        ];
-        for (waypoints, others) in unusable {
-            assert_eq!(drawn(&waypoints, others), [], "{waypoints:?}");
-        }
     }
 }

@@ -133,25 +133,12 @@ fn ends(candidates: &[&Candidate<'_>]) -> impl Iterator<Item = Result<(), Reason
 
 #[cfg(test)]
 mod tests {
-    use crate::snapshot::{EndpointState, Protocol, RemoteGateway};
+    use crate::datapath::tests::endpoint;
 
     use super::*;
 
     fn candidate(network: &str, reason: Option<Reason>, is_ejected: bool) -> Candidate<'static> {
-        let remote = RemoteGateway {
-            network: network.into(),
-            cluster: Arc::default(),
-            identities: Box::default(),
-            other_addresses: Box::default(),
-        };
-        let endpoint = Endpoint {
-            definition: Arc::default(),
-            address: ([192, 0, 2, 1], 15008).into(),
-            protocol: Protocol::Hbone,
-            remote: (!network.is_empty()).then(|| remote.into()),
-            weight: 1,
-            state: Arc::new(EndpointState::default()),
-        };
+        let endpoint = endpoint("", 1, Some(network).filter(|network| !network.is_empty()));
         let detail = String::new();
         Candidate {
             endpoint: Box::leak(Box::new(endpoint)),

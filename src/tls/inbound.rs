@@ -279,38 +279,22 @@ impl OpenChains {
 
 #[cfg(test)]
 mod tests {
-    use rustls::pki_types::pem::PemObject;
-
-    use super::super::{
-        IdentityMaterial, PeerTrust, TrustedDomain, listener_server_config, rejecting_server_config,
-    };
+    use super::super::rejecting_server_config;
     use super::*;
+    use crate::tls::tests::samples::{
+        OWN, authority, certificates, intermediate, leaf, material, trusting,
+    };
     use crate::tools::dev::Authority;
 
     const WEST: &str = "spiffe://west.local/ns/shop/sa/checkout";
 
-    fn domain(name: &str) -> TrustedDomain {
-        TrustedDomain { name: name.into(), issuers: None, roots: None }
-    }
-
     /// Returns the configuration of a gateway that trusts these domains.
     fn served(authority: &Authority, domains: &[&str]) -> ServerTls {
-        let east = authority.intermediate("east").expect("an intermediate");
-        let own = east.leaf("spiffe://east.local/ns/a/sa/b").expect("a leaf");
-        let roots = authority.root_pem();
-        let material = IdentityMaterial::from_pem(&own.chain_pem, &own.key_pem, &roots);
-        let trust = PeerTrust {
-            domains: domains.iter().map(|name| domain(name)).collect(),
-            ..PeerTrust::default()
-        };
-        listener_server_config(&material.expect("material"), &trust).expect("a configuration")
+        trusting(&material(&leaf(authority, "east", OWN), &authority.root_pem()), domains)
     }
 
     fn chain(authority: &Authority, id: &str) -> Vec<CertificateDer<'static>> {
-        let issuer = authority.intermediate("west").expect("an intermediate");
-        let leaf = issuer.leaf(id).expect("a leaf");
-        let read = CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes());
-        read.collect::<Result<_, _>>().expect("certificates")
+        certificates(&leaf(authority, "west", id).chain_pem)
     }
 
     fn rechecked(inbound: &InboundTls) -> Vec<(Arc<str>, HandshakeRefusal)> {
@@ -323,7 +307,7 @@ mod tests {
 
     #[test]
     fn connections_of_one_chain_share_it_and_lose_trust_together_and_once() {
-        let authority = Authority::new().expect("a root");
+        let authority = authority();
         let inbound = InboundTls::new(served(&authority, &["west.local", "north.local"]));
         let west = chain(&authority, WEST);
         let north = chain(&authority, "spiffe://north.local/ns/a/sa/b");
@@ -346,11 +330,11 @@ mod tests {
 
     #[test]
     fn a_handshake_under_an_older_configuration_is_judged_by_the_one_in_force() {
-        let authority = Authority::new().expect("a root");
+        let (authority, other) = (authority(), authority());
         let inbound = InboundTls::new(served(&authority, &["west.local"]));
         let west = chain(&authority, WEST);
         inbound.register_chain(&west).expect("a chain");
-        inbound.replace(served(&Authority::new().expect("a root"), &["west.local"]));
+        inbound.replace(served(&other, &["west.local"]));
         let refused = inbound.register_chain(&west).expect_err("another root");
         assert_eq!(refused, HandshakeRefusal::UnknownIssuer);
         inbound.replace(rejecting_server_config().expect("a configuration"));
@@ -362,7 +346,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_known_chain_is_that_of_the_configuration_in_force() {
-        let authority = Authority::new().expect("a root");
+        let authority = authority();
         let inbound = InboundTls::new(served(&authority, &["west.local"]));
         let west = chain(&authority, WEST);
         let first = inbound.register_chain(&west).expect("a chain");
@@ -383,13 +367,11 @@ mod tests {
 
     #[test]
     fn chains_without_a_connection_do_not_pile_up() {
-        let authority = Authority::new().expect("a root");
+        let authority = authority();
         let inbound = InboundTls::new(served(&authority, &["west.local"]));
-        let issuer = authority.intermediate("west").expect("an intermediate");
+        let issuer = intermediate(&authority, "west");
         for _ in 0..3 * PRUNE_ENTRIES_MIN {
-            let leaf = issuer.leaf(WEST).expect("a leaf").chain_pem;
-            let read = CertificateDer::pem_slice_iter(leaf.as_bytes());
-            let chain: Vec<_> = read.collect::<Result<_, _>>().expect("certificates");
+            let chain = certificates(&issuer.leaf(WEST).expect("a leaf").chain_pem);
             drop(inbound.register_chain(&chain).expect("a chain"));
             assert!(inbound.open.lock().chains.len() <= PRUNE_ENTRIES_MIN);
         }

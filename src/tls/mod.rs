@@ -210,4 +210,4 @@ pub fn server_verifier(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

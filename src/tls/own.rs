@@ -157,6 +157,10 @@ mod tests {
             issuer.expect("an intermediate").leaf(ID).expect("a leaf")
         };
         let loaded = |leaf: &Leaf| load(&leaf.chain_pem, &leaf.key_pem, &root);
+        let only_server: fn(&mut CertificateParams) =
+            |params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let only_client: fn(&mut CertificateParams) =
+            |params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let good = signed(|_| ());
         let material = loaded(&good).expect("an identity");
         assert_eq!(material.valid_until, material.identity.not_after);
@@ -164,31 +168,11 @@ mod tests {
             (signed(|params| params.not_before += HOUR), HandshakeRefusal::NotYetValid),
             (signed(|params| params.not_after = params.not_before), HandshakeRefusal::Expired),
             (below(|params| params.not_after = params.not_before), HandshakeRefusal::Expired),
-            (
-                signed(|params| {
-                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-                }),
-                HandshakeRefusal::BadKeyUsage,
-            ),
-            (
-                signed(|params| {
-                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-                }),
-                HandshakeRefusal::BadKeyUsage,
-            ),
+            (signed(only_server), HandshakeRefusal::BadKeyUsage),
+            (signed(only_client), HandshakeRefusal::BadKeyUsage),
             // Only one of the two directions sees each of these.
-            (
-                below(|params| {
-                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-                }),
-                HandshakeRefusal::BadKeyUsage,
-            ),
-            (
-                below(|params| {
-                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-                }),
-                HandshakeRefusal::BadKeyUsage,
-            ),
+            (below(only_server), HandshakeRefusal::BadKeyUsage),
+            (below(only_client), HandshakeRefusal::BadKeyUsage),
             (below(|params| params.is_ca = IsCa::ExplicitNoCa), HandshakeRefusal::UnknownIssuer),
         ] {
             assert_eq!(refusal(loaded(&leaf)), Some(want));

@@ -77,26 +77,11 @@ mod tests {
     #[test]
     fn a_malformed_load_is_none() {
         let long = format!("ready=4, free=0.5, later={}", "a".repeat(BYTES_MAX));
-        for text in [
-            "",
-            "ready=4",
-            "free=0.5",
-            "ready=4, free=",
-            "ready=, free=0.5",
-            "ready=-1, free=0.5",
-            "ready=+1, free=0.5",
-            "ready=4294967296, free=0.5",
-            "ready=4, free=1.001",
-            "ready=4, free=2",
-            "ready=4, free=.5",
-            "ready=4, free=1.",
-            "ready=4, free=1e-3",
-            "ready=4, free=0.5000",
-            "ready=4, free=NaN",
-            "ready=4; free=0.5",
-            "ready=4, free=0.5,",
-            &long,
-        ] {
+        let malformed = "|ready=4|free=0.5|ready=4, free=|ready=, free=0.5|ready=-1, free=0.5|\
+            ready=+1, free=0.5|ready=4294967296, free=0.5|ready=4, free=1.001|ready=4, free=2|\
+            ready=4, free=.5|ready=4, free=1.|ready=4, free=1e-3|ready=4, free=0.5000|\
+            ready=4, free=NaN|ready=4; free=0.5|ready=4, free=0.5,";
+        for text in malformed.split('|').chain([&*long]) {
             assert_eq!(ServiceLoad::parse(text.as_bytes()), None, "{text}");
         }
         assert_eq!(ServiceLoad::parse(b"ready=4, free=0.5\xff"), None);

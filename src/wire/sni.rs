@@ -181,8 +181,7 @@ mod tests {
             (&long, None),
         ];
         for (name, want) in cases {
-            let got = IstioName::parse(name);
-            let got = got.map(|name| (name.authority.to_string(), name.subset));
+            let got = IstioName::parse(name).map(|name| (name.authority.to_string(), name.subset));
             let got = got.as_ref().map(|(host, subset)| (&**host, &**subset));
             assert_eq!(got, want, "{name:?}");
         }

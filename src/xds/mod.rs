@@ -18,5 +18,7 @@ mod push;
 pub mod store;
 pub mod stream;
 pub mod tables;
+#[cfg(test)]
+pub(crate) mod tests;
 mod unknown;
 pub mod wds;

@@ -1,10 +1,18 @@
-//! Findings about files: `findings/KIND/NAME.yaml` has cases, and `NAME.txt` what is reported of
-//! each. `STRAIT_UPDATE=1 cargo test --locked --test corpus findings` writes the latter.
+//! Cases of texts: `findings/KIND/NAME.yaml` has situations, and `NAME.txt` the result of each.
+//! `STRAIT_UPDATE=1 cargo test --locked --test corpus` writes the latter.
 //!
-//! A case begins with `# case: SITUATION`. A case of `config` lacks the sections that it takes from
-//! `config/base.yaml`, except for those after `# without:`. The sections after `# shown:` are shown
-//! as they were read. What the reader accepts is valid by the JSON Schema. Objects are read by the
-//! gateway of `objects/base.yaml`.
+//! A case begins with `# case: SITUATION`, and lacks the sections that it takes from `base.yaml` of
+//! its kind, except for those after `# without:`. With `rows` it is a template: each row has the
+//! values of its `${NAME}`.
+//!
+//! | kind | input | result |
+//! |---|---|---|
+//! | `config` | `strait.yaml`; valid by the schema if accepted | findings, `# shown:` sections |
+//! | `pod` | [`PodCase`] | findings, configuration in force |
+//! | `mesh` | mesh file | findings, `# shown:` kinds |
+//! | `objects` | Kubernetes objects, read by the gateway of `base.yaml` | findings |
+//! | `merge`, `join` | `objects`, `before`, `mesh`: see `objects.rs` | entries or mesh, findings |
+//! | `explain` | `question` and others: see `explain.rs` | answer |
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,7 +24,7 @@ use strait::config::{Config, Source};
 use strait::snapshot::mesh::Mesh;
 use strait::xds;
 
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+pub const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const CASE: &str = "# case: ";
 
 /// Directory of the cases of a kind.
@@ -25,7 +33,7 @@ fn folder(kind: &str) -> PathBuf {
 }
 
 /// Compares the findings about all cases of a kind with the expected ones.
-fn compare(kind: &str, base: &str, check: impl Fn(&Path, &str) -> String) {
+pub fn compare(kind: &str, base: &str, check: impl Fn(&Path, &str) -> String) {
     let files = fs::read_dir(folder(kind)).expect("cases").map(|file| file.expect("a file").path());
     let (expected, others): (Vec<_>, Vec<_>) =
         files.partition(|file| file.extension().is_some_and(|extension| extension == "txt"));
@@ -89,7 +97,7 @@ fn beside(base: &str, case: &str) -> String {
 }
 
 /// Returns the text that the cases of a kind share.
-fn base(kind: &str) -> String {
+pub fn base(kind: &str) -> String {
     fs::read_to_string(folder(kind).join("base.yaml")).expect("the base")
 }
 
@@ -98,6 +106,38 @@ fn directive<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     let mut lines = text.lines();
     let words = lines.find_map(|line| line.strip_prefix(name));
     words.into_iter().flat_map(str::split_whitespace).collect()
+}
+
+/// Returns the result of `show` for a case, or below a heading for each of its rows.
+pub fn each_row(text: &str, show: impl Fn(&str) -> String) -> String {
+    let (rows, template) = partition(text, |key| key == "rows");
+    let rows: Option<BTreeMap<String, Vec<BTreeMap<String, String>>>> =
+        serde_saphyr::from_str(&rows).expect("rows");
+    let Some(rows) = rows.and_then(|mut rows| rows.remove("rows")) else {
+        return show(text);
+    };
+    let mut all = String::new();
+    for row in rows {
+        let put = |text: String, (name, value): (&String, &String)| {
+            text.replace(&format!("${{{name}}}"), value)
+        };
+        let heading: Vec<_> = row.iter().map(|(name, value)| format!("{name} `{value}`")).collect();
+        let _ = writeln!(all, "{}", heading.join(", "));
+        for line in show(&row.iter().fold(template.clone(), put)).lines() {
+            let _ = writeln!(all, "  {line}");
+        }
+    }
+    all
+}
+
+/// Divides a text into the sections of the keys that are meant, and the others.
+pub fn partition(text: &str, is_meant: impl Fn(&str) -> bool) -> (String, String) {
+    let lines: Vec<_> = text.split_inclusive('\n').collect();
+    let sections = lines.chunk_by(|_, next| next.starts_with([' ', '-', '\n']));
+    let is_meant =
+        |section: &&[&str]| section[0].split_once(':').is_some_and(|(key, _)| is_meant(key));
+    let (meant, others): (Vec<_>, Vec<_>) = sections.partition(is_meant);
+    (meant.concat().concat(), others.concat().concat())
 }
 
 #[test]
@@ -178,7 +218,22 @@ fn findings_about_pods() {
 #[test]
 fn findings_about_mesh_files() {
     compare("mesh", "", |path, text| {
-        xds::file::parse(path, text).err().unwrap_or_default().to_string()
+        let (mesh, policies) = match xds::file::parse(path, text) {
+            Ok(parsed) => parsed,
+            Err(findings) => return findings.to_string(),
+        };
+        let mut shown = String::new();
+        for kind in directive(text, "# shown:") {
+            let lines: Vec<_> = match kind {
+                "workloads" => {
+                    mesh.workloads.sorted().iter().map(|one| format!("{one:?}")).collect()
+                }
+                "services" => mesh.services.sorted().iter().map(|one| format!("{one:?}")).collect(),
+                _ => policies.iter().map(|one| format!("{one:?}")).collect(),
+            };
+            lines.iter().for_each(|line| _ = writeln!(shown, "{line}"));
+        }
+        shown
     });
 }
 

@@ -1,13 +1,20 @@
-//! Replay of the corpus of the fuzz targets, and of a few thousand mutations of it, in every test
-//! run.
+//! Files and their expected results: configurations, mesh files, objects, pods, and questions about
+//! tunnels (`findings`); the reference of the configuration; and the corpus of the fuzz targets.
 //!
-//! `make fuzz` searches for more inputs. Its findings are added to the corpus with descriptive
-//! names.
+//! Nothing runs here: the peer of each test is a text. [`replay`] also tries a few thousand
+//! mutations of the corpus in every run. `make fuzz` searches for more inputs, which are added to
+//! the corpus with descriptive names.
 
 #![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
 
 #[cfg(test)]
+mod explain;
+#[cfg(test)]
 mod findings;
+#[cfg(test)]
+mod objects;
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 #[path = "../fuzz/targets/mod.rs"]
 mod targets;
@@ -121,7 +128,7 @@ mod replay {
 
     #[test]
     fn mesh_files() {
-        replay("mesh_file", targets::mesh_file, 300);
+        replay("mesh_file", targets::mesh_file, 1000);
     }
 
     #[test]
@@ -131,7 +138,7 @@ mod replay {
 
     #[test]
     fn configurations() {
-        replay("strait_yaml", targets::strait_yaml, 300);
+        replay("strait_yaml", targets::strait_yaml, 1000);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! pushes the recorded changes, by messages of the same shape.
 
 #[expect(dead_code, reason = "shared with the replay, which uses more of it")]
-#[path = "../../src/xds/stream/tests/recording.rs"]
+#[path = "../corpus/recording.rs"]
 pub mod recording;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -34,14 +34,22 @@ fn is_numbered(name: &str) -> bool {
     is_list && words.next().is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Returns the names of all functions in the sources.
+/// Returns the names of all functions in the sources, and of the cases of `tests/corpus/findings`,
+/// with underscores.
 fn functions() -> BTreeSet<String> {
     let sources = tree::read(&["src", "tests"]);
     let lines = sources.iter().flat_map(|source| source.text.lines());
-    lines
-        .filter_map(|line| line.split_once("fn ")?.1.split_once(['(', '<']))
-        .map(|(name, _)| name.to_owned())
-        .collect()
+    let functions = lines.filter_map(|line| line.split_once("fn ")?.1.split_once(['(', '<']));
+    functions.map(|(name, _)| name.to_owned()).chain(cases()).collect()
+}
+
+fn cases() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/findings");
+    let kinds = fs::read_dir(folder).unwrap().map(|kind| kind.unwrap().path());
+    let files = kinds.flat_map(|kind| fs::read_dir(kind).unwrap().map(|file| file.unwrap().path()));
+    let text: String = files.map(|file| fs::read_to_string(file).unwrap()).collect();
+    let names = text.lines().filter_map(|line| line.strip_prefix("# case: "));
+    names.map(|name| name.replace(' ', "_")).collect()
 }
 
 #[test]

@@ -1,8 +1,5 @@
 //! Reference of the configuration's keys: JSON Schema, and `docs/configuration.md`.
 
-#[cfg(test)]
-mod tests;
-
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value as Json, json};

@@ -165,8 +165,7 @@ fn read_in_segments(
 fn without_bytes(
     read: &Option<Result<ClientHello, ClientHelloError>>,
 ) -> Option<Result<(Option<&str>, bool), ()>> {
-    let read = read.as_ref()?;
-    let read = read.as_ref().map_err(|_| ());
+    let read = read.as_ref()?.as_ref().map_err(|_| ());
     Some(read.map(|hello| (hello.sni.as_deref(), hello.offers_istio)))
 }
 

@@ -1,11 +1,10 @@
 //! Tunnels to services whose endpoints fail, in virtual time and without sockets.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, advance, sleep_until};
+use tokio::time::{advance, sleep_until};
 
+use super::*;
 use crate::config;
 use crate::datapath::DataPath;
 use crate::datapath::balance::{FAILED_DIALS_MAX, choose_next};
@@ -13,17 +12,10 @@ use crate::datapath::dial::{DIAL_TIMEOUT, DenyList, TOTAL_DIAL_TIMEOUT};
 use crate::datapath::forward::tries::Tries;
 use crate::outer::Failure;
 use crate::reason::Reason;
-use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{Locality, Mesh, Protocol, Template, Workload};
+use crate::snapshot::mesh::Locality;
 use crate::snapshot::tests::{alias, echo};
-use crate::snapshot::{
-    Alias, Caller, DialAdmission, Endpoint, EndpointSet, EndpointState, NO_LINK_FACTORS, NameTable,
-    Publisher, RemoteGateway, Snapshot,
-};
-use crate::telemetry::{Metrics, Record};
-use crate::wire::Authority;
-
-use super::{data_path_of, peer};
+use crate::snapshot::{Alias, Caller, DialAdmission, NameTable};
+use crate::telemetry::Record;
 
 /// Service of equal endpoints, some of which refuse each dial or never answer.
 struct World {
@@ -32,26 +24,6 @@ struct World {
     dead: HashSet<Arc<str>>,
     is_silent: bool,
     dials: usize,
-}
-
-fn endpoint(uid: String, weight: u32, network: Option<&str>) -> Arc<Endpoint> {
-    let definition = Workload { uid: uid.into(), capacity: 1, ..Workload::default() };
-    let remote = network.map(|network| {
-        Arc::new(RemoteGateway {
-            network: network.into(),
-            cluster: network.into(),
-            identities: [].into(),
-            other_addresses: [].into(),
-        })
-    });
-    Arc::new(Endpoint {
-        definition: Arc::new(definition),
-        address: ([192, 0, 2, 1], 15008).into(),
-        protocol: Protocol::Hbone,
-        remote,
-        weight,
-        state: Arc::new(EndpointState::default()),
-    })
 }
 
 fn deadline() -> Instant {
@@ -65,7 +37,7 @@ fn tries() -> Tries {
 impl World {
     fn new(endpoints: usize, dead: usize) -> Self {
         fastrand::seed(27);
-        let endpoint = |index: usize| endpoint(index.to_string(), 1, None);
+        let endpoint = |index: usize| endpoint(&index.to_string(), 1, None);
         Self {
             data_path: data_path_of(Publisher::new().reader(), DenyList::default()),
             set: Arc::new(EndpointSet::new((0..endpoints).map(endpoint))),
@@ -78,8 +50,8 @@ impl World {
     /// Returns a service whose endpoints here never answer, and that of another network does. Those
     /// here are drawn first.
     fn silent(endpoints: usize) -> Self {
-        let silent = (0..endpoints).map(|index| endpoint(index.to_string(), 10_000, None));
-        let set = EndpointSet::new(silent.chain([endpoint("west".into(), 1, Some("west"))]));
+        let silent = (0..endpoints).map(|index| endpoint(&index.to_string(), 10_000, None));
+        let set = EndpointSet::new(silent.chain([endpoint("west", 1, Some("west"))]));
         Self { set: Arc::new(set), is_silent: true, ..Self::new(0, endpoints) }
     }
 

@@ -12,28 +12,35 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use plain::PlainRecords;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::lifecycle::Lifecycle;
-use crate::reason::HandshakeRefusal;
-use crate::snapshot::{Publisher, Reader};
-use crate::telemetry::{Metrics, Source};
-use crate::tls::record::{HEADER_BYTES, PLAINTEXT_MAX, RecordLayer, TRAILER_BYTES};
-use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
-use crate::tools::dev;
-
 use super::accept::{ConnectionResources, LoadGuard};
 use super::forward::connection;
 use super::handshake::{HandshakeError, Transport};
+use super::http2::tunnel::{Forwarded, Origin, Target};
 use super::identity::Peer;
 use super::limits::admission::Admission;
 use super::limits::descriptors;
+use super::listener::{Listener, ListenerRules};
 use super::{DataPath, dial};
-
-use plain::PlainRecords;
+use crate::config::parse_identity;
+use crate::lifecycle::Lifecycle;
+use crate::reason::HandshakeRefusal;
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::{Mesh, Protocol, Template, Workload};
+use crate::snapshot::{
+    Endpoint, EndpointSet, EndpointState, NO_LINK_FACTORS, Publisher, Reader, RemoteGateway,
+    Snapshot,
+};
+use crate::telemetry::{Metrics, Source};
+use crate::tls::record::{HEADER_BYTES, PLAINTEXT_MAX, RecordLayer, TRAILER_BYTES};
+use crate::tls::tests::samples::{MATERIAL, trusting};
+use crate::tls::{Identity, InboundTls};
+use crate::wire::{Authority, Transit};
 
 const BUFFERS: usize = 1 << 20;
 /// Time to the end of a certificate that does not expire.
@@ -58,14 +65,7 @@ fn data_path() -> Arc<DataPath> {
 
 /// Returns a data path that reads these snapshots.
 pub(crate) fn data_path_of(reader: Reader, deny: dial::DenyList) -> Arc<DataPath> {
-    let authority = dev::Authority::new().expect("a root");
-    let leaf = authority.intermediate("east").and_then(|east| east.leaf("spiffe://e/ns/n/sa/g"));
-    let leaf = leaf.expect("a leaf");
-    let material =
-        IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
-    let trust = PeerTrust::default();
-    let tls =
-        tls::listener_server_config(&material.expect("material"), &trust).expect("a configuration");
+    let tls = trusting(&MATERIAL, &[]);
     let metrics = Arc::new(Metrics::new());
     Arc::new(DataPath::new(
         reader,
@@ -99,6 +99,60 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
         issuer: None,
         chain: None,
     })
+}
+
+/// Returns a peer with this identity, at a listener with this limit of transit.
+pub(crate) fn peer_of(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
+    let parts = parse_identity(principal).expect("an identity").map(Arc::from);
+    let [trust_domain, namespace, service_account] = parts;
+    let identity = Identity {
+        uri: principal.into(),
+        trust_domain,
+        namespace,
+        service_account,
+        not_after: SystemTime::UNIX_EPOCH,
+    };
+    let listener = Arc::new(Listener::open_to_all(&ListenerRules::with_transit(listener)));
+    let address = ([127, 0, 0, 1], 1).into();
+    let peer = Peer::authenticated(identity, None, address, listener, snapshot);
+    peer.expect("a trusted peer")
+}
+
+/// Returns what a CONNECT for an authority asks for, with the headers of gateways.
+pub(crate) fn target_of(authority: &str, forwarded: Option<Forwarded>) -> Target {
+    Target {
+        authority: Authority::parse(authority).expect("an authority"),
+        origin: Origin::Workload,
+        forwarded: forwarded.map(Box::new),
+    }
+}
+
+/// Returns an HBONE endpoint, or the gateway of a network.
+pub(crate) fn endpoint(uid: &str, weight: u32, network: Option<&str>) -> Arc<Endpoint> {
+    let definition = Workload { uid: uid.into(), capacity: 1, ..Workload::default() };
+    let remote = network.map(|network| {
+        Arc::new(RemoteGateway {
+            network: network.into(),
+            cluster: network.into(),
+            identities: [].into(),
+            other_addresses: [].into(),
+        })
+    });
+    Arc::new(Endpoint {
+        definition: Arc::new(definition),
+        address: ([192, 0, 2, 1], 15008).into(),
+        protocol: Protocol::Hbone,
+        remote,
+        weight,
+        state: Arc::new(EndpointState::default()),
+    })
+}
+
+/// Returns the sum of the samples that begin with `name`.
+pub(crate) fn metric(data_path: &DataPath, name: &str) -> u64 {
+    let metrics = data_path.metrics.encode();
+    let lines = metrics.lines().filter(|line| line.starts_with(name));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
 /// Takes the descriptor of a connection.
@@ -144,6 +198,15 @@ async fn client(stream: Peers) -> Client {
 fn connect() -> http::Request<()> {
     let request = http::Request::connect("unknown:80").body(());
     request.expect("a request")
+}
+
+/// Reads the head of a short frame, and its payload.
+async fn read_frame(stream: &mut Peers) -> ([u8; 9], Vec<u8>) {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.expect("a frame");
+    let mut payload = vec![0; usize::from(head[2])];
+    stream.read_exact(&mut payload).await.expect("its payload");
+    (head, payload)
 }
 
 async fn send_preface(stream: &mut Peers) {
@@ -221,10 +284,7 @@ async fn while_the_buffers_are_full_new_tunnels_are_refused() {
         let status = answer.await.expect("an answer").status();
         assert_eq!(status, http::StatusCode::SERVICE_UNAVAILABLE);
         let of = format!("strait_tunnels_total{{reason=\"{reason}\",");
-        let metrics = data_path.metrics.encode();
-        let lines = metrics.lines().filter(|line| line.starts_with(&of));
-        let counts = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
-        assert_eq!(counts.sum::<u64>(), count, "{reason} in\n{metrics}");
+        assert_eq!(metric(&data_path, &of), count, "{reason}");
         stalled.release(BUFFERS);
     }
 }
@@ -269,10 +329,7 @@ async fn a_peer_whose_certificate_has_expired_opens_no_more_tunnels() {
     theirs.write_all(block).await.expect("a CONNECT");
     let (mut refused, mut answered) = (false, false);
     while !refused {
-        let mut head = [0; 9];
-        theirs.read_exact(&mut head).await.expect("a frame");
-        let mut payload = vec![0; usize::from(head[2])];
-        theirs.read_exact(&mut payload).await.expect("its payload");
+        let (head, payload) = read_frame(&mut theirs).await;
         answered |= head[3] == HEADERS;
         refused |= head[3] == 3 && payload == [0, 0, 0, 7];
     }
@@ -284,12 +341,8 @@ async fn a_peer_whose_certificate_has_expired_opens_no_more_tunnels() {
 async fn our_settings_are_those_of_the_contract() {
     let (_served, mut theirs) = serve(SystemTime::now() + FAR);
     send_preface(&mut theirs).await;
-    let mut head = [0; 9];
-    theirs.read_exact(&mut head).await.expect("a frame");
-    let length = usize::from(head[2]);
-    assert_eq!((head[3], length % 6), (4, 0), "SETTINGS");
-    let mut settings = vec![0; length];
-    theirs.read_exact(&mut settings).await.expect("its settings");
+    let (head, settings) = read_frame(&mut theirs).await;
+    assert_eq!((head[3], settings.len() % 6), (4, 0), "SETTINGS");
     let value = |id: u16| {
         let found = settings.chunks(6).find(|one| one[..2] == id.to_be_bytes());
         found.map(|one| u32::from_be_bytes([one[2], one[3], one[4], one[5]]))

@@ -2,18 +2,15 @@
 
 use std::net::IpAddr;
 
-use fastrand::Rng;
-
+use super::mesh::one_in;
 use super::*;
 use crate::config;
 use crate::datapath::accept::{AcceptedConnection, ConnectionResources, LoadGuard};
 use crate::datapath::forward::binding;
-
 use crate::datapath::tests::{data_path_of, descriptor, tcp_pair};
 use crate::lifecycle::DrainScope;
 use crate::limits::{Held, Source};
-use crate::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
-use crate::snapshot::{InFlight, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher};
+use crate::snapshot::{NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher};
 
 const WORLDS: u32 = 300;
 const HOST: &str = "echo.app.svc.cluster.local";
@@ -33,10 +30,6 @@ struct Generated {
     /// False if all tunnels together hold too much memory.
     has_room: bool,
     _open: (Vec<Held>, Vec<InFlight>),
-}
-
-fn one_in(rng: &mut Rng, of: u8) -> bool {
-    rng.u8(..of) == 0
 }
 
 /// Returns gateways of a network. Loopback addresses are never dialled.
@@ -265,21 +258,6 @@ async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() 
         assert!(count >= 5, "{reason}: {counts:?}");
     }
     assert!(loaded > 100, "{loaded} have a gateway with a load");
-}
-
-#[test]
-fn a_binding_is_found_by_service_address_or_name_and_asked_alone() {
-    let of = Generated::new(1);
-    let requested =
-        |binding: &str| Question { binding: Some(binding.to_owned()), ..Question::default() };
-    for name in [HOST, "echo.app.svc.cluster.local:80", "127.0.0.1:8080", "ECHO.global"] {
-        of.explained(&requested(name)).expect(name);
-    }
-    let unknown = of.explained(&requested("other.global")).expect_err("no such binding");
-    assert!(unknown.contains("127.0.0.1:8080 (echo.app.svc.cluster.local:80)"), "{unknown}");
-    let question = Question { to: Some("a:1".to_owned()), ..requested(HOST) };
-    let mixed = of.explained(&question).expect_err("two questions");
-    assert!(mixed.contains("--binding with --address and --all, and"), "{mixed}");
 }
 
 #[tokio::test]

@@ -1,33 +1,27 @@
 //! Seeded random meshes with everything that influences the route of a tunnel.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use fastrand::Rng;
-use tokio::time::Instant;
-
+use super::super::{Answer, Question};
+use super::*;
 use crate::config::{self, ExposedService};
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
-use crate::datapath::listener::{Listener, ListenerRules};
-use crate::snapshot::builder::{Change, build};
+use crate::datapath::tests::peer_of;
+use crate::snapshot::builder::build;
 use crate::snapshot::mesh::{
-    Assignment, GatewayAddress, Locality, LocalityWeight, Mesh, Place, PodLabels, Protocol, Scope,
-    Service, Template, Waypoint, Workload,
+    Assignment, GatewayAddress, Locality, LocalityWeight, Place, PodLabels, Scope, Waypoint,
 };
 use crate::snapshot::tests::{alias, entry, hosts};
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
-    Alias, Audience, Endpoint, ExposureTable, FACTOR_ONE, InFlight, LinkFactors, NameTable,
-    Snapshot, Subset, SubsetPart, TrustSet,
+    Alias, Audience, ExposureTable, FACTOR_ONE, LinkFactors, NameTable, Snapshot, Subset,
+    SubsetPart,
 };
 use crate::status::ReducedLink;
-use crate::tls::Identity;
 use crate::wire::label::CLUSTER;
-use crate::wire::{Authority, HOPS_MAX, RegionPattern, ServiceLoad, Transit};
-
-use super::super::{Answer, Question};
+use crate::wire::{Authority, HOPS_MAX, RegionPattern, ServiceLoad};
 
 const ECHO: &str = "echo.app.svc.cluster.local";
 const TWIN: &str = "twin.app.svc.cluster.local";
@@ -116,7 +110,7 @@ impl Generated {
 
     pub(super) fn explained(&self) -> Answer {
         let rules = (self.transit, &*self.links);
-        super::explained(&self.snapshot, &self.question, rules, Instant::now())
+        explained(&self.snapshot, &self.question, rules, Instant::now())
     }
 
     pub(super) fn link_factors(&self) -> LinkFactors {
@@ -124,21 +118,7 @@ impl Generated {
     }
 
     pub(super) fn peer(&self) -> Peer {
-        let address = ([0; 4], 0).into();
-        let listener = Arc::new(Listener::open_to_all(&ListenerRules::with_transit(self.transit)));
-        let peer = Peer::authenticated(self.identity(), None, address, listener, &self.snapshot);
-        peer.expect("one of the set")
-    }
-
-    fn identity(&self) -> Identity {
-        let [trust_domain, namespace, service_account] = self.peer.map(Arc::from);
-        Identity {
-            uri: self.question.from.as_deref().expect("a peer").into(),
-            trust_domain,
-            namespace,
-            service_account,
-            not_after: SystemTime::UNIX_EPOCH,
-        }
+        peer_of(&self.snapshot, &uri(self.peer), self.transit)
     }
 }
 
@@ -146,7 +126,7 @@ fn uri([domain, namespace, account]: [&str; 3]) -> String {
     format!("spiffe://{domain}/ns/{namespace}/sa/{account}")
 }
 
-fn one_in(rng: &mut Rng, of: u8) -> bool {
+pub(super) fn one_in(rng: &mut Rng, of: u8) -> bool {
     rng.u8(..of) == 0
 }
 
@@ -258,6 +238,7 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
         healthy: !one_in(rng, 5),
         capacity: *rng.choice(&weights).expect("a weight"),
         priority: rng.u32(..3),
+        degraded: one_in(rng, 8),
         services: served.into_iter().map(|of| (key(of), ports())).collect(),
         template: Template {
             namespace: "app".into(),
@@ -325,8 +306,7 @@ fn traffic(rng: &mut Rng) -> Traffic {
     };
     let services = ["both.example", ECHO, WAYPOINTS[0]];
     let services: Vec<_> = services.map(|host| (host.into(), rule(rng))).into();
-    let services = services.into_iter().filter(|_| rng.bool());
-    let services: Vec<_> = services.collect();
+    let services: Vec<_> = services.into_iter().filter(|_| rng.bool()).collect();
     Traffic::new(services, rule(rng))
 }
 

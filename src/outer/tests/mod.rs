@@ -30,7 +30,8 @@ use crate::limits::{self, Resource, Source};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{Publisher, TrustSet};
-use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, TrustedDomain};
+use crate::tls::tests::samples::{self, domain, leaf, material, trusting};
+use crate::tls::{self, IdentityMaterial, InboundTls};
 use crate::tools::dev::{Authority, Issuer, Leaf};
 use crate::wire::Via;
 
@@ -63,8 +64,7 @@ struct World {
 
 /// Opens a tunnel to a gateway that echoes. The gateway ends with the first value.
 pub(crate) async fn echo_tunnel() -> (impl Sized, Stream) {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let stream = world.open(&gateway).await.expect("a tunnel");
     ((world, gateway), stream)
 }
@@ -83,7 +83,7 @@ impl ResettingGateway {
     pub(crate) async fn start() -> Self {
         let world = World::new();
         let gateway = world.west(Script::new(Answer::Reset(h2::Reason::PROTOCOL_ERROR))).await;
-        let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
+        let target = target(&gateway);
         let tls = InboundTls::new(server_tls(&world.own));
         Self { target, authority: POISON, tls, world, _gateway: gateway }
     }
@@ -93,16 +93,11 @@ impl ResettingGateway {
     }
 }
 
-fn domain(name: &str) -> TrustedDomain {
-    TrustedDomain { name: name.into(), issuers: None, roots: None }
-}
-
 impl World {
     fn new() -> Self {
-        let authority = Authority::new().expect("a root");
-        let east = authority.intermediate("east").expect("an intermediate");
-        let west = authority.intermediate("west").expect("an intermediate");
-        let own = material(&authority, &east.leaf(EAST).expect("a leaf"));
+        let authority = samples::authority();
+        let west = samples::intermediate(&authority, "west");
+        let own = material(&leaf(&authority, "east", EAST), &authority.root_pem());
         let tls = Arc::new(InboundTls::new(server_tls(&own)));
         let publisher = Publisher::new();
         publisher.update(Change {
@@ -125,6 +120,13 @@ impl World {
         Self { authority, west, own, tls, publisher, lifecycle, pool }
     }
 
+    /// Starts a gateway of cluster west that answers like this.
+    async fn with(answer: Answer) -> (Self, Scripted) {
+        let world = Self::new();
+        let gateway = world.west(Script::new(answer)).await;
+        (world, gateway)
+    }
+
     /// Replaces the configuration of new connections, as a new certificate does.
     fn renew(&self) {
         self.tls.replace(server_tls(&self.own));
@@ -132,7 +134,7 @@ impl World {
 
     /// Starts a gateway with this certificate.
     async fn gateway(&self, leaf: &Leaf, script: Script) -> Scripted {
-        let material = material(&self.authority, leaf);
+        let material = material(leaf, &self.authority.root_pem());
         let tls = tls::endpoint_server_config(&material, vec![domain("east.local")]);
         Scripted::start(TlsAcceptor::from(tls.expect("a configuration")), script).await
     }
@@ -194,16 +196,7 @@ fn source(account: &str) -> Source {
 }
 
 fn server_tls(own: &IdentityMaterial) -> tls::ServerTls {
-    let trust = PeerTrust {
-        domains: vec![domain("east.local"), domain("west.local")],
-        ..PeerTrust::default()
-    };
-    tls::listener_server_config(own, &trust).expect("a configuration")
-}
-
-fn material(authority: &Authority, leaf: &Leaf) -> IdentityMaterial {
-    let read = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
-    read.expect("material")
+    trusting(own, &["east.local", "west.local"])
 }
 
 fn remote(cluster: &str, identities: &[&str]) -> RemoteGateway {
@@ -213,6 +206,23 @@ fn remote(cluster: &str, identities: &[&str]) -> RemoteGateway {
         identities: identities.iter().map(|&id| id.into()).collect(),
         other_addresses: Box::default(),
     }
+}
+
+fn target(gateway: &Scripted) -> Target {
+    Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) }
+}
+
+/// Returns an address at which nothing listens.
+async fn closed_port() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    listener.local_addr().expect("an address")
+}
+
+/// Asserts that a tunnel fails for this reason.
+#[track_caller]
+fn assert_refused<T>(opened: Result<T, Failure>, reason: Reason) {
+    let refused = opened.err().expect("a refusal");
+    assert_eq!(refused.reason, reason, "{refused:?}");
 }
 
 /// Behaviour of a gateway.
@@ -428,21 +438,18 @@ async fn read_to_end(stream: &mut Stream) -> io::Result<Vec<u8>> {
 async fn echoes(stream: &mut Stream, bytes: &[u8]) {
     let mut rest = bytes;
     while !rest.is_empty() {
-        let taken = stream.write(rest, |_| ()).await;
-        let taken = taken.expect("an open tunnel");
+        let taken = stream.write(rest, |_| ()).await.expect("an open tunnel");
         rest = &rest[taken..];
     }
     stream.shut_down().expect("an open tunnel");
-    let read = timeout(SOON, read_to_end(stream)).await;
-    let read = read.expect("an answer").expect("a clean end");
+    let read = timeout(SOON, read_to_end(stream)).await.expect("an answer").expect("a clean end");
     assert!(read == bytes, "{} of {}", read.len(), bytes.len());
     assert_eq!(stream.held(), 0);
 }
 
 #[tokio::test]
 async fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     let bytes: Vec<u8> = (0..300_000_u32).map(|index| index.to_le_bytes()[1]).collect();
     let empty = stream.try_read(&mut [IoSliceMut::new(&mut [0])]);
@@ -518,16 +525,14 @@ async fn only_the_expected_gateway_gets_a_request() {
     ];
     for (leaf, expected, why) in cases {
         let gateway = world.gateway(leaf, Script::new(Answer::Echo)).await;
-        let refused = world.open_as(&gateway, expected).await;
-        let refused = refused.expect_err("a refusal");
+        let refused = world.open_as(&gateway, expected).await.expect_err("a refusal");
         assert_eq!(refused.reason, Reason::GatewayUntrusted, "{refused:?}");
         assert!(refused.detail.contains(why), "{refused:?}");
         assert_eq!(gateway.requests.load(Ordering::SeqCst), 0);
     }
     let other = World::new();
     let gateway = other.west(Script::new(Answer::Echo)).await;
-    let refused = world.open(&gateway).await.expect_err("another root");
-    assert_eq!(refused.reason, Reason::GatewayUntrusted, "{refused:?}");
+    assert_refused(world.open(&gateway).await, Reason::GatewayUntrusted);
     for expected in [remote("west", &[WEST]), remote("", &[WEST])] {
         let gateway = world.west(Script::new(Answer::Echo)).await;
         let opened = world.open_as(&gateway, expected).await;
@@ -546,23 +551,15 @@ async fn a_rejection_says_whom_to_avoid() {
         (404, None, Reason::RemoteRejected),
     ] {
         let gateway = world.west(Script::new(Answer::Reject(status, outcome))).await;
-        let refused = world.open(&gateway).await.expect_err("a refusal");
-        assert_eq!(refused.reason, reason, "{refused:?}");
+        assert_refused(world.open(&gateway).await, reason);
     }
-    let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let target = Target {
-        address: nobody.local_addr().expect("an address"),
-        gateway: Arc::new(remote("west", &[])),
+    let address = closed_port().await;
+    let target = Target { address, gateway: Arc::new(remote("west", &[])) };
+    let refused = world.try_open(&source("a"), &target, "echo.app:80").await.err();
+    let Some(OpenError::Gateway(Failure { reason: Reason::GatewayUnreachable, .. })) = refused
+    else {
+        panic!("{refused:?}");
     };
-    drop(nobody);
-    let request = Request::new("echo.app:80".to_owned(), &Via::default());
-    let deadline = Instant::now() + SOON;
-    let of = source("a");
-    let refused = world.pool.open((&target, &of), &request, deadline).await;
-    let OpenError::Gateway(refused) = refused.expect_err("nobody") else {
-        panic!("a failure of the gateway");
-    };
-    assert_eq!(refused.reason, Reason::GatewayUnreachable);
     assert!(!world.pool.is_ejected(&target));
     world.pool.eject(&target);
     assert!(world.pool.is_ejected(&target));

@@ -54,8 +54,7 @@ async fn slowly(mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> io::Result<(
 #[tokio::test(start_paused = true)]
 async fn a_dead_connection_with_tunnels_ends_soon_after_its_last_byte() {
     let _busy = stop_auto_advance();
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let delay = Duration::from_secs(3);
     let (kill, is_dying) = watch::channel(false);
     let dying = async move |mut from: OwnedReadHalf, mut to: OwnedWriteHalf| {

@@ -58,11 +58,10 @@ async fn a_gateway_without_places_gets_few_connections_and_stays_ejected() {
     let world = World::new();
     let script = Script { streams_max: 0, ..Script::new(Answer::Echo) };
     let gateway = world.west(script).await;
-    let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
+    let target = target(&gateway);
     world.pool.eject(&target);
     for _ in 0..5 {
-        let refused = world.open(&gateway).await.expect_err("no place");
-        assert_eq!(refused.reason, Reason::RemoteBusy, "{refused:?}");
+        assert_refused(world.open(&gateway).await, Reason::RemoteBusy);
     }
     assert_eq!(gateway.connections(), 3);
     assert!(world.pool.is_ejected(&target));
@@ -75,9 +74,8 @@ async fn a_gateway_without_places_gets_few_connections_and_stays_ejected() {
 
 #[tokio::test]
 async fn an_answer_on_a_new_connection_ends_the_ejection() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
-    let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
+    let (world, gateway) = World::with(Answer::Echo).await;
+    let target = target(&gateway);
     world.pool.eject(&target);
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     assert!(!world.pool.is_ejected(&target));
@@ -90,9 +88,8 @@ async fn an_answer_on_a_new_connection_ends_the_ejection() {
 
 #[tokio::test]
 async fn an_attempt_that_panics_fails_and_the_next_one_opens_a_connection() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
-    let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
+    let (world, gateway) = World::with(Answer::Echo).await;
+    let target = target(&gateway);
     let state = || world.pool.status()[0].state;
     world.pool.simulate_panic(&target, &source("a"));
     assert_eq!(state(), "connecting");
@@ -111,8 +108,7 @@ async fn an_attempt_that_panics_fails_and_the_next_one_opens_a_connection() {
 
 #[tokio::test]
 async fn a_request_that_was_not_processed_is_repeated_elsewhere() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::RefuseFirst)).await;
+    let (world, gateway) = World::with(Answer::RefuseFirst).await;
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     assert_eq!(gateway.connections(), 2);
     echoes(&mut stream, b"hello").await;

@@ -110,16 +110,13 @@ pub(super) async fn fill(stream: &mut Stream) {
 
 #[tokio::test]
 async fn an_answer_with_more_headers_than_the_limit_opens_no_tunnel() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::LargeHeader)).await;
+    let (world, gateway) = World::with(Answer::LargeHeader).await;
     let mut open = world.open(&gateway).await.expect("a tunnel");
-    let refused = world.open(&gateway).await.expect_err("a large header");
-    assert_eq!(refused.reason, Reason::RemoteUnavailable, "{refused:?}");
+    assert_refused(world.open(&gateway).await, Reason::RemoteUnavailable);
     echoes(&mut open, b"hello").await;
     let workload = world.west(Script::new(Answer::LargeHeader)).await;
     let refused = try_open_inner(&world, &workload, &world.lifecycle).await;
-    let refused = refused.expect_err("a large header");
-    assert_eq!(refused.reason, Reason::WorkloadUnreachable, "{refused:?}");
+    assert_refused(refused, Reason::WorkloadUnreachable);
 }
 
 #[tokio::test]
@@ -143,8 +140,7 @@ async fn bytes_of_an_inner_connection_that_wait_for_the_socket_are_charged() {
 
 #[tokio::test]
 async fn a_drain_waits_for_the_delivery_of_an_inner_connection() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let lifecycle = Lifecycle::default();
     let mut carrier = Carrier {
         tunnel: Some(world.open(&gateway).await.expect("a tunnel")),
@@ -208,8 +204,7 @@ async fn a_pooled_connection_to_a_silent_gateway_ends_with_the_drain() {
 
 #[tokio::test]
 async fn a_drain_waits_for_a_pooled_connection_until_its_tunnels_have_ended() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     world.lifecycle.stop();
     let drained = world.lifecycle.run(Duration::ZERO, 2 * SOON);
@@ -229,15 +224,13 @@ async fn a_drain_waits_for_a_pooled_connection_until_its_tunnels_have_ended() {
 
 #[tokio::test]
 async fn a_pooled_connection_that_no_longer_proves_its_gateway_gets_no_tunnel() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut open = world.open(&gateway).await.expect("a tunnel");
     world.publisher.update(Change {
         trust: Some(TrustSet::new([("east.local", "east"), ("west.local", "north")])),
         ..Change::default()
     });
-    let refused = world.open(&gateway).await.expect_err("another cluster");
-    assert_eq!(refused.reason, Reason::GatewayUntrusted, "{refused:?}");
+    assert_refused(world.open(&gateway).await, Reason::GatewayUntrusted);
     assert_eq!(gateway.requests.load(Ordering::SeqCst), 1);
     echoes(&mut open, b"hello").await;
 }
@@ -263,8 +256,7 @@ async fn a_connection_that_cannot_be_replaced_serves_and_attempts_back_off() {
 
 #[tokio::test]
 async fn a_renewed_certificate_gets_a_new_connection() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut old = world.open(&gateway).await.expect("a tunnel");
     world.renew();
     let replaced = async {
@@ -277,37 +269,29 @@ async fn a_renewed_certificate_gets_a_new_connection() {
     echoes(&mut old, b"hello").await;
 }
 
+/// Returns a gateway that has another address too.
+fn at(other: SocketAddr) -> RemoteGateway {
+    RemoteGateway { other_addresses: [other].into(), ..remote("west", &[WEST]) }
+}
+
 #[tokio::test]
 async fn addresses_of_a_gateway_are_tried_in_turn() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
-    let closed = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let nobody = closed.local_addr().expect("an address");
-    drop(closed);
-    let at = |other: SocketAddr| RemoteGateway {
-        other_addresses: [other].into(),
-        ..remote("west", &[WEST])
-    };
+    let (world, gateway) = World::with(Answer::Echo).await;
+    let nobody = closed_port().await;
     let first = world.open_at(nobody, at(gateway.address)).await;
     echoes(&mut first.expect("a tunnel"), b"hello").await;
     let second = world.open_at(gateway.address, at(nobody)).await;
     echoes(&mut second.expect("a tunnel"), b"hello").await;
     let refused = world.open_at(nobody, at(nobody)).await;
-    let refused = refused.expect_err("no gateway");
-    assert_eq!(refused.reason, Reason::GatewayUnreachable, "{refused:?}");
+    assert_refused(refused, Reason::GatewayUnreachable);
     assert_eq!(gateway.connections(), 2);
 }
 
 #[tokio::test]
 async fn a_denied_address_of_a_gateway_is_passed_over() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let trap = TcpListener::bind((DENIED, 0)).await.expect("a port");
     let denied = trap.local_addr().expect("an address");
-    let at = |other: SocketAddr| RemoteGateway {
-        other_addresses: [other].into(),
-        ..remote("west", &[WEST])
-    };
     for (first, other) in [(denied, gateway.address), (gateway.address, denied)] {
         let opened = world.open_at(first, at(other)).await;
         echoes(&mut opened.expect("a tunnel"), b"hello").await;
@@ -319,8 +303,7 @@ async fn a_denied_address_of_a_gateway_is_passed_over() {
 
 #[tokio::test]
 async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let stream = world.open(&gateway).await.expect("a tunnel");
     let snapshot = world.publisher.reader().snapshot();
     for (wanted, why) in [
@@ -340,8 +323,7 @@ async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
 
 #[tokio::test]
 async fn an_open_connection_is_checked_against_the_workloads_of_now() {
-    let world = World::new();
-    let workload = world.west(Script::new(Answer::Echo)).await;
+    let (world, workload) = World::with(Answer::Echo).await;
     let stream = open_inner(&world, &workload, &Lifecycle::default()).await;
     let list = |names: &[&str]| names.iter().map(|&name| name.into()).collect();
     let (other, foreign) = ("spiffe://west.local/ns/a/sa/b", "is not one of the binding's");
@@ -432,8 +414,7 @@ async fn a_goaway_without_tunnels_opens_no_connection() {
 #[tokio::test(start_paused = true)]
 async fn at_its_maximum_age_a_connection_is_replaced_and_keeps_its_tunnels() {
     let _busy = stop_auto_advance();
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut first = world.open(&gateway).await.expect("a tunnel");
     tokio::time::advance(AGE_MAX - Duration::from_secs(60)).await;
     let mut second = world.open(&gateway).await.expect("a tunnel");
@@ -451,8 +432,7 @@ async fn at_its_maximum_age_a_connection_is_replaced_and_keeps_its_tunnels() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_without_tunnels_is_closed_at_the_idle_limit() {
     let _busy = stop_auto_advance();
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     drop(world.open(&gateway).await.expect("a tunnel"));
     let since = Instant::now();
     while usable(&world) == 1 {

@@ -64,8 +64,7 @@ async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
     compare();
     assert_eq!(shares().await, [409, 102]);
     let rows = world.pool.status().into_iter();
-    let shown = rows.map(|row| (row.address == slow, row.share_percent));
-    let mut shown: Vec<_> = shown.collect();
+    let mut shown: Vec<_> = rows.map(|row| (row.address == slow, row.share_percent)).collect();
     shown.sort_unstable();
     assert_eq!(shown, [(false, 159), (true, 39)]);
     // The earlier form of the gateway has a connection, but no part of the network.
@@ -78,13 +77,12 @@ async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
 
 #[tokio::test]
 async fn a_new_connection_keeps_the_least_round_trip_time_of_its_gateway() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut tunnels = vec![world.open(&gateway).await.expect("a tunnel")];
     let row = || world.pool.status().remove(0);
     let least = Duration::from_nanos(1);
     assert!(row().rtt > Some(least), "the first PING counts");
-    let target = Target { address: gateway.address, gateway: Arc::new(remote("west", &[])) };
+    let target = target(&gateway);
     let known = world.pool.gateway(&target);
     known.rtt.lock().record(least, Instant::now());
     world.renew();

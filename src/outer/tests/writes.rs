@@ -18,8 +18,7 @@ fn write_some(stream: &mut Stream, bytes: &mut Vec<u8>) {
 async fn small_writes_that_arrive_faster_than_the_socket_takes_them_become_few_frames() {
     const TURNS: usize = 50;
     const WRITES: usize = 100;
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     let (mut all, mut waiting) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
@@ -47,8 +46,7 @@ async fn small_writes_that_arrive_faster_than_the_socket_takes_them_become_few_f
 
 #[tokio::test]
 async fn a_small_write_is_sent_at_once_and_without_a_timer_if_no_other_waits() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let (world, gateway) = World::with(Answer::Echo).await;
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     let sent = Instant::now();
     for round in 1..=20 {

@@ -450,11 +450,12 @@ fn merge_degraded_counts<K: Ord + Clone, V>(
         };
         let own = all.get_mut(&key).map_or(0, |of| {
             let count = count(of);
-            let both = count.all + its;
+            let both = count.all.saturating_add(its);
             mem::replace(&mut count.all, both)
         });
         if let Some(of) = all.get_mut(&other) {
-            count(of).all += own;
+            let count = count(of);
+            count.all = count.all.saturating_add(own);
         }
     }
 }

@@ -225,10 +225,9 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::time::Duration;
 
-    use rcgen::SanType;
-
     use super::*;
-    use crate::tools::dev::{Authority, Issuer};
+    use crate::tls::tests::samples::{self, leaf_between};
+    use crate::tools::dev::Issuer;
 
     const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -241,11 +240,11 @@ mod tests {
 
     impl Fixture {
         fn new() -> Self {
-            let authority = Authority::new().unwrap();
+            let authority = samples::authority();
             Self {
                 folder: tempfile::tempdir().unwrap(),
                 root: authority.root_pem(),
-                issuer: authority.intermediate("east").unwrap(),
+                issuer: samples::intermediate(&authority, "east"),
             }
         }
 
@@ -258,13 +257,8 @@ mod tests {
         }
 
         fn material(&self) -> IdentityMaterial {
-            let leaf = self.issuer.leaf_with(|params| {
-                params.subject_alt_names = vec![SanType::URI(ID.try_into().unwrap())];
-                params.not_before = (SystemTime::now() - DAY).into();
-                params.not_after = (SystemTime::now() + DAY).into();
-            });
-            let leaf = leaf.unwrap();
-            IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &self.root).unwrap()
+            let now = SystemTime::now();
+            samples::material(&leaf_between(&self.issuer, ID, now - DAY, now + DAY), &self.root)
         }
 
         /// Returns a cache that holds a certificate.
@@ -347,7 +341,7 @@ mod tests {
         let stored = fixture.stored();
         let other = Cache { id: ID.replace("eastwest", "other"), ..stored.clone() };
         assert!(refused(&other, SystemTime::now()).contains("other: the authority signs"));
-        let next = Authority::new().unwrap().root_pem();
+        let next = samples::authority().root_pem();
         let with_roots =
             |roots: &str| Cache { roots: Roots::Pem(roots.to_owned()), ..stored.clone() };
         let why = refused(&with_roots(&next), SystemTime::now());

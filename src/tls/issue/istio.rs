@@ -252,8 +252,7 @@ mod tests {
             let material = fixture.accept(&answer).unwrap();
             assert_eq!((material.chain.len(), material.roots.len()), (2, 2));
             assert_eq!(&*material.identity.uri, ID);
-            let kinds = material.expiries();
-            let kinds: Vec<_> = kinds.iter().map(|(kind, _)| *kind).collect();
+            let kinds: Vec<_> = material.expiries().iter().map(|(kind, _)| *kind).collect();
             assert_eq!(kinds, ["leaf", "intermediate", "root"]);
         }
     }

@@ -144,11 +144,11 @@ mod tests {
     use std::collections::VecDeque;
     use std::ops::RangeInclusive;
 
-    use rcgen::SanType;
     use tokio::time::{Instant, timeout};
 
     use super::*;
-    use crate::tools::dev::{Authority, Issuer};
+    use crate::tls::tests::samples::{self, leaf_between};
+    use crate::tools::dev::Issuer;
 
     const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
     const HOUR: Duration = Duration::from_secs(3600);
@@ -270,8 +270,8 @@ mod tests {
     }
 
     fn issuer() -> (Issuer, String) {
-        let authority = Authority::new().unwrap();
-        (authority.intermediate("east").unwrap(), authority.root_pem())
+        let authority = samples::authority();
+        (samples::intermediate(&authority, "east"), authority.root_pem())
     }
 
     /// Returns a certificate with a lifetime of `life` from `start`.
@@ -280,13 +280,7 @@ mod tests {
         start: SystemTime,
         life: Duration,
     ) -> IdentityMaterial {
-        let leaf = issuer.leaf_with(|params| {
-            params.subject_alt_names = vec![SanType::URI(ID.try_into().unwrap())];
-            params.not_before = start.into();
-            params.not_after = (start + life).into();
-        });
-        let leaf = leaf.unwrap();
-        IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, root).unwrap()
+        samples::material(&leaf_between(issuer, ID, start, start + life), root)
     }
 
     /// Runs `keep` under a paused clock. `script` has one entry for each request: true if the

@@ -4,8 +4,6 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256 as SUITE;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use rustls::server::ServerSessionMemoryCache;
 use rustls::{
     AlertDescription, ClientConfig, ClientConnection, InvalidMessage, RootCertStore, ServerConfig,
@@ -18,7 +16,8 @@ use super::super::{
     ALPN_H2, AcceptError, PeerTrust, accept, client_config, endpoint_server_config, explain_error,
     listener_server_config, provider, refusal_for_error, server_config_any_client,
 };
-use super::{MATERIAL, SUITES, client, connect, server, server_name};
+use super::samples::{MATERIAL, authority, certificates};
+use super::{SUITES, client, connect, server, server_name};
 use crate::reason::HandshakeRefusal;
 use crate::tls::verifier::ServerVerifier;
 
@@ -113,10 +112,8 @@ async fn a_client_of_another_protocol_receives_the_alert() {
 
 #[tokio::test]
 async fn a_client_that_rejects_our_certificate_is_a_reason_of_its_own() {
-    let others = crate::tools::dev::Authority::new().unwrap().root_pem();
-    let others = CertificateDer::from_pem_slice(others.as_bytes()).unwrap();
     let mut roots = RootCertStore::empty();
-    roots.add(others).unwrap();
+    roots.add(certificates(&authority().root_pem()).remove(0)).unwrap();
     let verifiers = [
         ServerVerifier::new(None, &Arc::new(roots), &provider()),
         ServerVerifier::new(Some(&["spiffe://a/ns/b/sa/c"]), &MATERIAL.roots, &provider()),

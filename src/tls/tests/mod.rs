@@ -1,8 +1,9 @@
 //! Peers in memory, for tests of handshakes and records.
 
 mod accept;
+pub(crate) mod samples;
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::cipher_suite;
@@ -12,8 +13,8 @@ use rustls::{ClientConfig, ClientConnection, ServerConfig, SupportedCipherSuite}
 use tokio::io::{DuplexStream, duplex};
 use tokio_rustls::TlsConnector;
 
-use super::{Accepted, IdentityMaterial, client_config_with, server_config_with, verifier};
-use crate::tools::dev::Authority;
+use self::samples::MATERIAL;
+use super::{Accepted, client_config_with, server_config_with, verifier};
 
 /// Every suite of TLS 1.3 that a layer accepts.
 pub(super) const SUITES: [SupportedCipherSuite; 3] = [
@@ -21,14 +22,6 @@ pub(super) const SUITES: [SupportedCipherSuite; 3] = [
     cipher_suite::TLS13_AES_256_GCM_SHA384,
     cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
 ];
-
-/// Material of both sides: an identity under one root.
-pub(super) static MATERIAL: LazyLock<IdentityMaterial> = LazyLock::new(|| {
-    let authority = Authority::new().unwrap();
-    let leaf = authority.intermediate("east").unwrap();
-    let leaf = leaf.leaf("spiffe://east.local/ns/a/sa/b").unwrap();
-    IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem()).unwrap()
-});
 
 fn provider(suite: SupportedCipherSuite) -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {

@@ -3,12 +3,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use prost::Message;
-
 use super::*;
-use crate::grpc::{security, workload as proto};
 use crate::xds::client::{Mode, Response, Subscription};
 use crate::xds::store::Store;
+use crate::xds::tests::{policy, resource, workload};
 
 fn cache(folder: &Path) -> Cache {
     Cache { file: folder.join("cache"), cluster: "east".into(), network: "net".into() }
@@ -17,40 +15,6 @@ fn cache(folder: &Path) -> Cache {
 fn client() -> Client {
     let wildcard = |type_url| Subscription { type_url, mode: Mode::Wildcard };
     Client::new([ADDRESS, AUTHORIZATION, CLUSTER].map(wildcard).into())
-}
-
-fn resource(type_url: &str, name: &str, version: &str, message: &impl Message) -> Resource {
-    Resource {
-        name: name.into(),
-        version: version.into(),
-        body: Some(message.encode_to_vec().into()),
-        body_type: type_url.into(),
-    }
-}
-
-fn workload(uid: &str, version: &str) -> Resource {
-    let workload = proto::Workload {
-        uid: uid.into(),
-        namespace: "app".into(),
-        node: version.into(),
-        ..proto::Workload::default()
-    };
-    let message = proto::Address { r#type: Some(proto::address::Type::Workload(workload)) };
-    resource(ADDRESS, uid, version, &message)
-}
-
-/// Returns a policy about a port. An invalid port gives it an unknown action.
-fn policy(port: u32, version: &str) -> Resource {
-    let one = security::Match { destination_ports: vec![port], ..security::Match::default() };
-    let clause = security::Clause { matches: vec![one] };
-    let message = security::Authorization {
-        name: "p".into(),
-        namespace: "app".into(),
-        rules: vec![security::Rule { clauses: vec![clause] }],
-        action: if (1..=65535).contains(&port) { 0 } else { 9 },
-        ..security::Authorization::default()
-    };
-    resource(AUTHORIZATION, "app/p", version, &message)
 }
 
 /// Returns a recorder with two workloads and an exported service.
@@ -126,15 +90,15 @@ fn what_was_accepted_is_there_after_a_restart() {
 fn the_placeholder_of_a_policy_outlives_a_restart_and_is_requested_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut recorder = filled(folder.path());
-    recorder.upsert(AUTHORIZATION, &policy(65536, "6")).unwrap_err();
+    recorder.upsert(AUTHORIZATION, &policy(0, 65536, "6")).unwrap_err();
     write(&recorder).unwrap();
     let mut client = client();
     let mut restored =
         Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client);
     assert!(restored.store.has_placeholder(AUTHORIZATION, "app/p"));
     assert!(versions(&mut client).contains(&pair("app/p", "")));
-    restored.upsert(AUTHORIZATION, &policy(80, "7")).unwrap();
-    restored.upsert(AUTHORIZATION, &policy(65536, "8")).unwrap_err();
+    restored.upsert(AUTHORIZATION, &policy(0, 80, "7")).unwrap();
+    restored.upsert(AUTHORIZATION, &policy(0, 65536, "8")).unwrap_err();
     write(&restored).unwrap();
     let mut client = self::client();
     let restored = Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client);
@@ -149,8 +113,11 @@ fn the_bodies_of_unreadable_policies_are_bounded() {
         Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client());
     let kept = Arc::clone(recorder.kept.as_ref().unwrap());
     let mut put = |name: &str, bytes: usize| {
-        let unreadable =
-            Resource { name: name.into(), body: Some(vec![0xff; bytes].into()), ..policy(80, "1") };
+        let unreadable = Resource {
+            name: name.into(),
+            body: Some(vec![0xff; bytes].into()),
+            ..policy(0, 80, "1")
+        };
         recorder.upsert(AUTHORIZATION, &unreadable).unwrap_err();
         let state = kept.state();
         let entry = state.entries[AUTHORIZATION][name].len();
@@ -164,7 +131,7 @@ fn the_bodies_of_unreadable_policies_are_bounded() {
     }
     let full = UNREADABLE_BYTES_MAX - BODY_BYTES_MAX + 20;
     assert_eq!(put("app/more", BODY_BYTES_MAX), (false, full));
-    recorder.upsert(AUTHORIZATION, &policy(80, "2")).unwrap();
+    recorder.upsert(AUTHORIZATION, &policy(0, 80, "2")).unwrap();
     assert_eq!(kept.state().unreadable_bytes, full - 20);
     recorder.remove(AUTHORIZATION, "app/1");
     assert_eq!(kept.state().unreadable_bytes, full - 20 - BODY_BYTES_MAX);

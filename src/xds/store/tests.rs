@@ -5,30 +5,7 @@ use std::net::IpAddr;
 use super::*;
 use crate::snapshot::authorization::Action;
 use crate::snapshot::mesh::{Mesh, Template};
-
-fn resource(name: &str, body_type: &str, message: &impl Message) -> Resource {
-    Resource {
-        name: name.into(),
-        version: "1".into(),
-        body: Some(message.encode_to_vec().into()),
-        body_type: body_type.into(),
-    }
-}
-
-fn workload(uid: &str, node: &str) -> Resource {
-    let list = proto::PortList {
-        ports: vec![proto::Port { service_port: 80, target_port: 8080, app_protocol: 0 }],
-    };
-    let workload = proto::Workload {
-        uid: uid.into(),
-        namespace: "app".into(),
-        node: node.into(),
-        services: [("app/echo.app".to_owned(), list)].into(),
-        ..proto::Workload::default()
-    };
-    let message = proto::Address { r#type: Some(proto::address::Type::Workload(workload)) };
-    resource(uid, ADDRESS, &message)
-}
+use crate::xds::tests::{self as samples, resource, workload};
 
 fn service(namespace: &str, canonical: bool) -> Resource {
     let service = proto::Service {
@@ -39,23 +16,11 @@ fn service(namespace: &str, canonical: bool) -> Resource {
         ..proto::Service::default()
     };
     let message = proto::Address { r#type: Some(proto::address::Type::Service(service)) };
-    resource(&format!("{namespace}/Echo.app"), ADDRESS, &message)
+    resource(ADDRESS, &format!("{namespace}/Echo.app"), "1", &message)
 }
 
-/// Returns a policy about a port. An invalid port gives it an unknown action.
 fn policy(scope: i32, port: u32) -> Resource {
-    let one = security::Match { destination_ports: vec![port], ..security::Match::default() };
-    let clause = security::Clause { matches: vec![one] };
-    let message = security::Authorization {
-        name: "p".into(),
-        namespace: "app".into(),
-        scope,
-        rules: vec![security::Rule { clauses: vec![clause] }],
-        dry_run: port == 0,
-        action: if (1..=65535).contains(&port) { 0 } else { 9 },
-        ..security::Authorization::default()
-    };
-    resource("app/p", AUTHORIZATION, &message)
+    samples::policy(scope, port, "1")
 }
 
 fn uids(mesh: &Mesh) -> Vec<&str> {
@@ -158,7 +123,7 @@ fn a_rejected_resource_says_why_and_leaves_its_last_good_version() {
              `type.googleapis.com/istio.workload.Address`",
         ),
         (
-            resource("a", ADDRESS, &proto::Address::default()),
+            resource(ADDRESS, "a", "1", &proto::Address::default()),
             "address.type: neither workload nor service",
         ),
     ];

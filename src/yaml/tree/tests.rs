@@ -1,7 +1,5 @@
 //! Documents: lines, limits and refusals.
 
-use proptest::prelude::*;
-
 use super::*;
 
 fn parse(text: &str) -> Document {
@@ -150,11 +148,4 @@ fn a_file_that_is_absent_or_not_text_is_refused() {
     assert!(
         binary.ends_with("x.yaml:2: error: the file is not UTF-8 text here; write it in UTF-8")
     );
-}
-
-proptest! {
-    #[test]
-    fn no_text_panics_the_parser(text in "([-?:,\\[\\]{}#&*!|>'\"%@`a0 \n\t~.<]|\\PC){0,80}") {
-        let _ = Document::parse(Path::new("a"), &text);
-    }
 }

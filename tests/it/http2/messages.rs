@@ -46,6 +46,11 @@ fn section_8_2_fields() {
     let malformed = [Stream(PROTOCOL_ERROR)];
     let line = |name: &str, frames, expected: &[Outcome]| line("8.2", name, frames, expected);
     let opened = [status("200")];
+    let length = |name: &str, values: &[&[u8]], expected: &[Outcome]| {
+        let values = values.iter().map(|value| ("content-length", *value));
+        let fields: Vec<_> = [METHOD, AUTHORITY].into_iter().chain(values).collect();
+        line(name, raw::headers(1, &fields), expected)
+    };
     check(vec![
         line("upper case in a name", with("Baggage", b"a"), &malformed),
         line("space in a name", with("a b", b"a"), &malformed),
@@ -69,7 +74,18 @@ fn section_8_2_fields() {
         line("te of trailers", with("te", b"trailers"), &opened),
         line("te of gzip", with("te", b"gzip"), &malformed),
         line("unknown field", with("x-unknown", b"a"), &opened),
-        line("content-length without a number", with("content-length", b"x"), &malformed),
+        line("te of trailers and gzip", with("te", b"trailers, gzip"), &malformed),
+        line("empty te", with("te", b""), &malformed),
+        length("content-length without a number", &[b"x"], &malformed),
+        length("content-length of 0", &[b"0"], &opened),
+        length("content-length of 64 bits", &[b"18446744073709551615"], &opened),
+        length("content-length of more", &[b"18446744073709551616"], &malformed),
+        length("empty content-length", &[b""], &malformed),
+        length("content-length with +", &[b"+1"], &malformed),
+        length("content-length with -", &[b"-1"], &malformed),
+        length("list of content-length", &[b"1, 1"], &malformed),
+        length("the same content-length twice", &[b"7", b"7"], &opened),
+        length("two content-length", &[b"7", b"8"], &malformed),
     ]);
 }
 
@@ -99,6 +115,8 @@ fn section_8_3_pseudo_header_fields() {
     check(vec![
         request("8.3.1", "GET", &[GET, SCHEME, PATH, AUTHORITY], &rejected),
         request("8.3.1", "no authority", &[GET, SCHEME, PATH], &rejected),
+        request("8.3.1", "GET in another order", &[PATH, AUTHORITY, SCHEME, GET], &rejected),
+        request("8.3.1", "CONNECT in another order", &[AUTHORITY, METHOD, other], &[status("200")]),
         malformed("unknown", &[METHOD, AUTHORITY, unknown]),
         malformed(":status", &[METHOD, AUTHORITY, (":status", b"200")]),
         malformed(":method twice", &[METHOD, METHOD, AUTHORITY]),
@@ -109,6 +127,17 @@ fn section_8_3_pseudo_header_fields() {
         malformed("GET with an empty :path", &[GET, SCHEME, empty]),
         malformed("no :method", &[SCHEME, PATH, AUTHORITY]),
         malformed("an empty list", &[]),
+        malformed("nothing but :authority", &[AUTHORITY]),
+        malformed("GET without :scheme and :authority", &[GET, PATH]),
+        malformed("GET without :path and :authority", &[GET, SCHEME]),
+        malformed("space in :path", &[GET, SCHEME, (":path", b"/a b")]),
+        malformed("invalid :scheme", &[GET, (":scheme", b"1:"), PATH]),
+        malformed("empty :method", &[(":method", b""), SCHEME, PATH]),
+        malformed("space in :method", &[(":method", b"A B"), SCHEME, PATH]),
+        malformed("without a name", &[METHOD, AUTHORITY, (":", b"")]),
+        malformed(":scheme twice", &[GET, SCHEME, SCHEME, PATH]),
+        malformed(":path twice", &[GET, SCHEME, PATH, PATH]),
+        malformed("all after another field", &[other, METHOD, AUTHORITY]),
     ]);
 }
 
@@ -122,6 +151,11 @@ fn section_8_5_connect() {
     let empty: (&str, &[u8]) = (":authority", b"");
     let invalid: (&str, &[u8]) = (":authority", b"echo global:80");
     let portless: (&str, &[u8]) = (":authority", b"echo.global");
+    let long = format!("{}:80", "a".repeat(253));
+    let authority = |authority: &'static [u8], expected| {
+        let name = format!(":authority of {}", authority.escape_ascii());
+        connect(&name, &[(":authority", authority)], expected)
+    };
     let protocol: (&str, &[u8]) = (":protocol", b"websocket");
     let extended = [protocol, SCHEME, PATH, AUTHORITY];
     check(vec![
@@ -132,7 +166,18 @@ fn section_8_5_connect() {
         connect(":authority that is unknown", &REJECTED[1..], status("503")),
         connect(":scheme", &[AUTHORITY, SCHEME], malformed()),
         connect(":path", &[AUTHORITY, PATH], malformed()),
+        connect(":scheme and :path", &[AUTHORITY, SCHEME, PATH], malformed()),
         connect(":protocol", &extended, malformed()),
+        connect("long :authority", &[(":authority", long.as_bytes())], status("400")),
+        authority(b"[2001:db8::1]:80", status("503")),
+        authority(b"user@echo.app:80", status("400")),
+        authority(b"echo.app,other:80", status("400")),
+        authority(b"[fe80::1%25eth0]:80", status("400")),
+        authority(b":80", status("400")),
+        authority(b"echo.app/x:80", malformed()),
+        authority(b"echo.app:80:90", malformed()),
+        authority(b"\xffcho.app:80", malformed()),
+        authority(b"\xc3\xa9cho.app:80", malformed()),
     ]);
 }
 

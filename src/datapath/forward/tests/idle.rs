@@ -1,25 +1,13 @@
 //! Long idle times in virtual time.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::io::AsyncWriteExt;
 use tokio::time::sleep;
 
-use crate::datapath::accept::{ConnectionResources, LoadGuard};
-use crate::datapath::dial::DenyList;
-use crate::datapath::forward::establish::NewTunnel;
-use crate::datapath::forward::passthrough::{self, ConnectionGuards, PassthroughConnection};
-use crate::datapath::identity::Peer;
-use crate::datapath::listener::ListenerTarget;
-use crate::datapath::tests::{data_path_of, descriptor, tcp_pair};
-use crate::snapshot::Publisher;
-use crate::snapshot::builder::Change;
-use crate::telemetry::Record;
-use crate::wire::Authority;
-
 use super::rig::mesh;
+use super::*;
+use crate::datapath::forward::passthrough::{self, ConnectionGuards, PassthroughConnection};
+use crate::datapath::listener::ListenerTarget;
+use crate::datapath::tests::tcp_pair;
 
 const HELLO: &[u8] = b"a ClientHello that nothing reads";
 const HOUR: Duration = Duration::from_secs(3600);

@@ -1,41 +1,19 @@
 //! Defects that a review has found, each with its situation.
 
 use std::future::pending;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime};
-
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use tokio::net::TcpListener;
-use tokio::task::yield_now;
-use tokio::time::timeout;
 
 use super::rig::{CONNECT, Rig, TestGateway, drain, exposure, fill, mesh};
 use super::wire::{
-    ACK, DATA, Frame, GOAWAY, HANDSHAKE, HEADERS, PING, PRIORITY, RST_STREAM, Received,
-    WINDOW_UPDATE,
+    ACK, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HANDSHAKE, HEADERS, PING, PRIORITY,
+    RST_STREAM, Received, WINDOW_UPDATE,
 };
-use crate::datapath::DataPath;
-use crate::datapath::dial::{DenyList, Upstream};
+use super::*;
 use crate::datapath::forward::connection::load_current;
-use crate::datapath::forward::establish::NewTunnel;
-use crate::datapath::http2::tunnel::{Origin, Target};
-use crate::datapath::identity::Peer;
 use crate::datapath::io::buffer::BUFFER_BYTES;
-use crate::datapath::tests::{FAR, data_path_of, descriptor, peer};
-use crate::reason::Reason;
-use crate::snapshot::Publisher;
-use crate::snapshot::builder::Change;
-use crate::telemetry::Record;
-use crate::tls::{IdentityMaterial, PeerTrust, ServerTls, TrustedDomain, listener_server_config};
-use crate::tools::dev;
-use crate::wire::Authority;
+use crate::tls::tests::samples::{OWN, authority, certificates, leaf, material, trusting};
 
 const DEADLINE: Duration = Duration::from_secs(10);
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
 const PROTOCOL_ERROR: u32 = 1;
 const INTERNAL_ERROR: u32 = 2;
 const FRAME_SIZE_ERROR: u32 = 6;
@@ -75,11 +53,7 @@ async fn establish_after(change: Change) -> (Result<Upstream, Reason>, NewTunnel
     });
     let record = Record::new(&data_path.metrics, &peer.source, "echo.app:80");
     let mut tunnel = NewTunnel::new(&data_path, &peer, record);
-    let target = Target {
-        authority: Authority::parse("echo.app:80").expect("an authority"),
-        origin: Origin::Workload,
-        forwarded: None,
-    };
+    let target = target_of("echo.app:80", None);
     let (permit, _) = tunnel.resolve(Ok(target)).expect("a permit");
     publisher.update(change);
     let established = timeout(DEADLINE, tunnel.establish(permit, pending()));
@@ -231,26 +205,13 @@ async fn tunnels_take_turns_in_a_small_window_of_the_connection() {
     assert!(bytes[1..].iter().all(|&count| count > 10 * WINDOW as usize), "{bytes:?}");
 }
 
-/// Returns the configuration of a gateway that trusts these domains.
-fn trusting(authority: &dev::Authority, domains: &[&str]) -> ServerTls {
-    let east = authority.intermediate("east").unwrap();
-    let own = east.leaf("spiffe://east.local/ns/a/sa/b").unwrap();
-    let material =
-        IdentityMaterial::from_pem(&own.chain_pem, &own.key_pem, &authority.root_pem()).unwrap();
-    let domain = |name: &&str| TrustedDomain { name: (*name).into(), issuers: None, roots: None };
-    let trust = PeerTrust { domains: domains.iter().map(domain).collect(), ..PeerTrust::default() };
-    listener_server_config(&material, &trust).unwrap()
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_loses_trust_during_a_setup_gets_no_tunnel() {
     let gateway = TestGateway::new();
-    let (tls, authority) = (&gateway.data_path.tls, dev::Authority::new().unwrap());
-    tls.replace(trusting(&authority, &["w"]));
-    let leaf = authority.intermediate("west").unwrap();
-    let leaf = leaf.leaf("spiffe://w/ns/n/sa/c").unwrap();
-    let chain = CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes());
-    let chain: Vec<_> = chain.collect::<Result<_, _>>().unwrap();
+    let (tls, authority) = (&gateway.data_path.tls, authority());
+    let own = material(&leaf(&authority, "east", OWN), &authority.root_pem());
+    tls.replace(trusting(&own, &["w"]));
+    let chain = certificates(&leaf(&authority, "west", "spiffe://w/ns/n/sa/c").chain_pem);
     let mut rig = Rig::established(&gateway).await;
     rig.identity = Arc::new(Peer {
         chain: Some(tls.register_chain(&chain).unwrap()),
@@ -261,7 +222,7 @@ async fn a_peer_that_loses_trust_during_a_setup_gets_no_tunnel() {
     frames(&mut rig);
     rig.accept(3).unwrap();
     let mut far = rig.open(3, None).unwrap();
-    tls.replace(trusting(&authority, &["other"]));
+    tls.replace(trusting(&own, &["other"]));
     tls.recheck(|_| ());
     rig.pump().await;
     let frames = frames(&mut rig);

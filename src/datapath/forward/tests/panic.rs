@@ -1,35 +1,22 @@
 //! A panic in the task of one connection: that connection ends, and no other.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener};
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
+use std::net::TcpListener as StdListener;
+use std::sync::Mutex;
 
 use bytes::Bytes;
 use h2::client::{self, SendRequest};
 use h2::{RecvStream, SendStream};
 use socket2::{Domain, SockAddr, Socket, Type};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf, duplex};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, yield_now};
-use tokio::time::timeout;
+use tokio::io::{DuplexStream, duplex};
+use tokio::task::JoinHandle;
 
 use super::rig::mesh;
+use super::*;
 use crate::config::{Log, LogFormat};
-use crate::datapath::DataPath;
-use crate::datapath::accept::{ConnectionResources, LoadGuard};
-use crate::datapath::dial::DenyList;
 use crate::datapath::forward::connection::serve_stream;
-use crate::datapath::handshake::Transport;
-use crate::datapath::identity::Peer;
 use crate::datapath::tests::plain::PlainRecords;
-use crate::datapath::tests::{FAR, data_path_of, descriptor, peer};
-use crate::snapshot::Publisher;
 use crate::telemetry::logging;
-use crate::tls::record::RecordLayer;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -151,13 +138,6 @@ fn silent() -> (Socket, Vec<Socket>, SocketAddr) {
     };
     let filling = (0..4).map(fill).collect();
     (listener, filling, address.as_socket().unwrap())
-}
-
-/// Returns the sum of the samples that begin with `name`.
-fn metric(data_path: &DataPath, name: &str) -> u64 {
-    let metrics = data_path.metrics.encode();
-    let lines = metrics.lines().filter(|line| line.starts_with(name));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
 async fn until(what: &str, mut is_met: impl FnMut() -> bool) {

@@ -3,45 +3,26 @@
 //! Socket pairs are synchronous, and nothing else runs, so each run of a schedule is the same.
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, SystemTime};
+use std::task::Wake;
 
 use socket2::SockRef;
-use tokio::net::TcpStream;
-use tokio::task::yield_now;
 
 use super::wire::{Frame, GatewayEnd, HEADERS, PeerEnd, SETTINGS, link};
-use crate::datapath::accept::LoadGuard;
-use crate::datapath::dial::{DenyList, Upstream};
+use super::*;
 use crate::datapath::forward::connection::close;
-use crate::datapath::forward::establish::NewTunnel;
 use crate::datapath::forward::open::{Open, StreamGuards};
 use crate::datapath::forward::setup::{PendingConnect, Tunnel};
 use crate::datapath::forward::turn::{HboneConnection, NewRequest};
-use crate::datapath::handshake::Transport;
 use crate::datapath::http2::slots::StreamSlots;
-use crate::datapath::http2::tunnel::{Origin, Target};
-use crate::datapath::identity::Peer;
 use crate::datapath::io::endpoint::EndpointStream;
-use crate::datapath::tests::{FAR, data_path_of, descriptor, peer};
-use crate::datapath::{DataPath, authorize, balance, policy, route};
+use crate::datapath::{authorize, balance, policy, route};
 use crate::outer;
-use crate::reason::Reason;
-use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{Mesh, Service, Template, Workload};
 use crate::snapshot::tests::entry;
-use crate::snapshot::{Audience, ExposureTable, NO_LINK_FACTORS, Publisher, TrustSet};
-use crate::telemetry::Record;
-use crate::tls::record::RecordLayer;
-use crate::wire::Authority;
+use crate::snapshot::{Audience, ExposureTable, NO_LINK_FACTORS, TrustSet};
 
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Header block of a CONNECT, without dynamic table.
@@ -270,11 +251,7 @@ impl Rig {
     /// Returns a tunnel to the endpoint at the other end of a stream.
     fn opened(&self, stream: EndpointStream) -> Open {
         let (data_path, peer) = (&self.data_path, &self.identity);
-        let target = Target {
-            authority: Authority::parse("echo.app:80").expect("an authority"),
-            origin: Origin::Workload,
-            forwarded: None,
-        };
+        let target = target_of("echo.app:80", None);
         let snapshot = data_path.reader.load();
         let route = route::resolve(&snapshot, peer, target).expect("a route");
         let permit = policy::run(&snapshot, peer, route).expect("a permit");

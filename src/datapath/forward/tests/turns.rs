@@ -1,14 +1,12 @@
 //! Bounds of a turn, and what runs between turns.
 
-use std::future::poll_fn;
 use std::os::unix::net::UnixStream as StdStream;
-use std::task::{Context, Poll, Waker};
 
-use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
 use super::rig::{Rig, TestGateway, drain};
 use super::wire::{DATA, Frame};
+use super::*;
 use crate::datapath::forward::turn::yield_turn;
 use crate::outer::tests::echo_tunnel;
 
@@ -36,7 +34,7 @@ async fn a_turn_forwards_few_small_frames_and_later_turns_the_others_in_order() 
         assert!(received.len() - before <= 256 * BYTES);
         turns += 1;
         assert!(turns < 100, "{} bytes", received.len());
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
     let expected = (0..FRAMES).flat_map(|index| [number(index); BYTES]);
     assert!(received.into_iter().eq(expected));
@@ -75,7 +73,7 @@ async fn a_socket_that_becomes_ready_is_served_after_the_turn_of_a_busy_connecti
     let waiting = tokio::spawn(async move { near.read_u8().await });
     // The task waits for the socket.
     for _ in 0..3 {
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
     std::io::Write::write_all(&mut &far, &[7]).expect("a byte");
     let mut turns = 0;

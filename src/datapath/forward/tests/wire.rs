@@ -2,32 +2,18 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::*;
 use crate::datapath::tests::plain::push_record;
 use crate::tls::record::{HEADER_BYTES, TRAILER_BYTES};
 
-pub(super) const DATA: u8 = 0;
-pub(super) const HEADERS: u8 = 1;
-pub(super) const PRIORITY: u8 = 2;
-pub(super) const RST_STREAM: u8 = 3;
-pub(super) const SETTINGS: u8 = 4;
-pub(super) const PUSH_PROMISE: u8 = 5;
-pub(super) const PING: u8 = 6;
-pub(super) const GOAWAY: u8 = 7;
-pub(super) const WINDOW_UPDATE: u8 = 8;
-pub(super) const CONTINUATION: u8 = 9;
-
-pub(super) const ACK: u8 = 1;
-pub(super) const END_STREAM: u8 = 1;
-pub(super) const END_HEADERS: u8 = 4;
-pub(super) const PADDED: u8 = 8;
-pub(super) const PRIORITIZED: u8 = 0x20;
+pub(super) use crate::datapath::http2::frame::flag::{
+    ACK, END_HEADERS, END_STREAM, PADDED, PRIORITY as PRIORITIZED,
+};
+pub(super) use crate::datapath::http2::frame::kind::*;
 
 /// Content types of records (RFC 8446 section 5.1).
 const ALERT: u8 = 21;

@@ -2,13 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::SystemTime;
 
-use tokio::time::Instant;
-
+use super::*;
 use crate::datapath::DataPath;
-use crate::datapath::balance::{Tried, choose, eject_after_failed_dial};
+use crate::datapath::balance::eject_after_failed_dial;
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
 use crate::datapath::forward::tries::Tries;
 use crate::datapath::limits::admission::Admission;
@@ -16,16 +13,9 @@ use crate::lifecycle::Lifecycle;
 use crate::limits::Source;
 use crate::outer::tests::ResettingGateway;
 use crate::outer::{Failure, Request, Target};
-use crate::reason::Reason;
-use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Protocol, Template, Workload};
-use crate::snapshot::{
-    Endpoint, EndpointSet, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher, Snapshot,
-};
+use crate::snapshot::Endpoint;
 use crate::telemetry::{Metrics, Record};
 use crate::wire::Via;
-
-use super::{always, assert_shares, gateway, locality, pods, service, spread};
 
 const IPV6: &str = "2001:db8::1";
 
@@ -67,36 +57,6 @@ fn a_gateway_with_several_addresses_has_the_share_of_one() {
     assert_eq!(others(dual), ["192.0.2.1:15008"]);
 }
 
-#[test]
-fn a_gateway_that_only_instances_name_has_the_cluster_on_which_they_agree() {
-    let behind = |at: u8, last: u8, cluster: &str| {
-        let place = Place::Address("west".to_owned(), [192, 0, 2, last].into());
-        let mut one = changed(pods("west", at).remove(usize::from(at) - 1), |of| {
-            of.cluster = cluster.into();
-        });
-        one.network_gateway = Some(Arc::new(GatewayAddress { place, port: 15008 }));
-        one
-    };
-    let clusters = |instances: &[(u8, &str)]| {
-        let instances = (1..).zip(instances);
-        let instances = instances.map(|(at, (last, cluster))| behind(at, *last, cluster));
-        let snapshot = spread(instances.collect());
-        let endpoints = always(&snapshot).endpoints.iter();
-        let remote = endpoints.map(|one| Arc::clone(one.remote.as_ref().expect("a gateway")));
-        let shown = remote.map(|of| (of.cluster.to_string(), of.is_verifiable()));
-        shown.collect::<Vec<_>>()
-    };
-    let known = |cluster: &str| (cluster.to_owned(), true);
-    let unknown = (String::new(), false);
-    assert_eq!(clusters(&[(7, "west"), (7, "west")]), [known("west")]);
-    assert_eq!(clusters(&[(7, "west"), (8, "north")]), [known("west"), known("north")]);
-    for other in ["north", "", "Kubernetes"] {
-        let mixed = clusters(&[(7, "west"), (7, other)]);
-        assert!(mixed.iter().eq([&unknown]), "{other}: {mixed:?}");
-    }
-    assert_eq!(clusters(&[(7, "Kubernetes")]), [unknown]);
-}
-
 /// Returns istiod's record of an address of a gateway.
 fn record(ip: &str) -> Workload {
     Workload {
@@ -114,19 +74,13 @@ fn changed(mut one: Workload, change: impl FnOnce(&mut Template)) -> Workload {
 }
 
 #[test]
-fn records_of_istiod_for_both_families_of_a_gateway_have_the_share_of_one() {
-    let instances = pods("west", 2);
-    let dual = [record("192.0.2.1"), record(IPV6)];
-    let single = changed(record("192.0.2.3"), |of| {
-        of.service_account = "other".into();
-    });
-    let snapshot = spread([&instances[..], &dual, &[single]].concat());
-    let want = [("192.0.2.3:15008", 0.5), ("[2001:db8::1]:15008", 0.5)];
-    assert_shares(always(&snapshot), &want);
-    let mut endpoints = always(&snapshot).endpoints.iter();
-    let joined = endpoints.find(|one| one.address.is_ipv6()).expect("one");
+fn records_of_istiod_for_both_families_of_a_gateway_stay_apart_in_later_updates() {
+    let (instances, dual) = (pods("west", 2), [record("192.0.2.1"), record(IPV6)]);
+    let snapshot = spread([&instances[..], &dual].concat());
+    let [joined] = &always(&snapshot).endpoints[..] else {
+        panic!("{:?}", always(&snapshot));
+    };
     assert_eq!(others(joined), ["192.0.2.1:15008"]);
-    // Each record stays one of its own in later updates.
     let v4_alone = updated(&snapshot, [&instances[..], &dual[..1]].concat());
     assert_shares(always(&v4_alone), &[("192.0.2.1:15008", 1.0)]);
 }
@@ -158,38 +112,6 @@ fn records_of_two_dual_stack_gateways_are_paired_by_address_whatever_is_ready() 
     assert_eq!(paired(Some("192.0.2.9")), v6_alone);
 }
 
-#[test]
-fn records_without_an_account_or_with_a_difference_are_gateways_of_their_own() {
-    let rule = NetworkRule {
-        cluster: "west".into(),
-        identities: ["spiffe://west.local/ns/edge/sa/configured".into()].into(),
-        ..NetworkRule::default()
-    };
-    let gateways = |[v4, v6]: [Workload; 2]| {
-        let change = Change {
-            networks: Some([("west".into(), rule.clone())].into_iter().collect()),
-            ..Change::default()
-        };
-        let snapshot = build(&spread([pods("west", 2), vec![v4, v6]].concat()), change);
-        always(&snapshot).endpoints.len()
-    };
-    let dual = || [record("192.0.2.1"), record(IPV6)];
-    assert_eq!(gateways(dual()), 1);
-    let unnamed = |of: &mut Template| of.service_account = "default".into();
-    assert_eq!(gateways(dual().map(|one| changed(one, unnamed))), 2);
-    let differences: [fn(&mut Template); 5] = [
-        |of| of.service_account = "other".into(),
-        |of| of.namespace = "other".into(),
-        |of| of.cluster = "north".into(),
-        |of| of.locality = locality("north").into(),
-        |of| of.hostname = "gw.example.com".into(),
-    ];
-    for (index, difference) in differences.into_iter().enumerate() {
-        let [v4, v6] = dual();
-        assert_eq!(gateways([v4, changed(v6, difference)]), 2, "{index}");
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let gateway_of = |workloads| {
@@ -199,7 +121,7 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let gateways = (1..=3).map(|at| gateway("west", at));
     let three = gateway_of([pods("west", 1), gateways.collect()].concat());
     let one = gateway_of([pods("west", 1), vec![gateway("west", 1)]].concat());
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
+    let own = data_path();
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], &Tried::default(), deadline);
     assert_eq!(only, deadline);
@@ -215,11 +137,11 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
         tokio::time::advance(end - Instant::now()).await;
     }
     assert_eq!(Instant::now(), deadline, "the last one has the rest");
-    let short = Instant::now() + std::time::Duration::from_secs(2);
+    let short = Instant::now() + Duration::from_secs(2);
     let first =
         remote::deadline_of_try(&own, &three, &three.endpoints[0], &Tried::default(), short);
     let half = first - Instant::now();
-    assert_eq!(half, std::time::Duration::from_secs(1), "half of a short time");
+    assert_eq!(half, Duration::from_secs(1), "half of a short time");
     let none = remote::deadline_of_try(
         &own,
         &three,
@@ -278,13 +200,12 @@ async fn a_gateway_that_ends_each_connect_of_two_sources_by_an_error_is_ejected(
 
 #[tokio::test(start_paused = true)]
 async fn a_service_returns_to_a_recovered_gateway_however_often_it_was_ejected() {
-    let gateways = (1..=2).map(|at| gateway("west", at));
-    let snapshot = spread([pods("west", 1), gateways.collect()].concat());
+    let snapshot = two_networks([0, 1], 2);
     let set = always(&snapshot);
     let endpoint = &set.endpoints[0];
     let target = remote::target(endpoint).expect("a gateway");
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
-    let second = std::time::Duration::from_secs(1);
+    let own = data_path();
+    let second = Duration::from_secs(1);
     for _ in 0..4 {
         own.outer.eject(&target);
         assert!(remote::avoid(&own, set, endpoint));
@@ -298,18 +219,17 @@ async fn a_service_returns_to_a_recovered_gateway_however_often_it_was_ejected()
 
 #[tokio::test(start_paused = true)]
 async fn a_suspended_endpoint_that_fails_as_the_last_one_is_ejected() {
-    let gateways = (1..=2).map(|at| gateway("west", at));
-    let snapshot = spread([pods("west", 1), gateways.collect()].concat());
+    let snapshot = two_networks([0, 1], 2);
     let set = always(&snapshot);
     let (endpoint, state) = (&set.endpoints[0], &set.endpoints[0].state);
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
+    let own = data_path();
     own.outer.eject(&remote::target(endpoint).expect("a gateway"));
     assert!(remote::avoid(&own, set, endpoint));
     for is_first in [true, false] {
         let is_ejected = eject_after_failed_dial(endpoint, &own.metrics);
         assert_eq!(is_ejected, is_first, "once for all tunnels that fail");
         let left = state.ejected_for(Instant::now());
-        assert_eq!(left, Some(std::time::Duration::from_secs(5)));
+        assert_eq!(left, Some(Duration::from_secs(5)));
     }
     assert!(!remote::avoid(&own, set, endpoint));
     assert!(!state.is_suspended(Instant::now()), "it stays ejected");
@@ -337,7 +257,7 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
     let instances = [pods("east", 5), pods("west", 1), pods("north", 1)].concat();
     let snapshot = spread([instances, gateways.chain(second_cluster).collect()].concat());
     let set = always(&snapshot);
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
+    let own = data_path();
     let tried = |reason| {
         let (mut tries, mut counts) =
             (Tries::new(true, Instant::now() + TOTAL_DIAL_TIMEOUT), BTreeMap::new());
@@ -362,9 +282,9 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
 
 #[tokio::test(start_paused = true)]
 async fn only_the_first_gateway_of_a_looped_tunnel_tries_another_endpoint() {
-    let snapshot = spread([pods("west", 1), vec![gateway("west", 1), gateway("west", 2)]].concat());
+    let snapshot = two_networks([0, 1], 2);
     let set = always(&snapshot);
-    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
+    let own = data_path();
     for is_from_client in [false, true] {
         let mut tries = Tries::new(is_from_client, Instant::now() + TOTAL_DIAL_TIMEOUT);
         let endpoint = Arc::clone(&set.endpoints[0]);

@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, advance};
+use tokio::time::advance;
 
-use crate::snapshot::builder::{Change, build};
-use crate::snapshot::{EndpointSet, InFlight, NO_LINK_FACTORS, pick_probabilities};
-use crate::wire::{ServiceLoad, Transit};
-
-use super::{always, assert_shares, exposure, two_networks};
+use super::*;
+use crate::wire::ServiceLoad;
 
 /// Records what the gateway at 192.0.2.`at` advertises.
 fn advertise(set: &EndpointSet, at: u8, ready: u32, free_percent: u32) {

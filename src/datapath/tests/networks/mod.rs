@@ -1,5 +1,5 @@
-//! Shares of endpoints in several networks. The numbers in the test names refer to the acceptance
-//! list of the features that Strait was planned with.
+//! Endpoints in several networks: loads, states and changes, which cases of explanations in
+//! `tests/corpus/findings/explain` cannot show.
 
 mod budgets;
 mod first_peer;
@@ -9,27 +9,33 @@ mod subsets;
 mod transit;
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use tokio::time::Instant;
+
+use super::chi_square::p_value;
+use super::{data_path, peer_of, target_of};
 use crate::config::ExposedService;
 use crate::datapath::balance::{Tried, choose};
+use crate::datapath::http2::tunnel::Forwarded;
+use crate::datapath::identity::Peer;
+use crate::datapath::route;
+use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Workload,
 };
-use crate::snapshot::tests::{echo as service, entry, hosts, samples};
-use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
+use crate::snapshot::tests::{alias, echo as service, entry, hosts, samples};
+use crate::snapshot::traffic::{Position, Traffic, TrafficRule};
 use crate::snapshot::{
-    Audience, EndpointSet, ExposureTable, LinkFactors, NO_LINK_FACTORS, NetworkRule, NetworkTable,
-    Snapshot, TrustSet, pick_probabilities,
+    Alias, Audience, EndpointSet, ExposureTable, InFlight, LinkFactors, NO_LINK_FACTORS, NameTable,
+    NetworkRule, NetworkTable, Snapshot, TrustSet, pick_probabilities,
 };
-use crate::wire::{RegionPattern, Transit};
-
-use super::chi_square::p_value;
+use crate::wire::Transit;
 
 const PICKS: u32 = 100_000;
 /// Significance level: one correct sample in a million is rejected. The seeds are fixed.
 const P_MIN: f64 = 1e-6;
-const ECHO: &str = "app/echo.app";
 const CLIENT: &str = "spiffe://west.local/ns/shop/sa/checkout";
 
 fn locality(region: &str) -> Locality {
@@ -70,18 +76,6 @@ fn gateway(network: &str, at: u8) -> Workload {
         }
         .into(),
         ..pod(network, at)
-    }
-}
-
-/// Returns the split-horizon record of `count` instances behind the gateway at 192.0.2.`at`.
-fn record(network: &str, at: u8, count: u32) -> Workload {
-    let place = Place::Address(network.to_owned(), [192, 0, 2, at].into());
-    Workload {
-        uid: format!("{network}/SplitHorizonWorkload/edge/gw/192.0.2.{at}/{ECHO}").into(),
-        addresses: Box::default(),
-        capacity: count,
-        network_gateway: Some(Arc::new(GatewayAddress { place, port: 15008 })),
-        ..pod(network, 0)
     }
 }
 
@@ -146,11 +140,6 @@ fn always(snapshot: &Snapshot) -> &Arc<EndpointSet> {
     service.endpoints_by(80, Transit::Always).expect("a set")
 }
 
-fn failover(snapshot: &Snapshot) -> &Arc<EndpointSet> {
-    let service = snapshot.services.get("echo.app").expect("a service");
-    service.endpoints_by(80, Transit::Failover).expect("a set")
-}
-
 /// Asserts that the predicted shares are exactly `want`, by address, and that 100,000 picks fit.
 #[track_caller]
 fn assert_shares(set: &EndpointSet, want: &[(&str, f64)]) {
@@ -161,7 +150,7 @@ fn assert_shares(set: &EndpointSet, want: &[(&str, f64)]) {
 #[track_caller]
 fn assert_shares_with(set: &EndpointSet, links: &LinkFactors, want: &[(&str, f64)]) {
     fastrand::seed(17);
-    let now = tokio::time::Instant::now();
+    let now = Instant::now();
     let predicted = pick_probabilities(set, links, now);
     let mut got: Vec<_> = set.endpoints.iter().zip(predicted).collect();
     got.retain(|(_, share)| *share > 0.0);
@@ -186,64 +175,6 @@ fn assert_shares_with(set: &EndpointSet, links: &LinkFactors, want: &[(&str, f64
 }
 
 #[test]
-fn two_and_two_endpoints_get_a_quarter_each_directly_or_through_gateways() {
-    let mut workloads = [pods("east", 2), pods("west", 2)].concat();
-    workloads.push(gateway("west", 1));
-    let direct = [("10.0.0.1:15008", 0.25), ("10.0.0.2:15008", 0.25)];
-    let through = |gateways: &[(&'static str, f64)]| [&direct[..], gateways].concat();
-    assert_shares(always(&spread(workloads.clone())), &through(&[("192.0.2.1:15008", 0.5)]));
-    workloads.push(gateway("west", 2));
-    let two = through(&[("192.0.2.1:15008", 0.25), ("192.0.2.2:15008", 0.25)]);
-    assert_shares(always(&spread(workloads)), &two);
-    // The same network as istiod describes it: one record for both instances.
-    let mut workloads = pods("east", 2);
-    workloads.extend([record("west", 1, 2), gateway("west", 1), gateway("west", 2)]);
-    assert_shares(always(&spread(workloads)), &two);
-}
-
-#[test]
-fn the_instances_of_three_remote_zones_all_count() {
-    let mut workloads = pods("east", 2);
-    for (zone, count) in [("a", 1), ("b", 2), ("c", 3)] {
-        for at in 0..count {
-            let mut one = pod("west", at);
-            one.uid = format!("{zone}-{at}").into();
-            one.locality = Arc::new(Locality {
-                region: "west".into(),
-                zone: zone.into(),
-                ..Locality::default()
-            });
-            workloads.push(one);
-        }
-    }
-    workloads.push(gateway("west", 1));
-    let mut waiting = pod("west", 9);
-    waiting.healthy = false;
-    workloads.push(waiting);
-    let want = [("10.0.0.1:15008", 0.125), ("10.0.0.2:15008", 0.125), ("192.0.2.1:15008", 0.75)];
-    assert_shares(always(&spread(workloads)), &want);
-}
-
-#[test]
-fn gateways_of_one_network_share_evenly_whatever_is_behind_them() {
-    let mut workloads = [pods("east", 1), pods("west", 3), pods("north", 2)].concat();
-    workloads.extend([gateway("west", 1), gateway("west", 2)]);
-    workloads.extend((3..=5).map(|at| gateway("north", at)));
-    let mut unready = gateway("west", 9);
-    unready.healthy = false;
-    workloads.push(unready);
-    let want = [
-        ("10.0.0.1:15008", 1.0 / 6.0),
-        ("192.0.2.1:15008", 0.25),
-        ("192.0.2.2:15008", 0.25),
-        ("192.0.2.3:15008", 1.0 / 9.0),
-        ("192.0.2.4:15008", 1.0 / 9.0),
-        ("192.0.2.5:15008", 1.0 / 9.0),
-    ];
-    assert_shares(always(&spread(workloads)), &want);
-}
-
-#[test]
 fn each_instance_of_random_networks_has_the_same_share() {
     for seed in 0..300 {
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -263,7 +194,7 @@ fn each_instance_of_random_networks_has_the_same_share() {
         let part = 1.0 / f64::from(u32::try_from(here + all).expect("few"));
         let snapshot = spread(workloads);
         let set = always(&snapshot);
-        let predicted = pick_probabilities(set, NO_LINK_FACTORS, tokio::time::Instant::now());
+        let predicted = pick_probabilities(set, NO_LINK_FACTORS, Instant::now());
         for (endpoint, share) in set.endpoints.iter().zip(predicted) {
             let remote = endpoint.remote.as_ref();
             let of = remote.and_then(|remote| {
@@ -277,48 +208,9 @@ fn each_instance_of_random_networks_has_the_same_share() {
     }
 }
 
-fn regions(weights: &[(&str, u32)]) -> TrafficRule {
-    let pattern = |text| RegionPattern::parse(text).expect("a region");
-    let weights = weights.iter();
-    TrafficRule {
-        regions: Regions::new(weights.map(|(text, weight)| (pattern(text), *weight))),
-        ..TrafficRule::default()
-    }
-}
-
-#[test]
-fn regions_share_10_to_90_between_networks_and_0_evacuates() {
-    let mut workloads = [pods("east", 3), pods("west", 1)].concat();
-    workloads.push(gateway("west", 1));
-    let weighted = |transit, weights: &[(&str, u32)]| {
-        snapshot_with(transit, service(&[]), workloads.clone(), regions(weights))
-    };
-    let third = 0.1 / 3.0;
-    let local = ["10.0.0.1:15008", "10.0.0.2:15008", "10.0.0.3:15008"];
-    let split = weighted(Transit::Always, &[("east", 10), ("west/*", 90)]);
-    let mut want = local.map(|address| (address, third)).to_vec();
-    want.push(("192.0.2.1:15008", 0.9));
-    assert_shares(always(&split), &want);
-    // Failover keeps tunnels here, whatever the weights are, until none is left here.
-    let all = local.map(|address| (address, 1.0 / 3.0));
-    assert_shares(failover(&split), &all);
-    let away = [("192.0.2.1:15008", 1.0)];
-    let evacuated = weighted(Transit::Failover, &[("east", 0), ("west", 1)]);
-    assert_shares(failover(&evacuated), &away);
-    let drained = build(
-        &split,
-        Change {
-            overrides: Some(Override::Evacuate(RegionPattern::parse("east").expect("a region"))),
-            ..Change::default()
-        },
-    );
-    assert_shares(always(&drained), &away);
-    assert_shares(failover(&drained), &away);
-}
-
 /// Returns the share of the own network, of a near and of a far one.
 fn shares_by_network(set: &EndpointSet) -> [f64; 3] {
-    let now = tokio::time::Instant::now();
+    let now = Instant::now();
     let mut shares = [0.0; 3];
     let predicted = pick_probabilities(set, NO_LINK_FACTORS, now);
     for (endpoint, share) in set.endpoints.iter().zip(predicted) {
@@ -330,87 +222,6 @@ fn shares_by_network(set: &EndpointSet) -> [f64; 3] {
         shares[place] += share;
     }
     shares.map(|share| (share * 100.0).round() / 100.0)
-}
-
-#[test]
-fn each_distribution_spans_networks_by_what_is_ready() {
-    const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
-    const REGION: &[Scope] = &[Scope::Network, Scope::Region];
-    const NEAR_REGION: &[Scope] = &[Scope::Region];
-    // Ten endpoints here, five in network `west` of the own region, five in `north`.
-    let shares = |rule: Option<&'static [Scope]>, ready_here: u8, ready_near: bool| {
-        let mut workloads = [pods("east", 10), pods("west", 5), pods("north", 5)].concat();
-        workloads.extend([gateway("west", 1), gateway("north", 2)]);
-        for one in &mut workloads {
-            if *one.network == *"west" {
-                one.locality = Arc::new(locality("east"));
-                one.healthy = ready_near || one.services.is_empty();
-            } else if *one.network == *"east" {
-                one.healthy = one.addresses[0] <= std::net::IpAddr::from([10, 0, 0, ready_here]);
-            }
-        }
-        let rule = TrafficRule {
-            preferences: rule,
-            spill: Some(Spill::below(100)),
-            ..TrafficRule::default()
-        };
-        shares_by_network(always(&snapshot_with(Transit::Always, service(&[]), workloads, rule)))
-    };
-    // By default as with `network`, a tunnel stays while endpoints here are ready.
-    for rule in [None, Some(&[Scope::Network][..])] {
-        assert_eq!(shares(rule, 10, true), [1.0, 0.0, 0.0], "{rule:?}");
-        assert_eq!(shares(rule, 6, true), [0.6, 0.2, 0.2], "{rule:?}");
-        assert_eq!(shares(rule, 0, true), [0.0, 0.5, 0.5], "{rule:?}");
-    }
-    for rule in [CLOSE, REGION] {
-        assert_eq!(shares(Some(rule), 10, true), [1.0, 0.0, 0.0], "{rule:?}");
-        assert_eq!(shares(Some(rule), 6, true), [0.6, 0.4, 0.0], "{rule:?}");
-        assert_eq!(shares(Some(rule), 0, true), [0.0, 1.0, 0.0], "{rule:?}");
-        assert_eq!(shares(Some(rule), 0, false), [0.0, 0.0, 1.0], "{rule:?}");
-    }
-    assert_eq!(shares(Some(&[]), 10, true), [0.5, 0.25, 0.25]);
-    assert_eq!(shares(Some(&[]), 0, true), [0.0, 0.5, 0.5]);
-    // Without the network among the preferences, a near network is as good as the own one.
-    assert_eq!(shares(Some(NEAR_REGION), 10, true), [0.67, 0.33, 0.0]);
-    assert_eq!(shares(Some(NEAR_REGION), 0, false), [0.0, 0.0, 1.0]);
-}
-
-#[test]
-fn active_passive_is_a_threshold_of_zero() {
-    let passive = |ready: u8| {
-        let mut workloads = [pods("east", 10), pods("west", 1)].concat();
-        workloads.push(gateway("west", 1));
-        for one in workloads.iter_mut().take(10).skip(usize::from(ready)) {
-            one.healthy = false;
-        }
-        let rule = TrafficRule { spill: Some(Spill::below(0)), ..TrafficRule::default() };
-        let snapshot = snapshot_with(Transit::Failover, service(&[]), workloads, rule);
-        shares_by_network(failover(&snapshot))[1]
-    };
-    assert_eq!([10, 5, 1, 0].map(passive), [0.0, 0.0, 0.0, 1.0]);
-}
-
-#[test]
-fn a_strict_service_stays_in_its_network() {
-    let mut workloads = pods("west", 2);
-    workloads.push(gateway("west", 1));
-    let strict = Service { strict: true, ..service(&[Scope::Network]) };
-    let rule = TrafficRule::default();
-    let snapshot = snapshot_with(Transit::Always, strict, workloads, rule);
-    assert_eq!(always(&snapshot).endpoints.len(), 0);
-}
-
-#[test]
-fn clusters_of_one_network_are_reached_directly() {
-    let mut other = pod("east", 2);
-    other.cluster = "west".into();
-    let place = Place::Address("east".to_owned(), [192, 0, 2, 1].into());
-    other.network_gateway = Some(Arc::new(GatewayAddress { place, port: 15008 }));
-    let snapshot = spread(vec![pod("east", 1), other, gateway("east", 1)]);
-    let service = snapshot.services.get("echo.app").expect("a service");
-    assert_eq!(service.other_networks.len(), 0);
-    let want = [("10.0.0.1:15008", 0.5), ("10.0.0.2:15008", 0.5)];
-    assert_shares(&service.ports[&80], &want);
 }
 
 /// Returns address, network, cluster and identities of each gateway.
@@ -472,30 +283,6 @@ fn gateways_come_from_records_instances_and_the_configuration() {
         "192.0.2.7:31008 west west ",
     ];
     assert_eq!(shown(&build(&third, without)), want);
-}
-
-#[test]
-fn the_trust_domain_of_a_record_is_that_of_the_gateways_cluster() {
-    // istiod of cluster east writes its own trust domain into the record.
-    let mut record = gateway("west", 1);
-    record.trust_domain = "east.local".into();
-    let built = |domains: &[(&str, &str)]| {
-        let table = NetworkTable::default().with_domains(domains.iter().copied());
-        let rule = TrafficRule::default();
-        let workloads = vec![pod("west", 1), record.clone()];
-        let change = Change {
-            networks: Some(table),
-            ..change(Transit::Always, service(&[]), workloads, rule)
-        };
-        shown(&build(&Snapshot::default(), change))
-    };
-    let of = |domain: &str| {
-        let identity = format!("spiffe://{domain}/ns/edge/sa/gateway");
-        vec![format!("192.0.2.1:15008 west west {identity}")]
-    };
-    let domains = [("east.local", "east"), ("west.local", "west")];
-    assert_eq!(built(&domains), of("west.local"));
-    assert_eq!(built(&[("east.local", "east")]), of("east.local"));
 }
 
 #[test]

@@ -1,19 +1,11 @@
 //! Clusters that advertise their loads, which follow from the tunnels that they hold.
 
 use std::collections::VecDeque;
-use std::ops::Range;
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use crate::snapshot::InFlight;
-use crate::wire::ServiceLoad;
 
 use super::model::{BINS, CLUSTERS, first_bin, siblings};
-use super::{
-    DEVIATIONS_MAX, FAILING, Pick, REGIONS, SERVICES, Simulation, TICKS_PER_SECOND, TUNNELS,
-    cluster_of,
-};
+use super::*;
+use crate::snapshot::InFlight;
+use crate::wire::ServiceLoad;
 
 /// Time for which a tunnel is open.
 const OPEN: Duration = Duration::from_secs(5);
@@ -128,8 +120,7 @@ impl Simulation {
         let misplaced = distance(&all);
         assert!(misplaced < MISPLACED_MAX, "{misplaced} from {start}");
         let [one, next] = rounds.map(|seconds| self.by_cluster(seconds));
-        let changes = one.iter().zip(&next);
-        let changes: Vec<_> = changes.map(|(one, next)| (one.0, next.0)).collect();
+        let changes: Vec<_> = one.iter().zip(&next).map(|(one, next)| (one.0, next.0)).collect();
         let moved = distance(&changes);
         assert!(moved < MOVED_MAX, "{moved} from {start}");
         for (cluster, (one, next)) in changes.into_iter().enumerate() {

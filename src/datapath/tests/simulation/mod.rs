@@ -15,26 +15,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use loads::Loads;
+use model::{BINS, FAILING, FAILING_GATEWAYS, Model, REGIONS, bin_of, cluster_of, host, region_of};
 use tokio::time::Instant;
 
-use crate::datapath::DataPath;
+use super::chi_square::p_value;
+use super::{FAR, data_path_of, peer, target_of};
 use crate::datapath::balance::{self, Pick, Tried};
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
-use crate::datapath::http2::tunnel::{self, Origin};
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::{self, Permit};
-use crate::datapath::route;
+use crate::datapath::{DataPath, route};
 use crate::outer::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX, MinRtt, Ranks, Target};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{NO_LINK_FACTORS, Publisher, TrustSet};
-use crate::wire::Authority;
-
-use super::chi_square::p_value;
-use super::{FAR, data_path_of, peer};
-
-use loads::Loads;
-use model::{BINS, FAILING, FAILING_GATEWAYS, Model, REGIONS, bin_of, cluster_of, host, region_of};
 
 const NETWORK: &str = "net-000";
 /// Number of services. A debug build simulates them in 13 s.
@@ -217,12 +212,7 @@ impl Simulation {
     }
 
     fn permit(&self, service: usize) -> Permit {
-        let authority = Authority::parse(&format!("{}:80", host(service)));
-        let target = tunnel::Target {
-            authority: authority.expect("an authority"),
-            origin: Origin::Workload,
-            forwarded: None,
-        };
+        let target = target_of(&format!("{}:80", host(service)), None);
         let snapshot = self.data_path.reader.load();
         let route = route::resolve(&snapshot, &self.peer, target).expect("a route");
         policy::run(&snapshot, &self.peer, route).expect("a permit")
@@ -363,8 +353,7 @@ impl Simulation {
 /// Returns the resident memory of the process in MiB.
 fn resident_mib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("our memory");
-    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
-    let pages: u64 = pages.expect("a number");
+    let pages: u64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number");
     pages * 4096 / (1024 * 1024)
 }
 

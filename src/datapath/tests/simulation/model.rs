@@ -2,10 +2,10 @@
 //! that follow from the numbers alone.
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 
 use fastrand::Rng;
 
+use super::*;
 use crate::config::ExposedService;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Template, Workload};
 use crate::snapshot::tests::{entry, locality};
@@ -114,7 +114,7 @@ fn bin(cluster: u8, gateway: u8) -> usize {
 }
 
 /// Returns the bins of all gateways of the same network.
-pub(super) fn siblings(bin: usize) -> std::ops::Range<usize> {
+pub(super) fn siblings(bin: usize) -> Range<usize> {
     let gateways = usize::from(GATEWAYS);
     let first = 1 + (bin - 1) / gateways * gateways;
     first..first + gateways
@@ -283,8 +283,7 @@ impl Model {
             return;
         }
         let is_failing = |cluster: u8| cluster % REGIONS == FAILING;
-        let remote = of.remote.iter();
-        let remote = remote.filter(|(cluster, _)| is_region_up || !is_failing(*cluster));
+        let remote = of.remote.iter().filter(|(cluster, _)| is_region_up || !is_failing(*cluster));
         let weight =
             |cluster: u8, count: u32| f64::from(count) * self.factors[usize::from(cluster)];
         let sum = |failing: bool| -> f64 {

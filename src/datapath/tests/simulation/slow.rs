@@ -1,12 +1,7 @@
 //! A gateway of each network in a region becomes slower than the others.
 
-use std::ops::Range;
-use std::time::Duration;
-
-use tokio::time::Instant;
-
 use super::model::siblings;
-use super::{FAILING, REGIONS, Simulation, TUNNELS, Target, Window, bin_of, cluster_of, region_of};
+use super::*;
 
 /// Round trip time of the gateways that are not slow, before noise.
 const RTT: Duration = Duration::from_millis(20);

@@ -3,23 +3,19 @@
 mod chains;
 
 use rcgen::SanType;
-use rustls::pki_types::pem::PemObject;
 use time::OffsetDateTime;
-
-use crate::config::{Crl, CrlPolicy};
 
 use super::super::{TrustedDomain, provider};
 use super::*;
+use crate::config::{Crl, CrlPolicy};
 use crate::tls::identity::not_after;
 use crate::tls::issuers::DISPLAY_CHARS_MAX;
+use crate::tls::tests::samples::{
+    OWN, authority, certificates, intermediate, leaf, leaf_between, material,
+};
 use crate::tools::dev;
 
-fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
-    let read = CertificateDer::pem_slice_iter(pem.as_bytes());
-    read.collect::<Result<_, _>>().expect("certificates")
-}
-
-const OWN: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
+const HOUR: Duration = Duration::from_secs(3600);
 
 fn judged(verifier: &ClientVerifier) -> usize {
     verifier.webpki_verifications.load(Ordering::Relaxed)
@@ -49,24 +45,16 @@ fn verifier_with(root: &str, lists: Option<&str>) -> ClientVerifier {
 
 /// Returns a verifier with `root` and this trust.
 fn verifier_of(root: &str, trust: &PeerTrust) -> ClientVerifier {
-    let own = dev::Authority::new().expect("a root").intermediate("east");
-    let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
-    let material =
-        IdentityMaterial::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
+    let material = material(&leaf(&authority(), "east", OWN), root);
     ClientVerifier::new(trust, &material, &provider()).expect("a verifier")
 }
 
 /// Returns a root, and the chain of a leaf that expires in ten seconds.
 fn short_lived() -> (String, Vec<CertificateDer<'static>>) {
-    let authority = dev::Authority::new().expect("a root");
-    let west = authority.intermediate("west").expect("an intermediate");
-    let leaf = west.leaf_with(|params| {
-        let uri = "spiffe://west.local/ns/shop/sa/checkout".try_into();
-        params.subject_alt_names = vec![SanType::URI(uri.expect("a uri"))];
-        params.not_after = OffsetDateTime::now_utc() + Duration::from_secs(10);
-    });
-    let chain = certificates(&leaf.expect("a leaf").chain_pem);
-    (authority.root_pem(), chain)
+    let (authority, now) = (authority(), SystemTime::now());
+    let west = intermediate(&authority, "west");
+    let leaf = leaf_between(&west, WEST, now - HOUR, now + Duration::from_secs(10));
+    (authority.root_pem(), certificates(&leaf.chain_pem))
 }
 
 fn after(seconds: u64) -> UnixTime {
@@ -78,10 +66,8 @@ fn after(seconds: u64) -> UnixTime {
 fn a_domain_outside_the_set_is_named_for_people() {
     let (root, _) = short_lived();
     let verifier = verifier(&root);
-    let authority = dev::Authority::new().expect("a root");
-    let north = authority.intermediate("north").expect("an intermediate");
-    let leaf = north.leaf("spiffe://north.local/ns/shop/sa/checkout");
-    let chain = certificates(&leaf.expect("a leaf").chain_pem);
+    let leaf = leaf(&authority(), "north", "spiffe://north.local/ns/shop/sa/checkout");
+    let chain = certificates(&leaf.chain_pem);
     let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
     let refused = refused.expect_err("a refusal");
     assert_eq!(refusal_for_error(&refused), HandshakeRefusal::UntrustedDomain);
@@ -141,7 +127,7 @@ fn a_chain_ends_with_the_first_certificate_on_its_way_to_the_root() {
     };
     let leaf = end(&chain);
     assert_eq!(leaf, not_after(&chain[0]));
-    let authority = dev::Authority::new().expect("a root");
+    let authority = authority();
     chain.extend(certificates(&authority.root_pem()));
     assert_eq!(end(&chain), leaf);
 }
@@ -149,7 +135,7 @@ fn a_chain_ends_with_the_first_certificate_on_its_way_to_the_root() {
 #[test]
 fn a_new_verifier_has_trusted_nobody_yet() {
     let (root, chain) = short_lived();
-    for root in [root.as_str(), &dev::Authority::new().expect("a root").root_pem()] {
+    for root in [root.as_str(), &authority().root_pem()] {
         let verifier = verifier(root);
         let verdict = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
         assert_eq!(judged(&verifier), 1, "{verdict:?}");
@@ -168,7 +154,7 @@ fn verdict(verifier: &ClientVerifier, chain: &[CertificateDer<'_>]) -> Option<Ha
 
 #[test]
 fn peers_of_each_of_two_equally_named_roots_are_judged_by_its_own_list() {
-    let old = dev::Authority::new().expect("a root");
+    let old = authority();
     let new = old.successor().expect("a root");
     for has_key_ids in [true, false] {
         let issue = |root: &dev::Authority, name: &str| {
@@ -205,11 +191,11 @@ fn peers_of_each_of_two_equally_named_roots_are_judged_by_its_own_list() {
 
 #[test]
 fn peers_of_four_issuers_with_two_keys_each_are_trusted() {
-    let authority = dev::Authority::new().expect("a root");
+    let authority = authority();
     let mut lists = authority.crl(&[], 1, ends(3600)).expect("a list");
     let mut chains = Vec::new();
     for name in ["a", "b", "c", "d", "a", "b", "c", "d"] {
-        let issuer = authority.intermediate(name).expect("an intermediate");
+        let issuer = intermediate(&authority, name);
         lists += &issuer.crl(&[], 1, ends(3600)).expect("a list");
         let leaf = issuer.leaf("spiffe://west.local/ns/a/sa/b");
         chains.push(certificates(&leaf.expect("a leaf").chain_pem));
@@ -222,7 +208,7 @@ fn peers_of_four_issuers_with_two_keys_each_are_trusted() {
 
 #[test]
 fn a_stale_list_of_another_issuer_leaves_verdicts_in_force_until_the_next_is_stale() {
-    let authority = dev::Authority::new().expect("a root");
+    let authority = authority();
     let [own, other] = ["own", "other"].map(|name| authority.intermediate(name));
     let (own, other) = (own.expect("an issuer"), other.expect("an issuer"));
     let leaf = own.leaf("spiffe://west.local/ns/a/sa/b");
@@ -250,9 +236,8 @@ fn issuer(pem: &str) -> Issuer {
 
 #[test]
 fn the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_beside_it() {
-    let authority = dev::Authority::new().expect("a root");
-    let own = authority.intermediate("west").expect("an intermediate");
-    let other = dev::Authority::new().expect("a root");
+    let (authority, other) = (authority(), authority());
+    let own = intermediate(&authority, "west");
     let leaf = own.leaf(WEST).expect("a leaf");
     let [leaf, own_der] = &certificates(&leaf.chain_pem)[..] else {
         panic!("a leaf and its issuer");
@@ -274,10 +259,10 @@ fn the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_beside_it() {
 
 #[test]
 fn a_leaf_without_intermediate_has_the_root_as_its_issuer() {
-    let root = dev::Authority::new().expect("a root");
+    let root = authority();
     // The intermediate is itself a root of the verifier: the same case as a root that signs
     // leaves.
-    let west = root.intermediate("west").expect("an intermediate");
+    let west = intermediate(&root, "west");
     let chain = certificates(&west.leaf(WEST).expect("a leaf").chain_pem);
     let verifier = verifier(&west.pem());
     let path = verifier.verify_chain(&chain[0], &[], after(0)).expect("a verdict");
@@ -286,8 +271,8 @@ fn a_leaf_without_intermediate_has_the_root_as_its_issuer() {
 
 #[test]
 fn issuers_without_a_cluster_and_those_of_other_domains_are_refused() {
-    let authority = dev::Authority::new().expect("a root");
-    let [west, east] = ["west", "east"].map(|name| authority.intermediate(name).expect("one"));
+    let authority = authority();
+    let [west, east] = ["west", "east"].map(|name| intermediate(&authority, name));
     let chain = |of: &dev::Issuer, id| certificates(&of.leaf(id).expect("a leaf").chain_pem);
     let spki = |of: &dev::Issuer| issuer(&of.pem()).spki;
     let domain = |name: &str, issuers: Option<SpkiHash>| TrustedDomain {

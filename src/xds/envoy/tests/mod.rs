@@ -4,12 +4,13 @@ mod networks;
 mod reading;
 
 use bytes::Bytes;
-use prost_types::{Any, Struct, Value, value::Kind};
+use prost_types::value::Kind;
+use prost_types::{Any, Struct, Value};
 
 use super::*;
+use crate::grpc::cluster::cluster::common_lb_config::LocalityWeightedLbConfig;
 use crate::grpc::cluster::cluster::{
     ClusterDiscoveryType, CommonLbConfig, CustomClusterType, DiscoveryType, EdsClusterConfig,
-    common_lb_config::LocalityWeightedLbConfig,
 };
 use crate::grpc::cluster::{Cluster, LoadBalancingPolicy, load_balancing_policy};
 use crate::grpc::core::address::Address as Form;
@@ -19,7 +20,8 @@ use crate::grpc::core::{
     Address, ApiConfigSource, ConfigSource, EnvoyInternalAddress, HealthStatus, Locality, Metadata,
     PathConfigSource, Pipe, SelfConfigSource, SocketAddress, TransportSocket, TypedExtensionConfig,
 };
-use crate::grpc::endpoint::cluster_load_assignment::{Policy, policy::DropOverload};
+use crate::grpc::endpoint::cluster_load_assignment::Policy;
+use crate::grpc::endpoint::cluster_load_assignment::policy::DropOverload;
 use crate::grpc::endpoint::lb_endpoint::HostIdentifier;
 use crate::grpc::endpoint::locality_lb_endpoints::{LbConfig, LbEndpointList};
 use crate::grpc::endpoint::{

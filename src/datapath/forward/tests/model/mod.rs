@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use self::schedule::Schedule;
 use self::wrong::Fault;
 use super::rig::TestGateway;
+use crate::reason::Reason;
 use crate::tests::events;
 
 const SEEDS: u64 = 256;

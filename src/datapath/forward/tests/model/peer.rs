@@ -5,11 +5,10 @@ use super::super::wire::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HANDSHAKE, HEADERS, PADDED,
     PING, PRIORITIZED, PRIORITY, PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
 };
-use super::Event;
 use super::oracle::{Closed, Far, INTERNAL_ERROR, MALFORMED, Phase, Stream};
 use super::schedule::{Schedule, pattern};
 use super::wrong::INITIAL_WINDOWS_MAX;
-use crate::reason::Reason;
+use super::*;
 
 const UPDATE_MAX: u32 = u32::MAX >> 1;
 

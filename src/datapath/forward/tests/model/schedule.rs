@@ -1,6 +1,5 @@
 //! One schedule: a sequence of connections with random actions of all sides.
 
-use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -15,8 +14,7 @@ use super::super::rig::{PREFACE, Pending, Rig, TestGateway, drain, fill};
 use super::super::wire::{Frame, Received, SETTINGS};
 use super::oracle::{Closed, Far, Oracle, Phase, Stream};
 use super::wrong::Fault;
-use super::{Counts, Event};
-use crate::reason::Reason;
+use super::*;
 
 const STEPS: usize = 800;
 /// Limit of steps in which a peer reads nothing. Control frames stay far below their limit.

@@ -9,12 +9,19 @@ mod server;
 mod world;
 mod wrong;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use bytes::Bytes;
 
 use self::world::World;
 use self::wrong::Fault;
 use crate::tests::events;
-use crate::xds::client::{Mode, Resource, ResourceStore, SHARED_PLACEHOLDER, Subscription};
+use crate::xds::client::{
+    Client, Mode, Request, Resource, ResourceStore, Response, SHARED_PLACEHOLDER, StreamEnd,
+    Subscription,
+};
 
 const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
 const POLICY: &str = "type.googleapis.com/istio.security.Authorization";

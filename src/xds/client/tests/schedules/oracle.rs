@@ -1,14 +1,7 @@
 //! Reference implementation of the client's rules, as simple as possible, and checks of its
 //! requests.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
-use anyhow::{Result, bail, ensure};
-use bytes::Bytes;
-
-use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, subscription, validate};
-use crate::xds::client::{Client, Mode, Request, Resource, Response, StreamEnd};
+use super::*;
 
 /// Expected record of a held resource.
 #[derive(Clone, Debug)]
@@ -172,8 +165,7 @@ impl Oracle {
         });
         rejected.retain(|name| !gone.contains(name));
         self.requested.retain(|name| self.wanted.contains(name));
-        let open = new.iter().filter(|name| !self.answers(name));
-        let open: Vec<_> = open.cloned().collect();
+        let open: Vec<_> = new.iter().filter(|name| !self.answers(name)).cloned().collect();
         self.requested.extend(open);
         (new, gone.into_iter().collect())
     }
@@ -198,8 +190,7 @@ impl Oracle {
         for subscription in TYPES {
             let type_url = subscription.type_url;
             let (held, expected) = (store.held.get(type_url), self.held.get(type_url));
-            let versions = expected.into_iter().flatten();
-            let versions = versions.map(|(name, kept)| (name, &kept.version));
+            let versions = expected.into_iter().flatten().map(|(name, kept)| (name, &kept.version));
             let same = held.into_iter().flatten().eq(versions);
             ensure!(same, "{held:?} instead of {expected:?}");
             let count = expected.map_or(0, BTreeMap::len);

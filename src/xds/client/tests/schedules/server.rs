@@ -2,13 +2,7 @@
 //! resources that the client has, does not resend after a NACK, and checks the client's
 //! protocol.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use anyhow::{Result, ensure};
-use bytes::Bytes;
-
-use super::{DEMAND, POLICY, subscription};
-use crate::xds::client::{Mode, Request, Resource, Response};
+use super::*;
 
 /// Resource of the server.
 #[derive(Clone, Debug)]
@@ -179,8 +173,7 @@ impl Watch {
         // Under a wildcard subscription, each name is a resource that the client holds or a
         // placeholder.
         let wildcard = request.type_url != DEMAND;
-        let reported = versions.iter();
-        let reported = reported.filter(|(_, version)| wildcard || !version.is_empty());
+        let reported = versions.iter().filter(|(_, version)| wildcard || !version.is_empty());
         let reported = reported.map(|(name, version)| {
             let version = if skips { version.as_str() } else { "" };
             (name.clone(), version.to_owned())

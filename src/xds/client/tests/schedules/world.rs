@@ -1,16 +1,14 @@
 //! One schedule: a server, a client, and a link that loses messages in flight when it breaks.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
-use anyhow::{Context, Result, bail, ensure};
-use bytes::Bytes;
+use anyhow::Context;
 use fastrand::Rng;
 
 use super::oracle::{Oracle, check_answer};
 use super::server::Server;
 use super::wrong::{Fault, FaultyClient};
-use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, subscription, validate};
-use crate::xds::client::{Mode, Request, Resource, Response, SHARED_PLACEHOLDER, StreamEnd};
+use super::*;
 
 const STEPS: usize = 1_100;
 /// Number of names of one type, without those of a huge push.

@@ -4,13 +4,10 @@
 //! changes its inputs, outputs or state.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
-use std::time::Duration;
 
-use super::{CLAIMS_MAX, DEMAND, Store, TYPES};
+use super::*;
 use crate::xds::client::known::initial_version_bytes;
 use crate::xds::client::usage::Limits;
-use crate::xds::client::{Client, Request, Response, StreamEnd};
 
 /// Fault of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Reader of the recordings in `tests/corpus/istiod`, which `tests/istiod/record.py` makes.
+//! Reader of the recordings in `tests/corpus/istiod`, which `tests/istiod/record.py` makes. The
+//! replay in `xds::stream` and `tests/it` share it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

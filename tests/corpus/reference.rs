@@ -5,10 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use boon::{Compiler, SchemaIndex, Schemas};
+use serde_json::{Value as Json, json};
+use strait::config::Config;
+use strait::config::reference::{markdown, schema};
 
-use super::*;
-
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+use crate::findings::ROOT;
 
 /// A key of the schema, and a file with this key alone, without value.
 struct Found {

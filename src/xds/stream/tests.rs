@@ -3,6 +3,9 @@
 //! Beside each recording is a file with the expected requests, and with the changes of the snapshot
 //! between its marks. `STRAIT_UPDATE=1` writes these files.
 
+#[path = "../../../tests/corpus/recording.rs"]
+mod recording;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
@@ -17,8 +20,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::time::sleep_until;
 use tonic::body::Body;
 
-use super::super::*;
-use super::recording::{Event, Kind, read, recordings};
+use self::recording::{Event, Kind, read, recordings};
+use super::*;
 use crate::config::{HostPort, Roots};
 use crate::grpc::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use crate::grpc::discovery::DeltaDiscoveryResponse;

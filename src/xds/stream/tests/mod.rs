@@ -1,4 +1,0 @@
-//! Replay of recordings of a real istiod.
-
-mod recording;
-mod replay;
