@@ -205,7 +205,7 @@ fn write_budgets(text: &mut Text, budgets: &[Value]) {
     );
 }
 
-fn to_text(page: &Value, color: bool) -> String {
+pub(super) fn to_text(page: &Value, color: bool) -> String {
     let mut text = Text::new(color);
     text.heading("Links", "");
     let state = |row: &Value| {

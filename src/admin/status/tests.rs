@@ -403,3 +403,155 @@ fn exposure_says_to_whom_and_by_which_rule() {
         ["nobody: `exposure` selects the service of namespace other"]
     );
 }
+
+fn gateway(state: &'static str, error: &str) -> RemoteGatewayStatus {
+    RemoteGatewayStatus {
+        state,
+        connections: 1,
+        sources: 2,
+        streams: 7,
+        rtt: Some(Duration::from_micros(20_500)),
+        share_percent: 80,
+        last_error: error.into(),
+        identity: Some("spiffe://west.local/ns/g/sa/g".into()),
+        not_after: Some(at(7200)),
+        ..RemoteGatewayStatus::unused(
+            ([192, 0, 2, 1], 15008).into(),
+            &"west-net".into(),
+            &"west".into(),
+        )
+    }
+}
+
+/// Sets something of each kind that the status has.
+fn fill(status: &crate::status::Status) {
+    status.set_discovery(|discovery| *discovery = stream());
+    status.set_certificate(crate::admin::tests::certificate());
+    let crl = |issuer: &str, number: Option<&str>| Crl {
+        file: "west.crl".into(),
+        issuer: issuer.into(),
+        number: number.map(Into::into),
+        next_update: at(0) - Duration::from_secs(1_000_000_000),
+    };
+    status.set_crls(vec![crl("CN=west", Some("7")), crl("CN=east", None)]);
+    status.set_reload(ReloadSource::Config, Err("line 3".into()));
+    status.set_partial_reload(ReloadSource::Objects, "a part".into());
+    status.set_reload(ReloadSource::Certificates, Ok(()));
+    for new in [host("a.example", None), host("db.example", Some("timed out"))] {
+        status.set_host(&new.name.clone(), |host| *host = new);
+    }
+    status.set_hosts_left_out(3);
+    status.set_conflicts(vec!["o.yaml:1: warning: a claim".into()]);
+    status.set_unlisted_roots(vec!["CN=root".into()]);
+}
+
+/// Adds links, one of them with a budget, and the gateways of another network.
+fn link(state: &mut AdminState) {
+    use crate::config::{Link, LinkBudget};
+    let mut config = Config::clone(&state.config.load());
+    let budget =
+        LinkBudget { bytes: 1 << 20, period: Duration::from_secs(60), excess_weight: Some(10) };
+    let link = |from: &str, to: &str, budget| Link {
+        from: from.into(),
+        to: to.into(),
+        exposes: Vec::new(),
+        budget,
+    };
+    let links = vec![link("north", "east", None), link("west", "north", Some(budget))];
+    state.metrics.set_link_budgets(Some(&links), "east");
+    config.links = Some(links);
+    state.config.store(Arc::new(config));
+    state.remote_gateways = Arc::new(|| vec![gateway("ready", ""), gateway("failed", "refused")]);
+}
+
+/// Returns the listener of a binding that could not be opened.
+fn failed_binding() -> ListenerRow {
+    let template = ObjectBindings {
+        addresses: "127.64.0.0/10".parse().unwrap(),
+        clients: vec!["10.0.0.0/8".parse().unwrap()],
+        to: vec![Audience { anyone: true, ..Audience::default() }],
+    };
+    let service = HostPort::parse("pay.app:80").unwrap();
+    let local = ("pay.global".to_owned(), ([127, 64, 0, 1], 80).into());
+    let binding = template.binding((vec!["west".to_owned()], service), local, Line::default());
+    ListenerRow {
+        listener: Listener::from(&binding),
+        address: binding.listen,
+        state: ListenerState::Failed,
+        error: Some("in use".into()),
+    }
+}
+
+/// Returns a gateway with something of each kind to show.
+fn full() -> Fixture {
+    use crate::snapshot::builder::Change;
+    use crate::snapshot::tests::entry;
+    use crate::snapshot::{ExposureTable, NetworkRule, NetworkTable};
+    let mut fixture = fixture();
+    let Fixture { state, publisher, .. } = &mut fixture;
+    let mut exposure = ExposureTable::new(false);
+    let west = Audience { cluster: Some("west".into()), ..Audience::default() };
+    exposure.add(entry("echo.app:80", vec![west]));
+    let rule = NetworkRule {
+        cluster: "west".into(),
+        gateways: [("192.0.2.1".into(), 15008)].into(),
+        ..NetworkRule::default()
+    };
+    publisher.update(Change {
+        mesh: Some((crate::admin::tests::mesh(), "east".into())),
+        exposure: Some(exposure),
+        networks: Some(NetworkTable::from_iter([("west".into(), rule)])),
+        ..Change::default()
+    });
+    fill(&state.status);
+    link(state);
+    state.issuers = Arc::new(|| {
+        let row = |spki: &str, cluster: Option<&str>, accepted| IssuerRow {
+            spki: spki.into(),
+            subject: format!("CN={spki}"),
+            cluster: cluster.map(Into::into),
+            accepted,
+            refused: 1,
+        };
+        vec![row("a", None, 1), row("b", Some("west"), 9)]
+    });
+    let pool = Pool::new(Resource::Descriptors, 100);
+    let held = pool.account(&Source::cluster(&"west".into())).charge(10);
+    state.pools = Arc::new(move || {
+        let _ = &held;
+        vec![OwnedPool::new(&pool, Some("pay".into()))]
+    });
+    state.listeners = Arc::new(|| listeners().into_iter().chain([failed_binding()]).collect());
+    fixture
+}
+
+/// Requests a page of the full gateway, and replaces what differs between runs.
+async fn full_page(path: &str) -> Value {
+    let Fixture { state, _log, .. } = full();
+    let (_, page) = ask(admin_router(state), "GET", path).await;
+    let mut page: Value = serde_json::from_str(&page).expect("JSON");
+    if page["at"].is_string() {
+        page["at"] = rfc3339(at(3660)).into();
+        page["source"]["place"] = "mesh.yaml".into();
+        for reload in page["reloads"].as_array_mut().expect("a list") {
+            reload["at"] = rfc3339(at(3600)).into();
+        }
+    }
+    page
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_have_all_recorded_keys_and_the_recorded_text() {
+    let (json, text) = (include_str!("pages/status.json"), include_str!("pages/status.txt"));
+    let page = full_page("/status?format=json").await;
+    assert_eq!(page, serde_json::from_str::<Value>(json).expect("JSON"), "{page:#}");
+    assert_eq!(text::page(&page, false, false), text);
+    let (json, text) = (include_str!("pages/service.json"), include_str!("pages/service.txt"));
+    let page = full_page("/status?format=json&service=echo").await;
+    assert_eq!(page, serde_json::from_str::<Value>(json).expect("JSON"), "{page:#}");
+    assert_eq!(text::page(&page, true, false), text);
+    let (json, text) = (include_str!("pages/peers.json"), include_str!("pages/peers.txt"));
+    let page = full_page("/peers?format=json").await;
+    assert_eq!(page, serde_json::from_str::<Value>(json).expect("JSON"), "{page:#}");
+    assert_eq!(peers::to_text(&page, false), text);
+}
