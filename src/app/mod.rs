@@ -8,6 +8,7 @@ mod certificates;
 mod check;
 mod compare;
 mod explain;
+mod hand_over;
 mod inputs;
 mod listeners;
 mod memory;
@@ -27,10 +28,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use sd_notify::NotifyState;
 use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::admin::{self, Limits};
@@ -48,6 +52,7 @@ use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
 use certificates::{CERTIFICATES, Certificates, SharedCertificates};
+use hand_over::HandOver;
 use listeners::Listeners;
 use memory::Memory;
 use reload::{Reloader, Triggers};
@@ -63,12 +68,21 @@ pub use inputs::{Inputs, Report};
 /// Condition of readiness besides [`CERTIFICATES`] and [`LISTENERS`].
 const DISCOVERY: &str = "discovery";
 
+/// Interval at which a successor looks at its own readiness.
+const READINESS_POLL: Duration = Duration::from_millis(50);
+
 /// Runs the gateway until it has been asked to stop and has drained. The notice, if any, is the
-/// first line of the log.
+/// first line of the log. With `take_over` it replaces the process that waits on this path, and
+/// waits there for the one that replaces it.
 ///
 /// # Errors
-/// A file has mistakes, an address cannot be bound, or the system lacks threads or descriptors.
-pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
+/// A file has mistakes, an address cannot be bound, the process that serves does not hand over, or
+/// the system lacks threads or descriptors.
+pub fn run(
+    source: &Source,
+    notice: Option<String>,
+    take_over: Option<&Path>,
+) -> anyhow::Result<()> {
     let control = runtime()?;
     let signal = control.block_on(async { ReloadSignal::new() });
     let signal = signal.context("cannot watch for signals")?;
@@ -85,7 +99,8 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     let done = control.block_on(async {
         // First, because a process with the id 1 ignores signals without a handler.
         let mut signals = StopSignals::new().context("cannot watch for signals")?;
-        let front = ReadinessServer::open(&config)?;
+        let hand_over = Arc::new(HandOver::begin(take_over)?);
+        let front = ReadinessServer::open(&config, &hand_over)?;
         let from = source.clone();
         let loading = tokio::task::spawn_blocking(move || Inputs::load(&from, examined));
         let inputs = tokio::select! {
@@ -96,8 +111,9 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
             inputs = loading => inputs??,
         };
         let triggers = Triggers { seen, signal };
+        let front = (front, Arc::clone(&hand_over));
         let (app, certificate) = App::start(source, inputs, triggers, front, log.clone())?;
-        app.run_until_stopped(signals, certificate).await
+        app.run_until_stopped(signals, certificate, &hand_over).await
     });
     // Queued lines are written before the process ends; files that are still loading are not
     // awaited.
@@ -106,7 +122,8 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     done
 }
 
-/// Readiness server, which starts before anything is loaded and reports the missing parts.
+/// Readiness server, which starts before anything is loaded and reports the missing parts. That of
+/// a successor starts when it replaces its predecessor.
 struct ReadinessServer {
     status: Arc<Status>,
     lifecycle: Lifecycle,
@@ -114,14 +131,15 @@ struct ReadinessServer {
 }
 
 impl ReadinessServer {
-    fn open(config: &Config) -> anyhow::Result<Self> {
+    fn open(config: &Config, hand_over: &HandOver) -> anyhow::Result<Self> {
         let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
         let lifecycle = Lifecycle::default();
-        let socket = bind("readiness.bind", config.readiness.bind)?;
+        let socket = bind("readiness.bind", config.readiness.bind, &hand_over.sockets)?;
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
         // On a dedicated thread, so that nothing delays a probe.
-        server::spawn("strait-readiness", socket, router, Limits::PROBES, &lifecycle)?;
+        let times = (&hand_over.ports, &lifecycle);
+        server::spawn("strait-readiness", socket, router, Limits::PROBES, times)?;
         Ok(Self { status, lifecycle, address })
     }
 }
@@ -144,7 +162,7 @@ impl App {
         source: &Source,
         mut inputs: Inputs,
         triggers: Triggers,
-        front: ReadinessServer,
+        (front, hand_over): (ReadinessServer, Arc<HandOver>),
         log: LogHandle,
     ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
         let config = Arc::new(ArcSwap::from_pointee(inputs.config.clone()));
@@ -160,8 +178,9 @@ impl App {
             status.clear_pending(DISCOVERY);
         }
         status.set_conflicts(mem::take(&mut inputs.conflicts));
-        let entries = listeners::bind_all(&inputs.config, &front.lifecycle)?;
-        let sockets = Sockets::bind(&inputs.config)?;
+        let from = &hand_over.sockets;
+        let entries = listeners::bind_all(&inputs.config, &front.lifecycle, from)?;
+        let sockets = Sockets::bind(&inputs.config, from)?;
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
         let buffers = configured.unwrap_or_else(|| memory.buffers());
@@ -176,7 +195,9 @@ impl App {
             buffers,
             DenyList::new(inputs.config.dial.allow.clone(), own.collect()),
         ));
-        let listeners = Listeners::new(&data_path, entries, others, inputs.config.drain.deadline);
+        let begin = hand_over.ports.clone();
+        let deadline = inputs.config.drain.deadline;
+        let listeners = Listeners::new(&data_path, entries, others, deadline, Arc::clone(from));
         memory::adapt(&data_path, memory, configured);
         let app = Self {
             config,
@@ -186,7 +207,7 @@ impl App {
             listeners: Arc::new(listeners),
             reconnected: Arc::default(),
         };
-        sockets.serve(&app, &log)?;
+        sockets.serve(&app, &log, &begin)?;
         let (first, certificate) = oneshot::channel();
         let (material, trust) = (inputs.material.take(), mem::take(&mut inputs.trust));
         let certificates = app.certificates(source, material, trust, first)?;
@@ -270,6 +291,7 @@ impl App {
         self,
         mut signals: StopSignals,
         certificate: oneshot::Receiver<()>,
+        hand_over: &Arc<HandOver>,
     ) -> anyhow::Result<()> {
         let lifecycle = self.data_path.lifecycle.clone();
         let on_signal = lifecycle.clone();
@@ -277,6 +299,7 @@ impl App {
             loop {
                 let name = signals.next().await;
                 info!(signal = name, phase = ?on_signal.phase(), "stopping");
+                hand_over::notify(&[NotifyState::Stopping]);
                 on_signal.stop();
             }
         });
@@ -284,7 +307,7 @@ impl App {
         let mut stopped = pin!(lifecycle.run(drain.lag, drain.deadline));
         let left = tokio::select! {
             biased;
-            opened = self.open_data_path(certificate) => {
+            opened = self.open_data_path(certificate, hand_over) => {
                 opened?;
                 stopped.await
             }
@@ -295,12 +318,22 @@ impl App {
         Ok(())
     }
 
-    /// Accepts connections once there is a certificate.
-    async fn open_data_path(&self, certificate: oneshot::Receiver<()>) -> anyhow::Result<()> {
+    /// Accepts connections once there is a certificate, or, beside a predecessor, once everything
+    /// else is ready.
+    async fn open_data_path(
+        &self,
+        certificate: oneshot::Receiver<()>,
+        hand_over: &Arc<HandOver>,
+    ) -> anyhow::Result<()> {
         certificate.await?;
+        if hand_over.has_predecessor() {
+            let ready = timeout(hand_over::START_DEADLINE, self.wait_until_only_listeners_lack());
+            ready.await.with_context(|| format!("not ready: {:?}", self.status.list_pending()))?;
+        }
         let config = self.config.load();
         self.listeners.open(config.workers)?;
         self.status.clear_pending(LISTENERS);
+        hand_over.complete(self)?;
         let listeners = config.all_listeners();
         let binds = listeners.iter().map(|listener| listener.bind.to_string());
         let metrics = config.metrics.bind.iter().map(ToString::to_string);
@@ -314,6 +347,15 @@ impl App {
             version = snapshot.version, "ready"
         );
         Ok(())
+    }
+}
+
+impl App {
+    /// Waits until only the listeners are missing for readiness.
+    async fn wait_until_only_listeners_lack(&self) {
+        while self.status.list_pending() != [LISTENERS] {
+            sleep(READINESS_POLL).await;
+        }
     }
 }
 
@@ -334,8 +376,6 @@ pub fn raise_descriptor_limit() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::config::pod::{Environment, Flags};
     use crate::config::{DefaultExposure, Log};
@@ -370,13 +410,14 @@ mod tests {
         let source = Source::pod(environment, &Flags::default(), None, &usual);
         let seen = reload::fingerprints(std::slice::from_ref(&usual));
         let examined = source.examine();
-        let front = ReadinessServer::open(examined.config.as_ref().unwrap()).unwrap();
+        let hand_over = Arc::new(HandOver::begin(None).unwrap());
+        let front = ReadinessServer::open(examined.config.as_ref().unwrap(), &hand_over).unwrap();
         let inputs = Inputs::load(&source, examined).unwrap();
         let built = logging::build(&Log::default(), std::io::sink, false, None);
         let (_subscriber, log) = built.unwrap();
         let signal = ReloadSignal::new().unwrap();
         let triggers = Triggers { seen, signal };
-        let (app, _data) = App::start(&source, inputs, triggers, front, log).unwrap();
+        let (app, _data) = App::start(&source, inputs, triggers, (front, hand_over), log).unwrap();
         for want in [DefaultExposure::None, DefaultExposure::All, DefaultExposure::None] {
             match want {
                 DefaultExposure::All => std::fs::write(&usual, &text).unwrap(),
