@@ -36,7 +36,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy strict-client promtool peers certs compare-identity fuzz floods sources bench bench-xds \
+.PHONY: help demo quick test check lint envoy strict-client promtool peers certs compare-identity fuzz floods sources upgrades bench bench-xds \
   parts protos \
   check-deploy image check-image
 
@@ -80,6 +80,11 @@ sources: SECONDS = 20
 sources: envoy ## let one source take what it can beside a victim, 20 minutes (SECONDS=20 each, BEFORE=PROGRAM)
 	cargo bench --locked --bench sources -- --seconds $(SECONDS) \
 	  $(if $(BEFORE),--before '$(abspath $(BEFORE))')
+
+upgrades: COUNT = 50
+upgrades: RATE = 500
+upgrades: ## replace a gateway under load, again and again (COUNT=50 times at RATE=500 connections/s)
+	cargo bench --locked --bench upgrades -- --count $(COUNT) --rate $(RATE)
 
 bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short)
 	cargo bench --locked --bench xds -- $(ARGS)

@@ -33,11 +33,26 @@ const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// other fit into [`CLOSE_GRACE`].
 const TASK_CLOSE_GRACE: Duration = Duration::from_millis(400);
 
+/// Request to stop. Requests only become more urgent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Stop {
+    #[default]
+    None,
+    /// Drain after [`Phase::Lag`].
+    AfterLag,
+    /// Drain at once, because another process serves.
+    HandedOver,
+    /// End without waiting.
+    Now,
+}
+
 /// Handle to the process lifecycle; cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Lifecycle {
     phase: watch::Sender<Phase>,
-    stops: watch::Sender<u32>,
+    stop: watch::Sender<Stop>,
+    /// Cancelled once another process serves the ports.
+    released: CancellationToken,
     root_scope: DrainScope,
     tasks: TaskTracker,
 }
@@ -98,7 +113,24 @@ impl DrainScope {
 impl Lifecycle {
     /// Requests a stop; a second call skips the waiting.
     pub fn stop(&self) {
-        self.stops.send_modify(|stops| *stops = stops.saturating_add(1));
+        let next = |stop: &Stop| if *stop == Stop::None { Stop::AfterLag } else { Stop::Now };
+        self.stop.send_modify(|stop| *stop = next(stop));
+    }
+
+    /// Drains without [`Phase::Lag`], because another process serves all ports from now on.
+    pub fn hand_over(&self) {
+        self.released.cancel();
+        self.stop.send_modify(|stop| *stop = Stop::HandedOver.max(*stop));
+    }
+
+    /// Waits until this process has no port to serve: another one serves them, or
+    /// [`Phase::Closing`] has begun.
+    pub async fn ports_end(&self) {
+        let mut phases = self.phases();
+        tokio::select! {
+            () = self.released.cancelled() => {}
+            () = wait_for_phase(&mut phases, Phase::Closing) => {}
+        }
     }
 
     /// Returns the current phase.
@@ -146,15 +178,15 @@ impl Lifecycle {
     /// `lag` is the time in [`Phase::Lag`], `deadline` the longest time in [`Phase::Draining`].
     /// Returns the number of tasks that were still running at the end.
     pub async fn run(&self, lag: Duration, deadline: Duration) -> usize {
-        let mut stops = self.stops.subscribe();
-        let _ = stops.wait_for(|&stops| stops >= 1).await;
+        let mut stop = self.stop.subscribe();
+        let _ = stop.wait_for(|&stop| stop > Stop::None).await;
         self.phase.send_replace(Phase::Lag);
-        let _ = timeout(lag, stops.wait_for(|&stops| stops >= 2)).await;
+        let _ = timeout(lag, stop.wait_for(|&stop| stop > Stop::AfterLag)).await;
         self.phase.send_replace(Phase::Draining);
         self.root_scope.drain();
         self.tasks.close();
         let now = async {
-            let _ = stops.wait_for(|&stops| stops >= 2).await;
+            let _ = stop.wait_for(|&stop| stop == Stop::Now).await;
         };
         tokio::select! {
             () = self.tasks.wait() => {}
@@ -244,6 +276,18 @@ mod tests {
         assert!(other.is_draining());
         other.closing().await;
         assert!(life.drain_scope().is_draining(), "one that comes too late");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_hand_over_the_drain_begins_at_once_and_has_its_time() {
+        let life = Lifecycle::default();
+        life.spawn(sleep(Duration::from_secs(8)));
+        life.hand_over();
+        let start = Instant::now();
+        life.ports_end().await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        assert_eq!(life.run(LAG, DEADLINE).await, 0);
+        assert_eq!(start.elapsed(), Duration::from_secs(8));
     }
 
     #[tokio::test(start_paused = true)]

@@ -143,7 +143,7 @@ async fn serve(
     let (worker, queue) = WorkerHandle::new();
     tokio::spawn(serve::run_worker(Arc::clone(&data_path), queue));
     for (socket, listener) in sockets {
-        let socket = accept::register(socket).expect("a listener");
+        let socket = accept::register(socket, false).expect("a listener");
         let (data_path, worker) = (Arc::clone(&data_path), worker.clone());
         let accepting = async move {
             accept::run(&data_path, &socket, listener, vec![worker]).await;

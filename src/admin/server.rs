@@ -17,12 +17,9 @@ use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::io::InspectWriter;
-
-use crate::lifecycle::{Phase, wait_for_phase};
 
 /// Limits of one port.
 #[derive(Clone, Copy, Debug)]
@@ -72,22 +69,20 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time for answers in flight when the process closes.
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
 
-/// Serves the router of port `name` until [`Phase::Closing`], so that a drain can be observed to
-/// its end.
+/// Serves the router of port `name` until `end`.
 pub async fn serve(
     name: &str,
     limits: Limits,
     listener: TcpListener,
     router: Router,
-    mut phases: watch::Receiver<Phase>,
+    end: impl Future<Output = ()>,
 ) {
     let router = router.layer(DefaultBodyLimit::max(MAX_REQUEST));
     let mut connections = Connections::default();
-    let closing = wait_for_phase(&mut phases, Phase::Closing);
-    tokio::pin!(closing);
+    tokio::pin!(end);
     loop {
         let accepted = tokio::select! {
-            () = &mut closing => break,
+            () = &mut end => break,
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -169,8 +164,10 @@ mod tests {
 
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::watch;
 
     use super::*;
+    use crate::lifecycle::{Phase, wait_for_phase};
 
     const DEADLINE: Duration = Duration::from_secs(10);
     /// Size in bytes that exceeds all socket buffers.
@@ -179,13 +176,14 @@ mod tests {
     async fn server(limits: Limits) -> (SocketAddr, watch::Sender<Phase>, JoinSet<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address");
-        let (phase, phases) = watch::channel(Phase::Running);
+        let (phase, mut phases) = watch::channel(Phase::Running);
+        let end = async move { wait_for_phase(&mut phases, Phase::Closing).await };
         let router = Router::new()
             .route("/", get("hello\n"))
             .route("/large", get(async || vec![0_u8; LARGE]))
             .route("/stuck", get(std::future::pending::<&'static str>));
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve("test", limits, listener, router, phases));
+        tasks.spawn(serve("test", limits, listener, router, end));
         (address, phase, tasks)
     }
 

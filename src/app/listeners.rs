@@ -3,6 +3,7 @@
 //! A listener is identified by its address and protocol. A change of its name, sources or routing
 //! keeps it open. A change of its address or protocol drains it and opens a new one.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use crate::datapath::accept::{self, RegisteredListener, WorkerHandle};
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
 
+use super::hand_over::sockets::{NamedSocket, Reserved, SocketName, SocketSource, Transport};
 use super::thread::{spawn_thread, with_bind_context};
 
 /// Listeners of the data path.
@@ -29,6 +31,8 @@ pub(super) struct Listeners {
     deadline: Duration,
     /// Addresses of the other ports, which are never dialled either.
     others: Vec<SocketAddr>,
+    /// Source of the sockets.
+    from: Arc<SocketSource>,
     state: Mutex<State>,
 }
 
@@ -39,6 +43,8 @@ struct State {
     removed: Vec<Removed>,
     /// Present once there is a certificate.
     threads: Option<DataPathThreads>,
+    /// Another process serves the listeners.
+    is_released: bool,
 }
 
 /// Listener of the configuration, and its socket.
@@ -51,13 +57,16 @@ enum SocketState {
     /// Not open, for this reason.
     Closed(String),
     /// Bound, but not listening: the kernel refuses connections.
-    Bound(Socket),
+    Bound(Reserved),
     Open(Open),
 }
 
 struct Open {
-    socket: Arc<RegisteredListener>,
+    /// `None` once another process serves the listener.
+    socket: Option<Arc<RegisteredListener>>,
     address: SocketAddr,
+    /// The socket came from another process.
+    is_inherited: bool,
 }
 
 /// Removed listener that is draining. It ends with its last connection.
@@ -90,7 +99,7 @@ impl ClosedListeners {
 }
 
 impl SocketState {
-    fn of(bound: anyhow::Result<Socket>) -> Self {
+    fn of(bound: anyhow::Result<Reserved>) -> Self {
         match bound {
             Ok(socket) => Self::Bound(socket),
             Err(error) => Self::Closed(format!("{error:#}")),
@@ -98,16 +107,16 @@ impl SocketState {
     }
 }
 
-fn bind(listener: &config::Listener) -> anyhow::Result<Socket> {
+fn bind(listener: &config::Listener, from: &SocketSource) -> anyhow::Result<Reserved> {
     let key = format!("bind of {}", listener.name);
-    with_bind_context(accept::reserve(listener.bind), &key, listener.bind)
+    with_bind_context(from.reserve(listener.bind), &key, listener.bind)
 }
 
 /// Returns the addresses that are bound for listeners.
 fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
     entries.iter().filter_map(|entry| match &entry.socket {
         SocketState::Closed(_) => None,
-        SocketState::Bound(socket) => socket.local_addr().ok()?.as_socket(),
+        SocketState::Bound(bound) => bound.socket.local_addr().ok()?.as_socket(),
         SocketState::Open(open) => Some(open.address),
     })
 }
@@ -117,9 +126,10 @@ impl Listeners {
         data_path: &Arc<DataPath>,
         others: Vec<SocketAddr>,
         deadline: Duration,
+        from: Arc<SocketSource>,
     ) -> Self {
-        let state = Mutex::default();
-        Self { data_path: Arc::clone(data_path), deadline, others, state }
+        let (data_path, state) = (Arc::clone(data_path), Mutex::default());
+        Self { data_path, deadline, others, from, state }
     }
 
     /// Returns the listeners of bindings. One that is not open has no client.
@@ -163,6 +173,9 @@ impl Listeners {
     /// only binds their addresses before there is a certificate. Retries those that failed.
     pub(super) fn apply(&self, config: &Config) {
         let mut state = self.state.lock();
+        if state.is_released {
+            return;
+        }
         let mut old = std::mem::take(&mut state.entries);
         let entry = |new: config::Listener| {
             let mut known = old.iter();
@@ -181,13 +194,58 @@ impl Listeners {
         }
         for entry in &mut entries {
             if let SocketState::Closed(_) = entry.socket {
-                entry.socket = SocketState::of(bind(&entry.listener.rules().config));
+                let bound = bind(&entry.listener.rules().config, &self.from);
+                entry.socket = SocketState::of(bound);
             }
         }
+        self.from.close_unused();
         state.entries = entries;
         let own = addresses(&state.entries).chain(self.others.iter().copied());
         self.data_path.deny.set_own(own.collect());
         state.listen(&self.data_path);
+    }
+
+    /// Returns descriptors of the sockets of all open listeners, for a successor.
+    ///
+    /// # Errors
+    /// This process is out of descriptors.
+    pub(super) fn sockets(&self) -> io::Result<Vec<NamedSocket>> {
+        let state = self.state.lock();
+        let open = state.entries.iter().filter_map(|entry| match &entry.socket {
+            SocketState::Open(Open { socket: Some(socket), address, .. }) => {
+                Some((socket, *address))
+            }
+            _ => None,
+        });
+        open.map(|(socket, address)| {
+            let name = SocketName { transport: Transport::Tcp, address };
+            Ok(NamedSocket { name, socket: socket.duplicate()? })
+        })
+        .collect()
+    }
+
+    /// Notes whether a successor has the sockets. Those that came from another process are shared
+    /// in any case.
+    pub(super) fn set_shared(&self, is_shared: bool) {
+        for entry in &self.state.lock().entries {
+            if let SocketState::Open(Open { socket: Some(socket), is_inherited, .. }) =
+                &entry.socket
+            {
+                socket.set_shared(is_shared || *is_inherited);
+            }
+        }
+    }
+
+    /// Closes the sockets of all listeners, which a successor serves. Their connections stay.
+    pub(super) fn release(&self) {
+        let mut state = self.state.lock();
+        state.is_released = true;
+        for entry in &mut state.entries {
+            entry.listener.drain.drain();
+            if let SocketState::Open(open) = &mut entry.socket {
+                open.socket = None;
+            }
+        }
     }
 
     /// Returns the listeners that are not open.
@@ -201,7 +259,15 @@ impl Listeners {
             return;
         };
         entry.listener.drain.drain();
-        open.socket.stop();
+        if let Some(socket) = &open.socket {
+            socket.stop();
+            if open.is_inherited
+                && let Ok(socket) = socket.duplicate()
+            {
+                // A listener of another protocol may have the address.
+                self.from.give_back(open.address, socket);
+            }
+        }
         let (config, address) = (entry.listener.rules().config.clone(), open.address);
         info!(listener = config.name, %address, "listener removed; its connections drain");
         let listener = Arc::downgrade(&entry.listener);
@@ -299,13 +365,13 @@ fn open(
     data_path: &Arc<DataPath>,
     threads: &DataPathThreads,
     listener: &Arc<Listener>,
-    socket: Socket,
+    Reserved { socket, is_inherited }: Reserved,
 ) -> anyhow::Result<Open> {
     let socket = listen(&listener.rules().config, socket)?;
     let address = socket.local_addr()?;
     let registered = {
         let _runtime = threads.acceptors.enter();
-        Arc::new(accept::register(socket)?)
+        Arc::new(accept::register(socket, is_inherited)?)
     };
     let (socket, data_path) = (Arc::clone(&registered), Arc::clone(data_path));
     let (accepting, workers) = (Arc::clone(listener), threads.workers.clone());
@@ -313,7 +379,7 @@ fn open(
         accept::run(&data_path, &socket, accepting, workers).await;
     });
     info!(listener = listener.rules().config.name, %address, "listener opened");
-    Ok(Open { socket: registered, address })
+    Ok(Open { socket: Some(registered), address, is_inherited })
 }
 
 fn listen(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListener> {
@@ -358,10 +424,11 @@ mod tests {
                 transit: crate::wire::Transit::Always,
             },
         };
-        let first = bind(&listener(0)).unwrap();
+        let from = SocketSource::default();
+        let first = bind(&listener(0), &from).unwrap().socket;
         let address = first.local_addr().unwrap().as_socket().unwrap();
         let config = listener(address.port());
-        let second = bind(&config).unwrap();
+        let second = bind(&config, &from).unwrap().socket;
         let _first = listen(&config, first).unwrap();
         let error = listen(&config, second).unwrap_err();
         let want = format!("cannot listen on {address} (`listeners[].bind`); stop the process");

@@ -8,6 +8,7 @@ mod certificates;
 mod check;
 mod compare;
 mod explain;
+mod hand_over;
 mod inputs;
 mod listeners;
 mod memory;
@@ -26,10 +27,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use sd_notify::NotifyState;
 use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::admin::{self, Limits};
@@ -46,6 +50,7 @@ use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
 use certificates::CERTIFICATES;
+use hand_over::HandOver;
 use listeners::Listeners;
 use memory::Memory;
 use reload::{Reloader, Triggers};
@@ -61,12 +66,21 @@ pub use inputs::{Inputs, Report};
 /// Condition of readiness besides [`CERTIFICATES`] and [`LISTENERS`].
 const DISCOVERY: &str = "discovery";
 
+/// Interval at which a successor looks at its own readiness.
+const READINESS_POLL: Duration = Duration::from_millis(50);
+
 /// Runs the gateway until it has been asked to stop and has drained. The notice, if any, is the
-/// first line of the log.
+/// first line of the log. With `take_over` it replaces the process that waits on this path, and
+/// waits there for the one that replaces it.
 ///
 /// # Errors
-/// A file has mistakes, an address cannot be bound, or the system lacks threads or descriptors.
-pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
+/// A file has mistakes, an address cannot be bound, the process that serves does not hand over, or
+/// the system lacks threads or descriptors.
+pub fn run(
+    source: &Source,
+    notice: Option<String>,
+    take_over: Option<&Path>,
+) -> anyhow::Result<()> {
     let control = runtime()?;
     let signal = control.block_on(async { ReloadSignal::new() });
     let signal = signal.context("cannot watch for signals")?;
@@ -83,7 +97,8 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     let done = control.block_on(async {
         // First, because a process with the id 1 ignores signals without a handler.
         let mut signals = StopSignals::new().context("cannot watch for signals")?;
-        let front = ReadinessServer::open(&config)?;
+        let hand_over = Arc::new(HandOver::begin(take_over)?);
+        let front = ReadinessServer::open(&config, &hand_over)?;
         let from = source.clone();
         let loading = tokio::task::spawn_blocking(move || Inputs::load(&from, examined));
         let inputs = tokio::select! {
@@ -94,8 +109,9 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
             inputs = loading => inputs??,
         };
         let triggers = Triggers { seen, signal };
+        let front = (front, Arc::clone(&hand_over));
         let (app, certificate) = App::start(source, inputs, triggers, front, log.clone())?;
-        app.run_until_stopped(signals, certificate).await
+        app.run_until_stopped(signals, certificate, &hand_over).await
     });
     // Queued lines are written before the process ends; files that are still loading are not
     // awaited.
@@ -104,7 +120,8 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     done
 }
 
-/// Readiness server, which starts before anything is loaded and reports the missing parts.
+/// Readiness server, which starts before anything is loaded and reports the missing parts. That of
+/// a successor starts when it replaces its predecessor.
 struct ReadinessServer {
     status: Arc<Status>,
     lifecycle: Lifecycle,
@@ -112,14 +129,15 @@ struct ReadinessServer {
 }
 
 impl ReadinessServer {
-    fn open(config: &Config) -> anyhow::Result<Self> {
+    fn open(config: &Config, hand_over: &HandOver) -> anyhow::Result<Self> {
         let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
         let lifecycle = Lifecycle::default();
-        let socket = bind("readiness.bind", config.readiness.bind)?;
+        let socket = bind("readiness.bind", config.readiness.bind, &hand_over.sockets)?;
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
         // On a dedicated thread, so that nothing delays a probe.
-        server::spawn("strait-readiness", socket, router, Limits::PROBES, &lifecycle)?;
+        let times = (&hand_over.ports, &lifecycle);
+        server::spawn("strait-readiness", socket, router, Limits::PROBES, times)?;
         Ok(Self { status, lifecycle, address })
     }
 }
@@ -131,7 +149,7 @@ impl App {
         source: &Source,
         inputs: Inputs,
         triggers: Triggers,
-        front: ReadinessServer,
+        (front, hand_over): (ReadinessServer, Arc<HandOver>),
         log: LogHandle,
     ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
         let config = Arc::new(inputs.config.clone());
@@ -140,7 +158,7 @@ impl App {
             metrics.count_log_drops(drops);
         }
         let publisher = Arc::new(Publisher::new());
-        let sockets = Sockets::bind(&config)?;
+        let sockets = Sockets::bind(&config, &hand_over.sockets)?;
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let configured = config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
@@ -153,7 +171,8 @@ impl App {
             configured.unwrap_or_else(|| memory.buffers()),
             DenyList::new(config.dial.allow.clone(), others.to_vec()),
         ));
-        let listeners = Listeners::new(&data_path, others, config.drain.deadline);
+        let from = Arc::clone(&hand_over.sockets);
+        let listeners = Listeners::new(&data_path, others, config.drain.deadline, from);
         memory::adapt(&data_path, memory, configured);
         let app = Self {
             config: Arc::new(ArcSwap::new(config)),
@@ -167,7 +186,7 @@ impl App {
         let certificates = certificates::start(&app, source, first);
         let reloader =
             Reloader::start(source.clone(), &app, inputs, triggers, certificates, log.clone())?;
-        sockets.serve(&app, &log)?;
+        sockets.serve(&app, &log, &hand_over.ports)?;
         let budget = Arc::clone(&app.data_path.budget);
         tokio::spawn(async move { budget.run().await });
         tokio::spawn(async move { metrics.run().await });
@@ -226,6 +245,7 @@ impl App {
         self,
         mut signals: StopSignals,
         certificate: oneshot::Receiver<()>,
+        hand_over: &Arc<HandOver>,
     ) -> anyhow::Result<()> {
         let lifecycle = self.data_path.lifecycle.clone();
         let on_signal = lifecycle.clone();
@@ -233,6 +253,7 @@ impl App {
             loop {
                 let name = signals.next().await;
                 info!(signal = name, phase = ?on_signal.phase(), "stopping");
+                hand_over::notify(&[NotifyState::Stopping]);
                 on_signal.stop();
             }
         });
@@ -240,7 +261,7 @@ impl App {
         let mut stopped = pin!(lifecycle.run(drain.lag, drain.deadline));
         let left = tokio::select! {
             biased;
-            opened = self.open_data_path(certificate) => {
+            opened = self.open_data_path(certificate, hand_over) => {
                 opened?;
                 stopped.await
             }
@@ -251,12 +272,22 @@ impl App {
         Ok(())
     }
 
-    /// Accepts connections once there is a certificate.
-    async fn open_data_path(&self, certificate: oneshot::Receiver<()>) -> anyhow::Result<()> {
+    /// Accepts connections once there is a certificate, or, beside a predecessor, once everything
+    /// else is ready.
+    async fn open_data_path(
+        &self,
+        certificate: oneshot::Receiver<()>,
+        hand_over: &Arc<HandOver>,
+    ) -> anyhow::Result<()> {
         certificate.await?;
+        if hand_over.has_predecessor() {
+            let ready = timeout(hand_over::START_DEADLINE, self.wait_until_only_listeners_lack());
+            ready.await.with_context(|| format!("not ready: {:?}", self.status.list_pending()))?;
+        }
         let config = self.config.load();
         self.listeners.open(config.workers)?;
         self.status.clear_pending(LISTENERS);
+        hand_over.complete(self)?;
         let listeners = config.all_listeners();
         let binds = listeners.iter().map(|listener| listener.bind.to_string());
         let metrics = config.metrics.bind.iter().map(ToString::to_string);
@@ -270,6 +301,15 @@ impl App {
             version = snapshot.version, "ready"
         );
         Ok(())
+    }
+}
+
+impl App {
+    /// Waits until only the listeners are missing for readiness.
+    async fn wait_until_only_listeners_lack(&self) {
+        while self.status.list_pending() != [LISTENERS] {
+            sleep(READINESS_POLL).await;
+        }
     }
 }
 
@@ -290,8 +330,6 @@ pub fn raise_descriptor_limit() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::config::pod::{Environment, Flags};
     use crate::config::{DefaultExposure, Log};
@@ -326,13 +364,14 @@ mod tests {
         let source = Source::pod(environment, &Flags::default(), None, &usual);
         let seen = reload::fingerprints([&usual]);
         let examined = source.examine();
-        let front = ReadinessServer::open(examined.config.as_ref().unwrap()).unwrap();
+        let hand_over = Arc::new(HandOver::begin(None).unwrap());
+        let front = ReadinessServer::open(examined.config.as_ref().unwrap(), &hand_over).unwrap();
         let inputs = Inputs::load(&source, examined).unwrap();
         let built = logging::build(&Log::default(), std::io::sink, false, None);
         let (_subscriber, log) = built.unwrap();
         let signal = ReloadSignal::new().unwrap();
         let triggers = Triggers { seen, signal };
-        let (app, _data) = App::start(&source, inputs, triggers, front, log).unwrap();
+        let (app, _data) = App::start(&source, inputs, triggers, (front, hand_over), log).unwrap();
         for want in [DefaultExposure::None, DefaultExposure::All, DefaultExposure::None] {
             match want {
                 DefaultExposure::All => std::fs::write(&usual, &text).unwrap(),
@@ -341,10 +380,10 @@ mod tests {
             let applied = async {
                 while app.config.load().exposure.default != want {
                     // deadline: the state of a thread can only be polled.
-                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    sleep(Duration::from_millis(10)).await;
                 }
             };
-            let applied = tokio::time::timeout(Duration::from_secs(10), applied).await;
+            let applied = timeout(Duration::from_secs(10), applied).await;
             applied.unwrap_or_else(|_| panic!("{want:?}: {:?}", app.status.reloads()));
         }
     }

@@ -5,12 +5,13 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use axum::Router;
+use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::admin::{self, AdminState, IssuerRow, Limits, Source};
 use crate::config::Config;
+use crate::datapath::DataPath;
 use crate::datapath::limits::admission::Admission;
-use crate::datapath::{DataPath, accept};
 use crate::lifecycle::Lifecycle;
 use crate::limits::OwnedPool;
 use crate::responder::{self, Responder};
@@ -19,6 +20,7 @@ use crate::status::RemoteGatewayStatus;
 use crate::telemetry::LogHandle;
 
 use super::explain;
+use super::hand_over::sockets::SocketSource;
 use super::state::App;
 use super::thread::{spawn_thread, with_bind_context};
 
@@ -31,16 +33,19 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    pub(super) fn bind(config: &Config) -> anyhow::Result<Self> {
+    pub(super) fn bind(config: &Config, from: &SocketSource) -> anyhow::Result<Self> {
         let metrics = config.metrics.bind.iter();
-        let metrics = metrics.map(|address| bind("metrics.bind", *address));
+        let metrics = metrics.map(|address| bind("metrics.bind", *address, from));
         let dns = config.dns.listen.iter().map(|address| {
-            let sockets = accept::bind(*address).and_then(responder::Sockets::bind);
+            let sockets = from.tcp(*address).and_then(|tcp| {
+                let udp = from.udp(tcp.local_addr()?)?;
+                responder::Sockets::new(tcp, udp)
+            });
             with_bind_context(sockets, "dns.listen", *address)
         });
         Ok(Self {
             dns: dns.collect::<Result<_, _>>()?,
-            admin: bind("admin.bind", config.admin.bind)?,
+            admin: bind("admin.bind", config.admin.bind, from)?,
             metrics: metrics.collect::<Result<_, _>>()?,
         })
     }
@@ -51,7 +56,12 @@ impl Sockets {
         others.chain(self.dns.iter().filter_map(|dns| dns.address().ok()))
     }
 
-    pub(super) fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
+    pub(super) fn serve(
+        self,
+        app: &App,
+        log: &LogHandle,
+        begin: &CancellationToken,
+    ) -> anyhow::Result<()> {
         let data_path = &app.data_path;
         let pool = data_path.outer.clone();
         data_path.metrics.set_remote_gateways(move || pool.status());
@@ -84,26 +94,39 @@ impl Sockets {
         };
         let router = admin::admin_router(state);
         let lifecycle = &data_path.lifecycle;
-        spawn("strait-admin", self.admin, router, Limits::PAGES, lifecycle)?;
+        let times = (begin, lifecycle);
+        spawn("strait-admin", self.admin, router, Limits::PAGES, times)?;
         let router = admin::metrics_router(Arc::clone(&data_path.metrics));
         for socket in self.metrics {
             let router = router.clone();
-            spawn("strait-metrics", socket, router, Limits::PROBES, lifecycle)?;
+            spawn("strait-metrics", socket, router, Limits::PROBES, times)?;
         }
         if !self.dns.is_empty() {
-            let answers = responder::run(self.dns, responder);
-            spawn_thread("strait-responder", answers)?;
+            let (begin, lifecycle) = (begin.clone(), lifecycle.clone());
+            let dns = self.dns;
+            spawn_thread("strait-responder", async move {
+                begin.cancelled().await;
+                tokio::select! {
+                    () = responder::run(dns, responder) => {}
+                    () = lifecycle.ports_end() => {}
+                }
+            })?;
         }
         Ok(())
     }
 }
 
-pub(super) fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    with_bind_context(accept::bind(address), key, address)
+pub(super) fn bind(
+    key: &str,
+    address: SocketAddr,
+    from: &SocketSource,
+) -> anyhow::Result<TcpListener> {
+    with_bind_context(from.tcp(address), key, address)
 }
 
 /// Serves a port on a dedicated thread, so that its clients delay neither other ports nor the
-/// control path.
+/// control path: from `begin` until a successor serves it or the process closes, so that a drain
+/// can be observed to its end.
 ///
 /// # Errors
 /// The system lacks threads or descriptors.
@@ -112,12 +135,14 @@ pub(super) fn spawn(
     socket: TcpListener,
     router: Router,
     limits: Limits,
-    lifecycle: &Lifecycle,
+    (begin, lifecycle): (&CancellationToken, &Lifecycle),
 ) -> anyhow::Result<()> {
-    let phases = lifecycle.phases();
+    let (begin, lifecycle) = (begin.clone(), lifecycle.clone());
     spawn_thread(name, async move {
+        begin.cancelled().await;
+        let end = lifecycle.ports_end();
         match tokio::net::TcpListener::from_std(socket) {
-            Ok(listener) => admin::serve(name, limits, listener, router, phases).await,
+            Ok(listener) => admin::serve(name, limits, listener, router, end).await,
             Err(error) => error!(port = name, %error, "cannot serve an HTTP port"),
         }
     })?;

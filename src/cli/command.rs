@@ -42,8 +42,9 @@ enum Command {
     /// process at once. Changes of the files are applied while it runs. SIGHUP reads all files
     /// again.
     #[command(after_help = "Examples:\n  strait run -c strait.yaml\n  \
-                            STRAIT_CONFIG=/etc/strait/strait.yaml strait run")]
-    Run(ConfigArgs),
+                            STRAIT_CONFIG=/etc/strait/strait.yaml strait run\n  \
+                            strait run -c strait.yaml --take-over /run/strait/take-over")]
+    Run(RunArgs),
     /// Runs as an Istio gateway, with the command line that Istio gives its proxies.
     Proxy(proxy::Args),
     /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
@@ -107,6 +108,20 @@ struct ConfigArgs {
 }
 
 #[derive(Debug, Args)]
+struct RunArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Replaces the process that runs with the same option, without refusing a connection.
+    ///
+    /// The new process receives the listening sockets of the old one, which drains once the new
+    /// one is ready, and keeps its tunnels until `drain.deadline`. If the new process fails before
+    /// that, the old one goes on. Without an old process, it starts as usual. SOCKET is the path of
+    /// a Unix socket in a folder that only this user or root may write to.
+    #[arg(long, value_name = "SOCKET", env = "STRAIT_TAKE_OVER")]
+    take_over: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 struct CheckArgs {
     #[command(flatten)]
     config: ConfigArgs,
@@ -127,7 +142,7 @@ impl ConfigArgs {
 /// Runs the parsed command and returns its exit code.
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
-        Command::Run(args) => app::run(&args.source(), None),
+        Command::Run(args) => app::run(&args.config.source(), None, args.take_over.as_deref()),
         Command::Check(args) => return check::run(&args.config.source(), &args.form),
         Command::Proxy(args) => return exit(proxy::run(&args)),
         Command::Demo(args) => demo::run(&args),

@@ -106,7 +106,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(print(&source));
     }
     let notice = (!ignored.is_empty()).then(|| format!("ignored arguments: {}", ignored.join(" ")));
-    app::run(&source, notice)?;
+    app::run(&source, notice, None)?;
     Ok(ExitCode::SUCCESS)
 }
 

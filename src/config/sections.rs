@@ -8,7 +8,8 @@ use ipnet::IpNet;
 use serde_json::json;
 
 use super::define::{
-    DrainTime, Hostname, MaybeEmpty, NonEmpty, OneOrMore, Size, form, matching, section, words,
+    DrainTime, Hostname, LagTime, MaybeEmpty, NonEmpty, OneOrMore, Size, form, matching, section,
+    words,
 };
 use super::level::{Access, Directives};
 use crate::yaml::Value;
@@ -222,7 +223,7 @@ section! {
     /// Termination of the process.
     pub struct Drain at "drain" or default, derive(Copy, Eq) {
         /// Time for which connections are still accepted after readiness fails.
-        lag: Duration as DrainTime = default(DRAIN_LAG);
+        lag: Duration as LagTime = default(DRAIN_LAG);
         /// Time for which open tunnels continue after that.
         deadline: Duration as DrainTime = default(DRAIN_DEADLINE);
     }

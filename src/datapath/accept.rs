@@ -2,8 +2,9 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -148,22 +149,44 @@ pub fn listen(socket: Socket, is_tunnel: bool) -> io::Result<TcpListener> {
 /// also register each accepted socket here, in vain: accepted sockets go to the runtime of a
 /// worker.
 #[derive(Debug)]
-pub struct RegisteredListener(tokio::net::TcpStream);
+pub struct RegisteredListener {
+    socket: tokio::net::TcpStream,
+    /// Another process has a descriptor of the socket.
+    is_shared: AtomicBool,
+}
 
-/// Registers a listening socket with this runtime.
+/// Registers a listening socket with this runtime. `is_shared` is true if another process has a
+/// descriptor of it.
 ///
 /// # Errors
 /// Fails if memory or descriptors are exhausted.
-pub fn register(socket: TcpListener) -> io::Result<RegisteredListener> {
+pub fn register(socket: TcpListener, is_shared: bool) -> io::Result<RegisteredListener> {
     let socket = TcpStream::from(OwnedFd::from(socket));
-    tokio::net::TcpStream::from_std(socket).map(RegisteredListener)
+    let socket = tokio::net::TcpStream::from_std(socket)?;
+    Ok(RegisteredListener { socket, is_shared: AtomicBool::new(is_shared) })
 }
 
 impl RegisteredListener {
     /// Refuses connections from now on. Frees the address for another listener, even while the
-    /// acceptor holds the socket.
+    /// acceptor holds the socket. A socket that another process shares is left to it: a shutdown
+    /// would end it there too.
     pub fn stop(&self) {
-        let _ = SockRef::from(&self.0).shutdown(Shutdown::Both);
+        if !self.is_shared.load(Ordering::Relaxed) {
+            let _ = SockRef::from(&self.socket).shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Notes whether another process has a descriptor of the socket.
+    pub fn set_shared(&self, is_shared: bool) {
+        self.is_shared.store(is_shared, Ordering::Relaxed);
+    }
+
+    /// Returns another descriptor of the socket.
+    ///
+    /// # Errors
+    /// This process is out of descriptors.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
     }
 }
 
@@ -187,8 +210,8 @@ pub async fn run(
                 data_path.metrics.accept_paused();
                 sleep(LIMIT_POLL_INTERVAL).await;
             }
-            let accept = || accept(&socket.0);
-            socket.0.async_io(Interest::READABLE, accept).await
+            let accept = || accept(&socket.socket);
+            socket.socket.async_io(Interest::READABLE, accept).await
         };
         let accepted = tokio::select! {
             accepted = accept => accepted,

@@ -49,12 +49,11 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Creates the sockets from a listening one for TCP, whose port UDP uses too.
+    /// Creates the sockets of one address.
     ///
     /// # Errors
-    /// The address is in use by UDP.
-    pub fn bind(tcp: TcpListener) -> io::Result<Self> {
-        let udp = UdpSocket::bind(tcp.local_addr()?)?;
+    /// A socket has failed.
+    pub fn new(tcp: TcpListener, udp: UdpSocket) -> io::Result<Self> {
         udp.set_nonblocking(true)?;
         tcp.set_nonblocking(true)?;
         Ok(Self { udp, tcp })

@@ -142,6 +142,8 @@ mod status;
 #[cfg(test)]
 mod subsets;
 #[cfg(test)]
+mod take_over;
+#[cfg(test)]
 mod tenants;
 #[cfg(test)]
 mod tls;

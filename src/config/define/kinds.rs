@@ -21,8 +21,11 @@ const WORKERS_MAX: u16 = 1024;
 /// Lower bound of `limits.buffers`: less would not hold the bytes of one busy connection.
 const BUFFERS_MIN: usize = 1 << 20;
 
-/// Upper bound of a drain: Kubernetes kills the process long before.
-const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
+/// Upper bound of `drain.lag`: Kubernetes kills the process long before.
+const LAG_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// Upper bound of `drain.deadline`. A process may keep its tunnels for hours beside its successor.
+const DRAIN_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Bounds of an idle timeout.
 const IDLE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(7 * 24 * 60 * 60));
@@ -149,8 +152,12 @@ form! {
             usize::try_from(bytes.as_u64()).ok().filter(|bytes| *bytes >= BUFFERS_MIN)
         }),
         |bytes| json!(bytes);
+    /// A duration before a drain.
+    LagTime => Duration, "a duration of at most 1h, such as `5s` or `1m 30s`",
+        time(),
+        |value, wanted| time_within(value, wanted, (Duration::ZERO, LAG_MAX)), duration;
     /// A duration of a drain.
-    DrainTime => Duration, "a duration of at most 1h, such as `5s` or `1m 30s`",
+    DrainTime => Duration, "a duration of at most 7d, such as `20s` or `8h`",
         time(),
         |value, wanted| time_within(value, wanted, (Duration::ZERO, DRAIN_MAX)), duration;
     /// A time without a byte.

@@ -40,6 +40,8 @@ pub struct Settings<'a> {
     pub program: PathBuf,
     /// Limit of open files of the process.
     pub descriptors: u32,
+    /// `--take-over` of the process.
+    pub take_over: Option<PathBuf>,
     /// Memory cgroup of the process, if not that of the test.
     pub cgroup: Option<PathBuf>,
     /// The mesh file.
@@ -61,6 +63,7 @@ impl<'a> Settings<'a> {
             allow: "[\"127.0.0.0/8\"]",
             program: binary(),
             descriptors: 4096,
+            take_over: None,
             cgroup: None,
             mesh: mesh(&[]),
         }
@@ -138,6 +141,19 @@ impl Gateway {
 
     /// Writes the files, lets `prepare` change them in their folder, and starts the process.
     pub fn spawn(settings: &Settings<'_>, prepare: impl FnOnce(&Path)) -> Self {
+        let folder = Self::folder(settings);
+        prepare(folder.path());
+        let file = folder.path().join("strait.yaml");
+        Self::spawn_in(folder, settings, |command| {
+            command.args(["run", "-c"]).arg(file);
+            if let Some(path) = &settings.take_over {
+                command.arg("--take-over").arg(path);
+            }
+        })
+    }
+
+    /// Returns a folder with the files.
+    pub fn folder(settings: &Settings<'_>) -> TempDir {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |name: &str, text: &str| {
             std::fs::write(folder.path().join(name), text).expect("a file");
@@ -148,11 +164,7 @@ impl Gateway {
         write("gateway.key", &leaf.key_pem);
         write("mesh.yaml", &settings.mesh);
         write("strait.yaml", &strait_yaml(settings));
-        prepare(folder.path());
-        let file = folder.path().join("strait.yaml");
-        Self::spawn_in(folder, settings, |command| {
-            command.args(["run", "-c"]).arg(file);
-        })
+        folder
     }
 
     /// Starts the process in a folder. `configure` adds arguments, and an environment if needed.

@@ -1,0 +1,233 @@
+//! Packets with descriptors between two processes of one user (`unix(7)`: SOCK_SEQPACKET and
+//! SCM_RIGHTS).
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use rustix::{net, process};
+use serde::{Deserialize, Serialize};
+
+/// Version of the messages. Both processes must have the same.
+const VERSION: u32 = 1;
+/// Limit of a packet.
+const PACKET_BYTES_MAX: usize = 16 * 1024;
+/// Limit of the descriptors in one packet; the kernel's is 253.
+const DESCRIPTORS_MAX: usize = 64;
+/// Limit of the sockets of a process: more than any configuration has listeners.
+const SOCKETS_MAX: usize = 4096;
+/// Deadline for a packet that the other process owes.
+const PACKET_DEADLINE: Duration = Duration::from_secs(10);
+/// Mode bits with which another user could replace a socket in a folder.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// Transport of a listening socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::app) enum Transport {
+    Tcp,
+    Udp,
+}
+
+/// Name of a listening socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(in crate::app) struct SocketName {
+    pub(in crate::app) transport: Transport,
+    pub(in crate::app) address: SocketAddr,
+}
+
+/// Listening socket with its name.
+#[derive(Debug)]
+pub(in crate::app) struct NamedSocket {
+    pub(in crate::app) name: SocketName,
+    pub(in crate::app) socket: OwnedFd,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(tag = "message", rename_all = "snake_case")]
+enum Message {
+    /// Sockets of the predecessor, whose descriptors are attached in the same order.
+    Sockets { version: u32, names: Vec<SocketName>, has_more: bool },
+    /// The successor serves.
+    Ready,
+    /// The predecessor has begun to drain.
+    Released,
+}
+
+/// Connection between the two processes.
+#[derive(Debug)]
+pub(super) struct Channel(OwnedFd);
+
+/// Socket on which a process waits for its successor.
+#[derive(Debug)]
+pub(super) struct Server(OwnedFd);
+
+impl Server {
+    /// Listens on a path, which it takes from an earlier process.
+    pub(super) fn bind(path: &Path) -> anyhow::Result<Self> {
+        let mut own = path.as_os_str().to_owned();
+        own.push(format!(".{}", std::process::id()));
+        let own = PathBuf::from(own);
+        let server = seqpacket()?;
+        let bound = || -> io::Result<()> {
+            net::bind(&server, &SocketAddrUnix::new(&own)?)?;
+            net::listen(&server, 1)?;
+            fs::rename(&own, path)
+        };
+        let bound = bound().inspect_err(|_| drop(fs::remove_file(&own)));
+        bound.with_context(|| format!("cannot listen on {} (`--take-over`)", path.display()))?;
+        Ok(Self(server))
+    }
+
+    /// Waits for a process of the same user.
+    pub(super) fn accept(&self) -> anyhow::Result<Channel> {
+        let channel = Channel(net::accept_with(&self.0, SocketFlags::CLOEXEC)?);
+        channel.check_user()?;
+        Ok(channel)
+    }
+}
+
+impl Channel {
+    /// Connects to the process that waits on a path. `None` if there is none.
+    pub(super) fn connect(path: &Path) -> anyhow::Result<Option<Self>> {
+        let socket = seqpacket()?;
+        match net::connect(&socket, &SocketAddrUnix::new(path)?) {
+            Ok(()) => {}
+            Err(error) if is_nobody(error) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        let channel = Self(socket);
+        channel.check_user()?;
+        Ok(Some(channel))
+    }
+
+    fn check_user(&self) -> anyhow::Result<()> {
+        let user = socket_peercred(&self.0)?.uid;
+        ensure!(user == process::geteuid(), "the other process is of another user");
+        Ok(())
+    }
+
+    /// Sends the listening sockets of this process.
+    pub(super) fn send_sockets(&self, sockets: &[NamedSocket]) -> anyhow::Result<()> {
+        let mut rest = sockets;
+        loop {
+            let (packet, later) = rest.split_at(rest.len().min(DESCRIPTORS_MAX));
+            rest = later;
+            let names = packet.iter().map(|socket| socket.name).collect();
+            let message = Message::Sockets { version: VERSION, names, has_more: !rest.is_empty() };
+            let descriptors: Vec<_> = packet.iter().map(|one| one.socket.as_fd()).collect();
+            self.send(&message, &descriptors)?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Receives the listening sockets of the predecessor.
+    pub(super) fn receive_sockets(&self) -> anyhow::Result<Vec<NamedSocket>> {
+        let mut sockets = Vec::new();
+        loop {
+            let (message, descriptors) = self.receive(PACKET_DEADLINE)?;
+            let Message::Sockets { version, names, has_more } = message else {
+                bail!("the process that serves sent {message:?} in place of its sockets");
+            };
+            ensure!(version == VERSION, "the process that serves has protocol version {version}");
+            ensure!(names.len() == descriptors.len(), "a packet lacks descriptors");
+            ensure!(sockets.len() + names.len() <= SOCKETS_MAX, "it has too many sockets");
+            let named = names.into_iter().zip(descriptors);
+            sockets.extend(named.map(|(name, socket)| NamedSocket { name, socket }));
+            if !has_more {
+                return Ok(sockets);
+            }
+        }
+    }
+
+    /// Reports that this process serves, and waits until the predecessor has begun to drain.
+    pub(super) fn report_ready(&self) -> anyhow::Result<()> {
+        self.send(&Message::Ready, &[])?;
+        self.expect(|message| matches!(message, Message::Released), PACKET_DEADLINE)
+    }
+
+    /// Waits until the successor serves.
+    pub(super) fn wait_ready(&self, deadline: Duration) -> anyhow::Result<()> {
+        self.expect(|message| matches!(message, Message::Ready), deadline)
+    }
+
+    /// Reports that this process has begun to drain.
+    pub(super) fn report_released(&self) -> anyhow::Result<()> {
+        self.send(&Message::Released, &[])
+    }
+
+    fn expect(&self, is_it: impl Fn(&Message) -> bool, deadline: Duration) -> anyhow::Result<()> {
+        let (message, _) = self.receive(deadline)?;
+        ensure!(is_it(&message), "the other process sent {message:?}");
+        Ok(())
+    }
+
+    fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
+        let bytes = serde_json::to_vec(message)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        set_socket_timeout(&self.0, Timeout::Send, Some(PACKET_DEADLINE))?;
+        net::sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    fn receive(&self, deadline: Duration) -> anyhow::Result<(Message, Vec<OwnedFd>)> {
+        let mut bytes = vec![0; PACKET_BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        set_socket_timeout(&self.0, Timeout::Recv, Some(deadline))?;
+        let mut room = [IoSliceMut::new(&mut bytes)];
+        let received = net::recvmsg(&self.0, &mut room, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let descriptors = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        let descriptors: Vec<_> = descriptors.flatten().collect();
+        ensure!(received.bytes > 0, "the other process has ended");
+        // Descriptors are missing if this process is at its limit of open files.
+        let is_cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+        ensure!(!is_cut, "a packet is too large, or this process is out of descriptors");
+        Ok((serde_json::from_slice(&bytes[..received.bytes])?, descriptors))
+    }
+}
+
+/// Checks that no other user can replace a socket in its folder.
+pub(super) fn check_folder(path: &Path) -> anyhow::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or_else(|| Path::new("."));
+    let shown = folder.display();
+    let found = folder.metadata().with_context(|| format!("cannot use {shown} (`--take-over`)"))?;
+    let is_own = [0, process::geteuid().as_raw()].contains(&found.uid());
+    ensure!(
+        found.is_dir() && is_own && found.mode() & WRITABLE_BY_OTHERS == 0,
+        "another user may write to {shown} (`--take-over`): write the path of a socket in a folder \
+         of this user with mode 0755 or less, such as /run/strait/take-over"
+    );
+    Ok(())
+}
+
+fn seqpacket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Returns true if no process waits on the path.
+fn is_nobody(error: rustix::io::Errno) -> bool {
+    [rustix::io::Errno::NOENT, rustix::io::Errno::CONNREFUSED].contains(&error)
+}

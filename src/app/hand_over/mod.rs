@@ -1,0 +1,171 @@
+//! Listening sockets from another process, and their hand-over to the next one
+//! (`strait run --take-over SOCKET`).
+//!
+//! The successor receives all listening sockets, starts beside the predecessor, and reports when it
+//! is ready. The predecessor then closes its descriptors and drains. Connections that wait in the
+//! accept queue of a socket are those of either process, so none is refused. A successor that
+//! fails before that changes nothing.
+
+mod channel;
+pub(super) mod sockets;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use parking_lot::Mutex;
+use sd_notify::NotifyState;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::lifecycle::Phase;
+
+use super::state::App;
+use channel::{Channel, Server, check_folder};
+use sockets::SocketSource;
+
+/// Deadline from the sockets to the readiness of a successor: a start behind a control plane that
+/// is reached at the last attempt.
+pub(super) const START_DEADLINE: Duration = Duration::from_secs(10 * 60);
+/// Pause after a failed accept.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Sockets of this process, and its place between a predecessor and a successor.
+#[derive(Debug, Default)]
+pub(super) struct HandOver {
+    /// Path of the socket between the processes.
+    path: Option<PathBuf>,
+    predecessor: Mutex<Option<Channel>>,
+    /// Sources of the listening sockets.
+    pub(super) sockets: Arc<SocketSource>,
+    /// Cancelled once the ports beside the data path are served: at the start, or when the
+    /// predecessor stops to serve them.
+    pub(super) ports: CancellationToken,
+}
+
+impl HandOver {
+    /// Takes the sockets of systemd, and those of the process that waits on `path`, if there is
+    /// one.
+    ///
+    /// # Errors
+    /// Another user could write to the folder of the path, or the predecessor does not answer.
+    pub(super) fn begin(path: Option<&Path>) -> anyhow::Result<Self> {
+        let mut inherited = Vec::new();
+        let mut predecessor = None;
+        if let Some(path) = path {
+            check_folder(path)?;
+            predecessor = Channel::connect(path).context("cannot reach the process that serves")?;
+        }
+        if let Some(channel) = &predecessor {
+            inherited = channel.receive_sockets().context(
+                "cannot take over from the process that serves: it is draining, or another \
+                 process takes over; start again once that has ended",
+            )?;
+        }
+        let ports = CancellationToken::new();
+        if predecessor.is_none() {
+            ports.cancel();
+        }
+        Ok(Self {
+            path: path.map(Path::to_owned),
+            predecessor: Mutex::new(predecessor),
+            sockets: Arc::new(SocketSource::new(inherited, path.is_some())),
+            ports,
+        })
+    }
+
+    /// Returns true if a predecessor serves until this process is ready.
+    pub(super) fn has_predecessor(&self) -> bool {
+        self.predecessor.lock().is_some()
+    }
+
+    /// Replaces the predecessor, once this process serves, and waits for a successor. Reports the
+    /// readiness to systemd. Blocks for a moment.
+    ///
+    /// # Errors
+    /// The predecessor goes on, or the path cannot be used.
+    pub(super) fn complete(self: &Arc<Self>, app: &App) -> anyhow::Result<()> {
+        self.ports.cancel();
+        let predecessor = self.predecessor.lock().take();
+        let mut state = vec![NotifyState::Ready];
+        if let (Some(channel), Some(path)) = (predecessor, &self.path) {
+            replace(&channel, path)?;
+            state.push(NotifyState::MainPid(std::process::id()));
+            info!("took over from the process that served");
+        }
+        for name in self.sockets.close_unused() {
+            warn!(address = %name.address, "a socket of another process is used by no key");
+        }
+        if let Some(path) = self.path.clone() {
+            let server = Server::bind(&path)?;
+            let (own, app) = (Arc::clone(self), app.clone());
+            let wait = move || own.wait_for_successor(&server, &app);
+            thread::Builder::new().name("strait-take-over".to_owned()).spawn(wait)?;
+        }
+        notify(&state);
+        Ok(())
+    }
+
+    fn wait_for_successor(&self, server: &Server, app: &App) {
+        loop {
+            let channel = match server.accept() {
+                Ok(channel) => channel,
+                Err(error) => {
+                    warn!(%error, "a process could not take over");
+                    thread::park_timeout(ACCEPT_PAUSE);
+                    continue;
+                }
+            };
+            if app.data_path.lifecycle.phase() != Phase::Running {
+                return;
+            }
+            match self.hand_over(&channel, app) {
+                Ok(()) => return,
+                Err(error) => {
+                    app.listeners.set_shared(false);
+                    warn!(error = %format!("{error:#}"),
+                        "the next process failed before it was ready; this one goes on");
+                }
+            }
+        }
+    }
+
+    /// Hands the sockets over, and drains once the successor serves.
+    fn hand_over(&self, channel: &Channel, app: &App) -> anyhow::Result<()> {
+        info!("the next process starts with the sockets of this one");
+        app.listeners.set_shared(true);
+        let mut sockets = app.listeners.sockets()?;
+        sockets.extend(self.sockets.kept()?);
+        channel.send_sockets(&sockets)?;
+        drop(sockets);
+        channel.wait_ready(START_DEADLINE)?;
+        info!("the next process serves; this one drains");
+        app.listeners.release();
+        self.sockets.release();
+        app.data_path.lifecycle.hand_over();
+        // The successor goes on without this answer if this process is gone.
+        let _ = channel.report_released();
+        Ok(())
+    }
+}
+
+/// Reports readiness to the predecessor. One that has ended meanwhile needs no report.
+fn replace(channel: &Channel, path: &Path) -> anyhow::Result<()> {
+    let Err(error) = channel.report_ready() else {
+        return Ok(());
+    };
+    if Channel::connect(path)?.is_none() {
+        warn!(%error, "the process that served has ended");
+        return Ok(());
+    }
+    bail!("the process that serves did not wait for this one: {error:#}");
+}
+
+/// Reports a state to systemd (`sd_notify(3)`), if it has started this process.
+pub(super) fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        warn!(%error, "cannot report the state to systemd");
+    }
+}

@@ -1,0 +1,173 @@
+//! Sources of listening sockets: those that another process has opened, and new ones.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+
+use listenfd::ListenFd;
+use parking_lot::Mutex;
+use socket2::{SockRef, Socket, Type};
+use tracing::warn;
+
+use crate::datapath::accept;
+
+pub(in crate::app) use super::channel::{NamedSocket, SocketName, Transport};
+
+/// Source of listening sockets.
+#[derive(Debug, Default)]
+pub(in crate::app) struct SocketSource {
+    inherited: Mutex<Vec<NamedSocket>>,
+    /// Duplicates of the sockets that stay open until the end of the process, for a successor.
+    /// `None` if there will be no successor.
+    kept: Mutex<Option<Vec<NamedSocket>>>,
+}
+
+/// Reserved address of a listener.
+#[derive(Debug)]
+pub(in crate::app) struct Reserved {
+    pub(in crate::app) socket: Socket,
+    /// True if another process has a descriptor of the socket, so that only a close may end it
+    /// here.
+    pub(in crate::app) is_inherited: bool,
+}
+
+impl SocketSource {
+    /// Creates a source of these sockets of a predecessor, and those of systemd (`LISTEN_FDS`).
+    /// `keeps` is true if there may be a successor.
+    pub(super) fn new(mut inherited: Vec<NamedSocket>, keeps: bool) -> Self {
+        inherited.retain(|one| match one.name_of_socket() {
+            Ok(name) if name == one.name => true,
+            found => {
+                warn!(socket = ?one.name, ?found, "the predecessor's socket is not used");
+                false
+            }
+        });
+        inherited.extend(sockets_of_systemd());
+        Self { inherited: Mutex::new(inherited), kept: Mutex::new(keeps.then(Vec::new)) }
+    }
+
+    /// Returns a listening socket that stays open until the end of the process.
+    ///
+    /// # Errors
+    /// The address is in use, or does not belong to this host.
+    pub(in crate::app) fn tcp(&self, address: SocketAddr) -> io::Result<TcpListener> {
+        let socket: TcpListener = match self.take(Transport::Tcp, address) {
+            Some(inherited) => inherited.into(),
+            None => accept::bind(address)?,
+        };
+        self.keep(Transport::Tcp, socket.local_addr()?, &socket)?;
+        Ok(socket)
+    }
+
+    /// Returns a socket for datagrams that stays open until the end of the process.
+    ///
+    /// # Errors
+    /// As [`Self::tcp`].
+    pub(in crate::app) fn udp(&self, address: SocketAddr) -> io::Result<UdpSocket> {
+        let socket: UdpSocket = match self.take(Transport::Udp, address) {
+            Some(inherited) => inherited.into(),
+            None => UdpSocket::bind(address)?,
+        };
+        self.keep(Transport::Udp, socket.local_addr()?, &socket)?;
+        Ok(socket)
+    }
+
+    /// Reserves the address of a listener, which may be removed while the process runs.
+    ///
+    /// # Errors
+    /// As [`Self::tcp`].
+    pub(in crate::app) fn reserve(&self, address: SocketAddr) -> io::Result<Reserved> {
+        match self.take(Transport::Tcp, address) {
+            Some(inherited) => Ok(Reserved { socket: inherited.into(), is_inherited: true }),
+            None => Ok(Reserved { socket: accept::reserve(address)?, is_inherited: false }),
+        }
+    }
+
+    /// Returns an inherited socket of a removed listener, which another one of the same address
+    /// may use.
+    pub(in crate::app) fn give_back(&self, address: SocketAddr, socket: OwnedFd) {
+        let name = SocketName { transport: Transport::Tcp, address };
+        self.inherited.lock().push(NamedSocket { name, socket });
+    }
+
+    /// Closes the inherited sockets that nothing uses.
+    pub(in crate::app) fn close_unused(&self) -> Vec<SocketName> {
+        let unused = std::mem::take(&mut *self.inherited.lock());
+        unused.iter().map(|socket| socket.name).collect()
+    }
+
+    /// Returns duplicates of the sockets that stay open.
+    pub(super) fn kept(&self) -> io::Result<Vec<NamedSocket>> {
+        let kept = self.kept.lock();
+        let sockets = kept.iter().flatten();
+        sockets
+            .map(|one| Ok(NamedSocket { name: one.name, socket: one.socket.try_clone()? }))
+            .collect()
+    }
+
+    /// Closes the duplicates of the sockets that stay open.
+    pub(super) fn release(&self) {
+        *self.kept.lock() = None;
+    }
+
+    fn keep(&self, transport: Transport, address: SocketAddr, of: &impl AsFd) -> io::Result<()> {
+        if let Some(kept) = &mut *self.kept.lock() {
+            let socket = of.as_fd().try_clone_to_owned()?;
+            kept.push(NamedSocket { name: SocketName { transport, address }, socket });
+        }
+        Ok(())
+    }
+
+    /// Takes an inherited socket. The IPv6 wildcard may have become that of IPv4.
+    fn take(&self, transport: Transport, address: SocketAddr) -> Option<OwnedFd> {
+        let mut inherited = self.inherited.lock();
+        let of = |address| SocketName { transport, address };
+        let mut names = vec![of(address)];
+        if address.ip() == Ipv6Addr::UNSPECIFIED {
+            names.push(of((Ipv4Addr::UNSPECIFIED, address.port()).into()));
+        }
+        let place = names
+            .iter()
+            .find_map(|name| inherited.iter().position(|socket| socket.name == *name))?;
+        Some(inherited.swap_remove(place).socket)
+    }
+}
+
+impl NamedSocket {
+    fn name_of_socket(&self) -> io::Result<SocketName> {
+        name_of(SockRef::from(&self.socket))
+    }
+}
+
+/// Returns the name of a socket that receives connections or datagrams.
+fn name_of(socket: SockRef<'_>) -> io::Result<SocketName> {
+    let transport = match socket.r#type()? {
+        Type::STREAM if socket.is_listener()? => Transport::Tcp,
+        Type::DGRAM => Transport::Udp,
+        _ => return Err(io::Error::other("not a listening socket")),
+    };
+    let address = socket.local_addr()?.as_socket();
+    let address = address.ok_or_else(|| io::Error::other("not an address of IP"))?;
+    Ok(SocketName { transport, address })
+}
+
+/// Returns the sockets that systemd has opened (`sd_listen_fds(3)`).
+fn sockets_of_systemd() -> Vec<NamedSocket> {
+    let mut passed = ListenFd::from_env();
+    let sockets = (0..passed.len()).filter_map(|index| {
+        let socket = match passed.take_tcp_listener(index) {
+            Ok(socket) => socket.map(OwnedFd::from),
+            Err(_) => passed.take_udp_socket(index).ok().flatten().map(OwnedFd::from),
+        };
+        let named = socket.and_then(|socket| {
+            let at = SockRef::from(&socket);
+            at.set_nonblocking(true).ok()?;
+            Some(NamedSocket { name: name_of(at).ok()?, socket })
+        });
+        if named.is_none() {
+            warn!(index, "systemd passed a socket that is neither listening TCP nor UDP");
+        }
+        named
+    });
+    sockets.collect()
+}
