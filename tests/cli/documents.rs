@@ -29,6 +29,8 @@ const README: &str = "README.md";
 const EXAMPLES: &str = "deploy/examples/README.md";
 /// The command of a `gateway` block, for pages that have none.
 const GATEWAY: &str = "exec strait run -c deploy/local/strait.yaml";
+/// The configuration of that command.
+const LOCAL: &str = "deploy/local/strait.yaml";
 /// Starts of commands; a block without a language must not hold them.
 const COMMANDS: [&str; 6] = ["strait ", "make ", "cargo ", "kubectl ", "curl ", "docker "];
 
@@ -92,6 +94,7 @@ impl Place {
             // The endpoints in the background have to listen before the load starts.
             (" &\n", " & pids=\"$pids $!\"; sleep 1\n".to_owned()),
             ("curl -s ", "curl -sf ".to_owned()),
+            ("-c strait.yaml --take-over /run/strait/", format!("-c {LOCAL} --take-over ")),
         ];
         let folder = tempfile::tempdir().expect("a folder");
         let changes = if PAGES[page] == EXAMPLES {
@@ -228,6 +231,10 @@ fn each_command_of_the_documentation_runs() {
                         }
                         let place = place.as_ref().expect("a place");
                         if block.kind == "sh gateway" {
+                            // It has the addresses of the one before.
+                            if let Some(mut before) = gateway.take() {
+                                Child::kill(&mut before).await.expect("a process");
+                            }
                             gateway = Some(place.start(&format!("exec {}", block.text)).await);
                         } else if block.kind == "sh running" && gateway.is_none() {
                             gateway = Some(place.start(GATEWAY).await);
