@@ -317,14 +317,17 @@ fn an_open_tunnel_is_judged_anew_by_what_its_name_asked_for() {
         let mut tunnel = sent(&client, WITHOUT_ENDPOINT, &hello).await;
         let mut first = vec![0; hello.len()];
         tunnel.read_exact(&mut first).await.expect("an echo");
-        // Another alias of the same service stays: this tunnel did not request it.
+        // An alias is added, and then only that one stays: this tunnel did not request it.
         let path = gateway.file("strait.yaml");
         let text = std::fs::read_to_string(&path).expect("a file");
-        replace(&path, &text.replace("names: [\"echo.global:80\"]", "names: [\"echo.other:80\"]"));
+        let names = "names: [\"echo.global:80\"]";
+        assert!(text.contains(names));
+        let both = "names: [\"echo.global:80\", \"echo.other:80\"]";
+        replace(&path, &text.replace(names, both));
         gateway.logged("reloaded").await;
         tunnel.write_all(b"more").await.expect("an open tunnel");
         tunnel.read_exact(&mut first[..4]).await.expect("an echo");
-        replace(&path, &text.replacen("{cluster: west}", "{cluster: east}", 1));
+        replace(&path, &text.replace(names, "names: [\"echo.other:80\"]"));
         let code = broken(&mut tunnel).await;
         assert_eq!(code, Some(h2::Reason::INTERNAL_ERROR));
         ended(&gateway, "revoked", 1.0).await;
