@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -20,6 +21,7 @@ use crate::tls::issue::{CertificateEvent, workload_api};
 use crate::tls::{self, Crls, IdentityMaterial, PeerTrust, TlsError, TrustedDomain};
 
 use super::state::App;
+use super::supervise::spawn_task;
 
 /// Condition of readiness: there is a valid certificate.
 pub(super) const CERTIFICATES: &str = "certificates";
@@ -35,9 +37,11 @@ const SECOND: Duration = Duration::from_secs(1);
 fn start_issuance(
     source: &Source,
     config: &Config,
-    back: Arc<Notify>,
+    (back, status): (Arc<Notify>, &Arc<Status>),
 ) -> mpsc::Receiver<CertificateEvent> {
+    const NAME: &str = "certificate requests";
     let (news, receiver) = mpsc::channel(1);
+    let own = (&Handle::current(), status);
     match &config.identity {
         Identity::Files(_) => {}
         Identity::IstioCa(ca) => {
@@ -55,11 +59,11 @@ fn start_issuance(
                 cache,
                 reachable: back,
             };
-            tokio::spawn(authority.run(news));
+            spawn_task(own, NAME, authority.run(news));
         }
         Identity::Spiffe { socket } => {
             let socket = pod::workload_api(source.environment(), socket.as_deref());
-            tokio::spawn(workload_api::run(socket, news));
+            spawn_task(own, NAME, workload_api::run(socket, news));
         }
     }
     receiver
@@ -74,12 +78,13 @@ pub(super) type SharedCertificates = Arc<Mutex<Certificates>>;
 pub(super) fn start(app: &App, source: &Source, first: oneshot::Sender<()>) -> SharedCertificates {
     let config = app.config.load();
     let (data_path, publisher) = (Arc::clone(&app.data_path), Arc::clone(&app.publisher));
-    tokio::spawn(recheck(data_path, publisher));
-    let news = start_issuance(source, &config, Arc::clone(&app.reconnected));
+    let own = (&Handle::current(), &app.status);
+    spawn_task(own, "certificate checks", recheck(data_path, publisher));
+    let news = start_issuance(source, &config, (Arc::clone(&app.reconnected), &app.status));
     let certificates = Certificates::new(app, source, first);
     let replaced = Arc::clone(&certificates.replaced);
     let shared = Arc::new(Mutex::new(certificates));
-    tokio::spawn(run(Arc::clone(&shared), news, replaced));
+    spawn_task(own, "certificates", run(Arc::clone(&shared), news, replaced));
     shared
 }
 

@@ -20,13 +20,16 @@ use crate::config::{self, Config};
 use crate::datapath::accept::{self, RegisteredListener, WorkerHandle};
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
+use crate::status::Status;
 
 use super::hand_over::sockets::{NamedSocket, Reserved, SocketName, SocketSource, Transport};
-use super::thread::{spawn_thread, with_bind_context};
+use super::supervise::{self, spawn_task, spawn_thread};
+use super::thread::with_bind_context;
 
 /// Listeners of the data path.
 pub(super) struct Listeners {
     data_path: Arc<DataPath>,
+    status: Arc<Status>,
     /// Time for which connections of a removed listener may continue.
     deadline: Duration,
     /// Addresses of the other ports, which are never dialled either.
@@ -123,13 +126,14 @@ fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
 
 impl Listeners {
     pub(super) fn new(
-        data_path: &Arc<DataPath>,
+        (data_path, status): (&Arc<DataPath>, &Arc<Status>),
         others: Vec<SocketAddr>,
         deadline: Duration,
         from: Arc<SocketSource>,
     ) -> Self {
-        let (data_path, state) = (Arc::clone(data_path), Mutex::default());
-        Self { data_path, deadline, others, from, state }
+        let (data_path, status) = (Arc::clone(data_path), Arc::clone(status));
+        let state = Mutex::default();
+        Self { data_path, status, deadline, others, from, state }
     }
 
     /// Returns the listeners of bindings. One that is not open has no client.
@@ -146,8 +150,8 @@ impl Listeners {
     /// configuration.
     pub(super) fn open(&self, workers: usize) -> anyhow::Result<()> {
         let mut state = self.state.lock();
-        state.threads = Some(start_workers(&self.data_path, workers)?);
-        match state.listen(&self.data_path).into_iter().next() {
+        state.threads = Some(start_workers(&self.data_path, &self.status, workers)?);
+        match state.listen(&self.data_path, &self.status).into_iter().next() {
             Some(error) => Err(anyhow::Error::msg(error)),
             None => Ok(()),
         }
@@ -202,7 +206,7 @@ impl Listeners {
         state.entries = entries;
         let own = addresses(&state.entries).chain(self.others.iter().copied());
         self.data_path.deny.set_own(own.collect());
-        state.listen(&self.data_path);
+        state.listen(&self.data_path, &self.status);
     }
 
     /// Returns descriptors of the sockets of all open listeners, for a successor.
@@ -332,7 +336,7 @@ impl State {
 
     /// Listens on each bound address, if the data path has started. Returns the errors of the
     /// listeners of the configuration that fail.
-    fn listen(&mut self, data_path: &Arc<DataPath>) -> Vec<String> {
+    fn listen(&mut self, data_path: &Arc<DataPath>, status: &Arc<Status>) -> Vec<String> {
         self.forget_ended();
         let Some(threads) = &self.threads else {
             return Vec::new();
@@ -342,7 +346,7 @@ impl State {
             let place = std::mem::replace(&mut entry.socket, SocketState::Closed(String::new()));
             entry.socket = match place {
                 SocketState::Bound(socket) => {
-                    match open(data_path, threads, &entry.listener, socket) {
+                    match open((data_path, status), threads, &entry.listener, socket) {
                         Ok(open) => SocketState::Open(open),
                         Err(error) => {
                             let error = format!("{error:#}");
@@ -362,7 +366,7 @@ impl State {
 
 /// Listens and accepts. Fails if another process that had bound the same address listens already.
 fn open(
-    data_path: &Arc<DataPath>,
+    (data_path, status): (&Arc<DataPath>, &Arc<Status>),
     threads: &DataPathThreads,
     listener: &Arc<Listener>,
     Reserved { socket, is_inherited }: Reserved,
@@ -375,7 +379,7 @@ fn open(
     };
     let (socket, data_path) = (Arc::clone(&registered), Arc::clone(data_path));
     let (accepting, workers) = (Arc::clone(listener), threads.workers.clone());
-    threads.acceptors.spawn(async move {
+    spawn_task((&threads.acceptors, status), "acceptor", async move {
         accept::run(&data_path, &socket, accepting, workers).await;
     });
     info!(listener = listener.rules().config.name, %address, "listener opened");
@@ -388,7 +392,11 @@ fn listen(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListen
 }
 
 /// Starts the workers. The first also accepts, and passes each socket to the least loaded worker.
-fn start_workers(data_path: &Arc<DataPath>, workers: usize) -> anyhow::Result<DataPathThreads> {
+fn start_workers(
+    data_path: &Arc<DataPath>,
+    status: &Arc<Status>,
+    workers: usize,
+) -> anyhow::Result<DataPathThreads> {
     let count = match workers {
         0 => std::thread::available_parallelism()?.get(),
         count => count,
@@ -401,10 +409,14 @@ fn start_workers(data_path: &Arc<DataPath>, workers: usize) -> anyhow::Result<Da
             // The queue has ended, but connections may remain until the process ends.
             std::future::pending::<()>().await;
         };
-        spawn_thread(&format!("strait-worker-{index}"), run)
+        spawn_thread(status, format!("strait-worker-{index}"), run)
     };
     let handles: anyhow::Result<Vec<_>> = queues.into_iter().enumerate().map(spawn).collect();
     let acceptors = handles?.into_iter().next().context("no worker")?;
+    // The caller's runtime: a worker cannot watch itself.
+    let watch =
+        supervise::watch(workers.clone(), Arc::clone(status), Arc::clone(&data_path.metrics));
+    spawn_task((&Handle::current(), status), "watchdog", watch);
     Ok(DataPathThreads { acceptors, workers })
 }
 

@@ -18,6 +18,7 @@ mod routes;
 mod server;
 mod signals;
 mod state;
+mod supervise;
 mod thread;
 mod traffic;
 mod transit;
@@ -32,6 +33,7 @@ use std::time::Duration;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sd_notify::NotifyState;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
@@ -57,7 +59,8 @@ use reload::{Reloader, Triggers};
 use server::{Sockets, bind};
 use signals::{ReloadSignal, StopSignals};
 use state::{App, LISTENERS};
-use thread::{runtime, spawn_thread};
+use supervise::{spawn_task, spawn_thread};
+use thread::runtime;
 
 pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
@@ -136,7 +139,7 @@ impl ReadinessServer {
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
         // On a dedicated thread, so that nothing delays a probe.
-        let times = (&hand_over.ports, &lifecycle);
+        let times = (&hand_over.ports, &lifecycle, &status);
         server::spawn("strait-readiness", socket, router, Limits::PROBES, times)?;
         Ok(Self { status, lifecycle, address })
     }
@@ -172,7 +175,8 @@ impl App {
             DenyList::new(config.dial.allow.clone(), others.to_vec()),
         ));
         let from = Arc::clone(&hand_over.sockets);
-        let listeners = Listeners::new(&data_path, others, config.drain.deadline, from);
+        let listeners =
+            Listeners::new((&data_path, &front.status), others, config.drain.deadline, from);
         memory::adapt(&data_path, memory, configured);
         let app = Self {
             config: Arc::new(ArcSwap::new(config)),
@@ -188,12 +192,13 @@ impl App {
             Reloader::start(source.clone(), &app, inputs, triggers, certificates, log.clone())?;
         sockets.serve(&app, &log, &hand_over.ports)?;
         let budget = Arc::clone(&app.data_path.budget);
-        tokio::spawn(async move { budget.run().await });
-        tokio::spawn(async move { metrics.run().await });
-        tokio::spawn(memory::watch(Arc::clone(&app.data_path), configured));
+        let own = (&Handle::current(), &app.status);
+        spawn_task(own, "buffer budget", async move { budget.run().await });
+        spawn_task(own, "metrics", async move { metrics.run().await });
+        spawn_task(own, "memory", memory::watch(Arc::clone(&app.data_path), configured));
         app.start_discovery(source)?;
         app.start_dns()?;
-        spawn_thread("strait-files", reloader.run())?;
+        spawn_thread(&app.status, "strait-files", reloader.run())?;
         Ok((app, certificate))
     }
 
@@ -227,7 +232,7 @@ impl App {
             pending: DISCOVERY,
             connected: Arc::clone(&self.reconnected),
         });
-        spawn_thread("strait-discovery", discovery).map(drop)
+        spawn_thread(&self.status, "strait-discovery", discovery).map(drop)
     }
 
     /// Starts lookups of the hostnames in the mesh, whatever its source.
@@ -237,7 +242,7 @@ impl App {
             status: Arc::clone(&self.status),
             servers: self.config.load().dns.servers.clone(),
         });
-        spawn_thread("strait-dns", names).map(drop)
+        spawn_thread(&self.status, "strait-dns", names).map(drop)
     }
 
     /// Opens the data path, waits for a signal or `/quitquitquit`, and completes the drain.

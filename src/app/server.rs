@@ -16,13 +16,14 @@ use crate::lifecycle::Lifecycle;
 use crate::limits::OwnedPool;
 use crate::responder::{self, Responder};
 use crate::snapshot::EndpointSet;
-use crate::status::RemoteGatewayStatus;
+use crate::status::{RemoteGatewayStatus, Status};
 use crate::telemetry::LogHandle;
 
 use super::explain;
 use super::hand_over::sockets::SocketSource;
 use super::state::App;
-use super::thread::{spawn_thread, with_bind_context};
+use super::supervise::spawn_thread;
+use super::thread::with_bind_context;
 
 /// The other listening sockets. All are bound before any is served, so that a failed start serves
 /// no tunnel.
@@ -94,7 +95,7 @@ impl Sockets {
         };
         let router = admin::admin_router(state);
         let lifecycle = &data_path.lifecycle;
-        let times = (begin, lifecycle);
+        let times = (begin, lifecycle, &app.status);
         spawn("strait-admin", self.admin, router, Limits::PAGES, times)?;
         let router = admin::metrics_router(Arc::clone(&data_path.metrics));
         for socket in self.metrics {
@@ -104,7 +105,7 @@ impl Sockets {
         if !self.dns.is_empty() {
             let (begin, lifecycle) = (begin.clone(), lifecycle.clone());
             let dns = self.dns;
-            spawn_thread("strait-responder", async move {
+            spawn_thread(&app.status, "strait-responder", async move {
                 begin.cancelled().await;
                 tokio::select! {
                     () = responder::run(dns, responder) => {}
@@ -135,10 +136,10 @@ pub(super) fn spawn(
     socket: TcpListener,
     router: Router,
     limits: Limits,
-    (begin, lifecycle): (&CancellationToken, &Lifecycle),
+    (begin, lifecycle, status): (&CancellationToken, &Lifecycle, &Arc<Status>),
 ) -> anyhow::Result<()> {
     let (begin, lifecycle) = (begin.clone(), lifecycle.clone());
-    spawn_thread(name, async move {
+    spawn_thread(status, name, async move {
         begin.cancelled().await;
         let end = lifecycle.ports_end();
         match tokio::net::TcpListener::from_std(socket) {

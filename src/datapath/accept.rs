@@ -4,8 +4,8 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use rustix::io::Errno;
@@ -52,6 +52,25 @@ pub struct ConnectionResources {
 pub struct WorkerHandle {
     queue: mpsc::Sender<AcceptedConnection>,
     load: LoadGuard,
+    /// Sign of life of the worker.
+    pub turns: Arc<Turns>,
+}
+
+/// Sign of life of a worker. The worker notes it, and a watchdog reads it.
+#[derive(Debug)]
+pub struct Turns {
+    begin: Instant,
+    /// Milliseconds from `begin` to the last note.
+    last: AtomicU64,
+    /// Id of the worker's thread; 0 before its first turn.
+    thread: AtomicU32,
+}
+
+/// Queue of a worker, and its sign of life.
+#[derive(Debug)]
+pub struct WorkerQueue {
+    pub(super) accepted: mpsc::Receiver<AcceptedConnection>,
+    pub(super) turns: Arc<Turns>,
 }
 
 /// One connection or tunnel in the load of a worker. The load is the number of clones.
@@ -70,10 +89,45 @@ const LIMIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl WorkerHandle {
     /// Creates the handle of a worker and the queue that its runtime reads.
-    pub fn new() -> (Self, mpsc::Receiver<AcceptedConnection>) {
-        let (queue, receiver) = mpsc::channel(QUEUE_MAX);
-        let load = LoadGuard::default();
-        (Self { queue, load }, receiver)
+    pub fn new() -> (Self, WorkerQueue) {
+        let (queue, accepted) = mpsc::channel(QUEUE_MAX);
+        let turns = Arc::new(Turns::new());
+        let handle = Self { queue, load: LoadGuard::default(), turns: Arc::clone(&turns) };
+        (handle, WorkerQueue { accepted, turns })
+    }
+}
+
+impl Turns {
+    fn new() -> Self {
+        Self { begin: Instant::now(), last: AtomicU64::new(0), thread: AtomicU32::new(0) }
+    }
+
+    /// Notes the thread that runs the worker.
+    pub(super) fn enter(&self) {
+        let id = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        self.thread.store(id, Ordering::Relaxed);
+        self.note();
+    }
+
+    /// Notes a turn.
+    pub fn note(&self) {
+        let time = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(time, Ordering::Relaxed);
+    }
+
+    /// Returns the time since the last turn.
+    pub fn idle(&self) -> Duration {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
+        self.begin.elapsed().saturating_sub(last)
+    }
+
+    /// Returns the kernel's state of the worker's thread: R while it computes, S while it waits, D
+    /// while it waits for a disk. Returns "unknown" if it cannot be read.
+    pub fn thread_state(&self) -> String {
+        let path = format!("/proc/self/task/{}/stat", self.thread.load(Ordering::Relaxed));
+        let stat = std::fs::read_to_string(path).unwrap_or_default();
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+        state.unwrap_or("unknown").to_owned()
     }
 }
 

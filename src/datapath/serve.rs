@@ -5,10 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::time::interval;
 
-use super::accept::AcceptedConnection;
+use super::accept::{AcceptedConnection, WorkerQueue};
 use super::forward::{self, connection};
 use super::handshake::{HandshakeError, Session};
 use super::identity::Peer;
@@ -17,16 +16,20 @@ use super::{DataPath, handshake, identity, passthrough};
 /// Period of a timer that keeps tokio's driver from being woken. Arming the earliest timer of a
 /// runtime wakes its driver (two system calls), even from the runtime's own thread. With a timer
 /// that is always due within a second, deadlines of dials and handshakes cost no wake-up.
-const TIMER_PERIOD: Duration = Duration::from_secs(1);
+const TIMER_PERIOD: Duration = Duration::from_millis(500);
 
 /// Serves the sockets that the acceptor hands over, each in a task of its own.
-pub async fn run_worker(data_path: Arc<DataPath>, mut queue: mpsc::Receiver<AcceptedConnection>) {
+pub async fn run_worker(data_path: Arc<DataPath>, mut queue: WorkerQueue) {
+    queue.turns.enter();
     let mut tick = interval(TIMER_PERIOD);
     loop {
         let accepted = tokio::select! {
             biased;
-            accepted = queue.recv() => accepted,
-            _ = tick.tick() => continue,
+            accepted = queue.accepted.recv() => accepted,
+            _ = tick.tick() => {
+                queue.turns.note();
+                continue;
+            }
         };
         let Some(accepted) = accepted else { return };
         let shared = Arc::clone(&data_path);

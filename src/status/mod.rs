@@ -9,6 +9,7 @@ mod link;
 mod remote;
 mod workload;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -255,7 +256,7 @@ pub struct HostnameStatuses {
 /// Status of the process; share it in an `Arc`.
 #[derive(Debug, Default)]
 pub struct Status {
-    pending: Mutex<Vec<(&'static str, Vec<&'static str>)>>,
+    pending: Mutex<Vec<(Cow<'static, str>, Vec<&'static str>)>>,
     discovery: Mutex<Option<Discovery>>,
     certificates: Mutex<BTreeMap<String, Certificate>>,
     crls: Mutex<Vec<Crl>>,
@@ -269,28 +270,28 @@ impl Status {
     /// Creates the status of a process that is not ready until each of `pending` is.
     pub fn new(pending: &[&'static str]) -> Self {
         Self {
-            pending: Mutex::new(pending.iter().map(|&name| (name, Vec::new())).collect()),
+            pending: Mutex::new(pending.iter().map(|&name| (name.into(), Vec::new())).collect()),
             ..Self::default()
         }
     }
 
     /// Removes `what` from the conditions of readiness.
-    pub fn clear_pending(&self, what: &'static str) {
-        self.pending.lock().retain(|(name, _)| *name != what);
+    pub fn clear_pending(&self, what: &str) {
+        self.pending.lock().retain(|(name, _)| name != what);
     }
 
     /// Adds `what` to the conditions of readiness.
-    pub fn pending(&self, what: &'static str) {
-        let mut pending = self.pending.lock();
+    pub fn pending(&self, what: impl Into<Cow<'static, str>>) {
+        let (what, mut pending) = (what.into(), self.pending.lock());
         if !pending.iter().any(|(name, _)| *name == what) {
             pending.push((what, Vec::new()));
         }
     }
 
     /// Sets the missing parts of `what`, if readiness waits for it.
-    pub fn missing(&self, what: &'static str, parts: Vec<&'static str>) {
+    pub fn missing(&self, what: &str, parts: Vec<&'static str>) {
         let mut pending = self.pending.lock();
-        if let Some((_, missing)) = pending.iter_mut().find(|(name, _)| *name == what) {
+        if let Some((_, missing)) = pending.iter_mut().find(|(name, _)| name == what) {
             *missing = parts;
         }
     }
@@ -298,9 +299,9 @@ impl Status {
     /// Returns the conditions that readiness waits for, in the order in which they were added;
     /// empty when ready. Missing parts are appended: `discovery (addresses, clusters)`.
     pub fn list_pending(&self) -> Vec<String> {
-        let shown = |(name, missing): &(&str, Vec<&str>)| {
+        let shown = |(name, missing): &(Cow<'_, str>, Vec<&str>)| {
             if missing.is_empty() {
-                (*name).to_owned()
+                name.to_string()
             } else {
                 format!("{name} ({})", missing.join(", "))
             }

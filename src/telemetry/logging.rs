@@ -3,13 +3,16 @@
 //! Lines pass through a bounded queue to a dedicated thread. A slow disk or terminal loses lines,
 //! which are counted; it never delays a tunnel.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
 use std::io::IsTerminal;
+use std::panic::{self, PanicHookInfo};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tracing::Subscriber;
 use tracing::subscriber::set_global_default;
+use tracing::{Subscriber, error};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -58,7 +61,38 @@ pub fn init(log: &Log) -> Result<LogHandle, LogError> {
     let drops = writer.error_counter();
     let (subscriber, handle) = build(log, writer, colour, Some((drops, guard)))?;
     set_global_default(subscriber).map_err(|_| LogError::Started)?;
+    panic::set_hook(Box::new(log_panic));
     Ok(handle)
+}
+
+/// Number of panics of the process since the log was started.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of panics since the log was started.
+pub fn panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
+/// Counts a panic, and logs it as one line: the hook of the standard library writes several, which
+/// are no JSON.
+fn log_panic(panicked: &PanicHookInfo<'_>) {
+    PANICS.fetch_add(1, Ordering::Relaxed);
+    let place = panicked.location().map_or_else(String::new, ToString::to_string);
+    let payload = panicked.payload();
+    let formatted = || payload.downcast_ref::<String>().map(String::as_str);
+    let message = payload.downcast_ref::<&str>().copied().or_else(formatted);
+    let thread = std::thread::current();
+    let backtrace = match Backtrace::capture() {
+        trace if trace.status() == BacktraceStatus::Captured => trace.to_string(),
+        _ => "set RUST_BACKTRACE=1".to_owned(),
+    };
+    error!(
+        thread = thread.name().unwrap_or_default(),
+        place,
+        backtrace,
+        "panic, a bug in this gateway: {}",
+        message.unwrap_or_default()
+    );
 }
 
 /// Builds a log with any writer, without installing it as the process log.

@@ -25,7 +25,7 @@ use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
 use super::sets::{metric, metrics, register};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
-use super::{WorkloadLabels, exposition};
+use super::{WorkloadLabels, exposition, logging};
 use crate::config::{Access, Link};
 use crate::labels::labelled;
 use crate::limits::{OwnedPool, Rate};
@@ -108,6 +108,10 @@ metrics! {
             "Memory in use without the page cache, which admission compares with the limit";
         memory_limit: Gauge = "strait_memory_limit_bytes",
             "Memory limit of this process, from its cgroup or the machine";
+        panics: Counter = "strait_panics",
+            "Panics, each of which ended a connection or a part of the process";
+        worker_stalls: Counter = "strait_worker_stalls",
+            "Times at which a worker stood still for a second";
         accept_pauses: Counter = "strait_accept_pauses",
             "Pauses of 100 ms in accepting because no descriptor was free";
         shed: Family<Labels<1>, Counter> = "strait_connections_shed",
@@ -298,6 +302,11 @@ impl Metrics {
         self.pools.set(pools);
     }
 
+    /// Counts a worker that has stood still.
+    pub fn worker_stalled(&self) {
+        self.worker_stalls.inc();
+    }
+
     /// Counts a pause of the acceptor because of missing descriptors.
     pub fn accept_paused(&self) {
         self.accept_pauses.inc();
@@ -438,6 +447,7 @@ impl Metrics {
 
     /// Encodes all metrics in the OpenMetrics text format.
     pub fn encode(&self) -> String {
+        self.panics.inner().store(logging::panics(), Ordering::Relaxed);
         if let Some(drops) = self.log_drops.get() {
             let drops = u64::try_from(drops.dropped_lines()).unwrap_or(u64::MAX);
             self.log_lines_dropped.inner().store(drops, Ordering::Relaxed);
