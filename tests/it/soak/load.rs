@@ -35,6 +35,10 @@ const BYTES_MAX: u64 = 128 * 1024;
 /// Limit of the rest after each 16 KiB. One peer has tunnels of up to 20 s.
 const REST_MAX: u64 = 100;
 const LONG_REST: Duration = Duration::from_secs(2);
+/// End of the names of the first tunnels, which are those of no other tunnel.
+const WARM_UP: u64 = 1 << 56;
+/// Connections of each identity at the start, so that each worker has one.
+const WARM_UP_CONNECTIONS: usize = 4;
 /// Limit of a wait for the gateway.
 const PATIENCE: Duration = Duration::from_secs(45);
 
@@ -113,6 +117,24 @@ impl Load {
         };
         (tunnels, held)
     }
+}
+
+/// Has each identity use both services, so that what the gateways open at the first use is open:
+/// connections between them, and sockets of each worker.
+pub async fn warm_up(world: &World) {
+    let (mut clients, mut number) = (Vec::new(), WARM_UP);
+    for id in [CLIENT, OTHER, LOCAL].repeat(WARM_UP_CONNECTIONS) {
+        let client = world.east.client_as(identities(), id).await;
+        for service in [ECHO, REMOTE] {
+            number -= 1;
+            let tunnel = client.tunnel(service).await.expect("a tunnel");
+            let side = oracle::drive(tunnel, Plan::both(number, 1)).await;
+            assert_eq!(side, SideResult::complete(1));
+        }
+        clients.push(client);
+    }
+    drop(clients);
+    world.east.wait_until_open(0, 0).await;
 }
 
 impl Peer {

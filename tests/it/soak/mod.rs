@@ -20,6 +20,9 @@ use world::World;
 const MINUTES: u64 = 2;
 /// Time for the start and the end of a run.
 const EDGES: Duration = Duration::from_secs(180);
+/// Limit of the time until everything has ended, also after a planted leak.
+const SETTLE: Duration = Duration::from_secs(60);
+const LEAK_SETTLE: Duration = Duration::from_secs(5);
 /// Shortest run whose memory is judged: allocators grow for minutes.
 const MEMORY_MIN: Duration = Duration::from_secs(30 * 60);
 /// Limit of the slope of memory, in bytes per hour.
@@ -47,15 +50,17 @@ struct Findings {
 async fn soak(time: Duration, seed: u64, planted: Planted) -> Findings {
     raise_descriptor_limit();
     let mut world = World::start().await;
+    load::warm_up(&world).await;
     let start = world.measure().await;
     let load = Load::start(&world, seed, planted);
     let begun = Instant::now();
     let faults = Faults::run(&mut world, time, seed).await;
     let (tunnels, held) = load.end().await;
     let mut findings = Findings::default();
-    world.compare(&tunnels, &faults, &mut findings.errors).await;
-    let end = world.settle(&start).await;
+    let patience = if planted == Planted::Leak { LEAK_SETTLE } else { SETTLE };
+    let end = world.settle(&start, patience).await;
     findings.errors.extend(start.differences(&end));
+    world.compare(&tunnels, &faults, &mut findings.errors);
     drop(held);
     let whole = tunnels.iter().filter(|tunnel| tunnel.is_complete()).count();
     let bytes: u64 = tunnels.iter().map(|tunnel| tunnel.side.map_or(0, |side| side.received)).sum();
