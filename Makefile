@@ -36,7 +36,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy strict-client promtool peers certs compare-identity fuzz floods sources upgrades bench bench-xds \
+.PHONY: help demo quick test check lint envoy strict-client promtool peers certs compare-identity fuzz floods sources soak upgrades bench bench-xds \
   parts protos \
   check-deploy image check-image
 
@@ -85,6 +85,12 @@ upgrades: COUNT = 50
 upgrades: RATE = 500
 upgrades: ## replace a gateway under load, again and again (COUNT=50 times at RATE=500 connections/s)
 	cargo bench --locked --bench upgrades -- --count $(COUNT) --rate $(RATE)
+
+soak: MINUTES = 60
+soak: SEED = 1
+soak: ## two gateways under random faults, every byte compared (MINUTES=60, SEED=1)
+	STRAIT_SOAK_MINUTES=$(MINUTES) STRAIT_SOAK_SEED=$(SEED) \
+	  cargo test --locked --release --test it -- soak::random --nocapture
 
 bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short)
 	cargo bench --locked --bench xds -- $(ARGS)

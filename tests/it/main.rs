@@ -134,6 +134,8 @@ mod shares;
 #[cfg(test)]
 mod slow;
 #[cfg(test)]
+mod soak;
+#[cfg(test)]
 mod start;
 #[cfg(test)]
 mod starved;

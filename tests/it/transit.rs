@@ -24,7 +24,7 @@ pub const WEST_GATEWAY: &str = "spiffe://west.local/ns/istio-system/sa/eastwest"
 const SOON: Duration = Duration::from_secs(10);
 
 /// Settings of a gateway of network east whose service is behind these gateways of network west.
-fn east<'a>(net: Net, gateways: &[Net], identity: &str) -> Settings<'a> {
+pub fn east<'a>(net: Net, gateways: &[Net], identity: &str) -> Settings<'a> {
     let mut settings = Settings::new(net, identities()).endpoints(&[(99, 1, "TCP")]);
     // The only instance is in the other network.
     settings.mesh =
@@ -49,7 +49,7 @@ pub fn west<'a>(net: Net, endpoints: &[(u8, u32, &str)]) -> Settings<'a> {
     settings
 }
 
-fn in_west(mesh: &str) -> String {
+pub fn in_west(mesh: &str) -> String {
     mesh.replace("clusterId: east, network: east", "clusterId: west, network: west")
         .replace("vips: [east/", "vips: [west/")
 }

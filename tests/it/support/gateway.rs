@@ -311,6 +311,12 @@ impl Gateway {
         memory::private_dirty(self.process.id().expect("a running gateway"))
     }
 
+    /// Returns the number of open descriptors of the process.
+    pub fn descriptors(&self) -> usize {
+        let process = self.process.id().expect("a running gateway");
+        std::fs::read_dir(format!("/proc/{process}/fd")).expect("a folder").count()
+    }
+
     /// Returns the names of the threads of the process.
     pub fn thread_names(&self) -> Vec<String> {
         memory::thread_names(self.process.id().expect("a running gateway"))

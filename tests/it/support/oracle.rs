@@ -290,6 +290,16 @@ impl Oracle {
         outcomes.sides[&id]
     }
 
+    /// Returns the endpoint's side of a tunnel that has ended there.
+    pub fn known(&self, id: u64) -> Option<SideResult> {
+        self.0.borrow().sides.get(&id).map(|(_, side)| *side)
+    }
+
+    /// Returns the errors that belong to no tunnel.
+    pub fn errors(&self) -> Vec<String> {
+        self.0.borrow().unattributed_errors.clone()
+    }
+
     /// Asserts that a tunnel was complete: every byte of both directions, and two clean ends.
     pub async fn whole(&self, plan: Plan, client: SideResult) {
         assert_eq!(client, SideResult::complete(plan.down), "the client's side of {plan:?}");
