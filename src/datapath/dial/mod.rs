@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Config;
@@ -153,19 +153,20 @@ async fn connect(
 ) -> Result<TcpStream, Failure> {
     deny.check(address)?;
     let end = deadline.min(Instant::now() + DIAL_TIMEOUT);
-    let Ok(stream) = timeout_at(end, TcpStream::connect(address)).await else {
+    let connected = async {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // A dial that is abandoned, and a tunnel that breaks in any way, including a crash of this
+        // process, end by RST here. Only a clean end reverts this, before the socket is closed.
+        SockRef::from(&socket).set_linger(Some(Duration::ZERO))?;
+        let stream = socket.connect(address).await?;
+        set_options(SockRef::from(&stream), &UPSTREAM_KEEPALIVE)?;
+        io::Result::Ok(stream)
+    };
+    let Ok(connected) = timeout_at(end, connected).await else {
         let detail = format!("{address} did not answer in time");
         return Err(Failure::new(Reason::DialTimeout, detail));
     };
-    stream
-        .and_then(|stream| {
-            set_options(SockRef::from(&stream), &UPSTREAM_KEEPALIVE)?;
-            // A tunnel that breaks in any way, including a crash of this process, ends by RST
-            // here. Only a clean end reverts this, before the socket is closed.
-            SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
-            Ok(stream)
-        })
-        .map_err(|error| Failure::new(Reason::of_dial(&error), format!("{address}: {error}")))
+    connected.map_err(|error| Failure::new(Reason::of_dial(&error), format!("{address}: {error}")))
 }
 
 /// Addresses that are never dialled, even if discovery names them.

@@ -100,7 +100,9 @@ impl Faults {
             return Some(LINK);
         }
         let is_cause = |done: &&Done| {
-            let is_near = (done.from..=done.to + EFFECT).contains(&tunnel.at);
+            // A client that rests notices a break by its second write after it.
+            let effect = EFFECT + 3 * tunnel.plan.rest;
+            let is_near = (done.from..=done.to + effect).contains(&tunnel.at);
             is_near && done.fault.breaks(tunnel)
         };
         self.done.iter().rev().find(is_cause).map(|done| done.name)

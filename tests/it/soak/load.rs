@@ -1,4 +1,4 @@
-//! Peers that connect, open tunnels and use them, until they are told to stop.
+//! Peers that connect, open tunnels and use them, until the load ends.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

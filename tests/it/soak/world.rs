@@ -231,7 +231,7 @@ impl Measured {
 /// Cuts every third connection of the link after some bytes, in either direction.
 fn cut(number: usize) -> [LinkFaults; 2] {
     let mut faults = [LinkFaults::default(); 2];
-    if number % 3 == 0 {
+    if number.is_multiple_of(3) {
         let after = 4_000 + 7_919 * number as u64 % 200_000;
         faults[number % 2] = LinkFaults::cut(after, Cut::Reset);
     }
