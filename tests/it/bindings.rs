@@ -473,6 +473,35 @@ fn names_of_bindings_are_answered_over_udp_and_tcp_and_follow_a_reload() {
 }
 
 #[test]
+fn a_successor_has_the_sockets_of_bindings_and_of_the_dns_responder() {
+    run(async {
+        let here = Net::new();
+        let (server, folder) = (here.address(3, 5353), tempfile::tempdir().expect("a folder"));
+        let mut settings = east(here, &[Net::new()], ", names: [echo.global]");
+        let dns = "dns: {families: [\"*.global\"], listen: ";
+        settings.more += &format!("{dns}\"{server}\"}}\n");
+        settings.take_over = Some(folder.path().join("take-over"));
+        let mut first = Gateway::start(&settings).await;
+        let query = question("echo.global.", RecordType::A);
+        let want = over_udp(server, &query).await;
+        assert_eq!(want, (ResponseCode::NoError, vec![here.ip(2).to_string()]));
+        let next = Gateway::spawn(&settings, |_| {});
+        let mut replaced = std::pin::pin!(next.logged("took over from the process that served"));
+        loop {
+            tokio::select! {
+                () = &mut replaced => break,
+                answer = over_udp(server, &query) => assert_eq!(answer, want),
+            }
+        }
+        assert!(first.exited().await.success());
+        assert_eq!(over_udp(server, &query).await, want);
+        assert_eq!(over_tcp(&mut connect(server).await, &query).await, want);
+        connect(bound(here)).await;
+        assert_eq!(next.readiness().await.0, 200);
+    });
+}
+
+#[test]
 fn silent_dns_clients_shut_nobody_out_and_unlisted_ones_are_refused() {
     run(async {
         let here = Net::new();

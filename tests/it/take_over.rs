@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use strait::tools::hbone::{Client, Tunnel};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+use crate::passthrough::client_hello;
 use crate::support::{
-    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, bytes, identities, replace, run, until,
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, bytes, identities, replace, run,
+    try_echo, until,
 };
 
 /// Number of clients that connect again and again.
@@ -143,6 +145,44 @@ fn a_successor_that_fails_before_it_is_ready_changes_nothing() {
         drop(tunnel);
         assert_eq!(first.readiness().await.0, 200);
         let _second = successor(&settings).await;
+        assert!(first.exited().await.success());
+    });
+}
+
+/// Opens a connection by its server name. Its endpoint echoes the ClientHello.
+async fn by_name(net: Net) -> TcpStream {
+    let hello = client_hello("outbound_.80_._.echo.app.svc.cluster.local", &["istio"]);
+    let mut stream = TcpStream::connect(net.address(1, EXTRA)).await.expect("a connection");
+    stream.write_all(&hello).await.expect("a hello");
+    let mut answer = vec![0; hello.len()];
+    stream.read_exact(&mut answer).await.expect("an echo");
+    assert_eq!(answer, hello);
+    stream
+}
+
+#[test]
+fn a_successor_has_the_sockets_of_tls_listeners() {
+    run(async {
+        let net = Net::new();
+        let folder = tempfile::tempdir().unwrap();
+        let mut settings = settings(net, folder.path());
+        settings.exposure = settings.exposure.replace("{cluster: west}", "{anyone: true}");
+        settings.listeners = format!(
+            "  - {{name: names, bind: \"{}\", protocol: tls, routing: istio}}\n",
+            net.address(1, EXTRA)
+        );
+        let mut first = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let mut before = by_name(net).await;
+        let second = successor(&settings).await;
+        drop(by_name(net).await);
+        assert!(second.metric("strait_connections_total").await >= 1.0);
+        // A change of files reaches the process that serves.
+        replace(&second.file("mesh.yaml"), &settings.mesh.replace("capacity: 1,", "capacity: 2,"));
+        second.logged("reloaded what=\"mesh\"").await;
+        drop(by_name(net).await);
+        try_echo(&mut before).await.expect("an open tunnel");
+        drop(before);
         assert!(first.exited().await.success());
     });
 }
