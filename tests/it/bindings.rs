@@ -496,8 +496,9 @@ fn a_successor_has_the_sockets_of_bindings_and_of_the_dns_responder() {
         assert!(first.exited().await.success());
         assert_eq!(over_udp(server, &query).await, want);
         assert_eq!(over_tcp(&mut connect(server).await, &query).await, want);
-        connect(bound(here)).await;
-        assert_eq!(next.readiness().await.0, 200);
+        // There is no gateway behind the binding, which resets the connection perhaps at once.
+        let _ = TcpStream::connect(bound(here)).await;
+        next.logged("connection failed").await;
     });
 }
 

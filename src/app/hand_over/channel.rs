@@ -61,7 +61,7 @@ enum Message {
     Sockets { version: u32, names: Vec<SocketName>, has_more: bool },
     /// The successor serves.
     Ready,
-    /// The predecessor has begun to drain.
+    /// The predecessor serves no longer.
     Released,
 }
 
@@ -153,7 +153,7 @@ impl Channel {
         }
     }
 
-    /// Reports that this process serves, and waits until the predecessor has begun to drain.
+    /// Reports that this process serves, and waits until the predecessor serves no longer.
     pub(super) fn report_ready(&self) -> anyhow::Result<()> {
         self.send(&Message::Ready, &[])?;
         self.expect(|message| matches!(message, Message::Released), PACKET_DEADLINE)
@@ -164,7 +164,7 @@ impl Channel {
         self.expect(|message| matches!(message, Message::Ready), deadline)
     }
 
-    /// Reports that this process has begun to drain.
+    /// Reports that this process serves no longer.
     pub(super) fn report_released(&self) -> anyhow::Result<()> {
         self.send(&Message::Released, &[])
     }

@@ -144,9 +144,10 @@ impl HandOver {
         info!("the next process serves; this one drains");
         app.listeners.release();
         self.sockets.release();
-        app.data_path.lifecycle.hand_over();
-        // The successor goes on without this answer if this process is gone.
+        // Before the drain, which ends the process at once if it has no connection: a successor
+        // without this answer takes this process for one that goes on. It may be gone by now.
         let _ = channel.report_released();
+        app.data_path.lifecycle.hand_over();
         Ok(())
     }
 }
