@@ -1,5 +1,5 @@
-//! Closed lists of values, each with a label for metrics, logs and the configuration; and numbers
-//! of things as text.
+//! Closed lists of values, each with a label for metrics, logs and the configuration; and text from
+//! numbers, lists and names.
 
 /// Defines an enum whose variants have labels, with `ALL`, `label` and `Display`.
 macro_rules! labelled {
@@ -41,4 +41,23 @@ pub(crate) fn count(number: impl ToString, one: &str) -> String {
     let number = number.to_string();
     let plural = if number == "1" { "" } else { "s" };
     format!("{number} {one}{plural}")
+}
+
+/// Joins the values with a separator.
+pub(crate) fn join<T: ToString>(values: impl IntoIterator<Item = T>, separator: &str) -> String {
+    let values: Vec<_> = values.into_iter().map(|one| one.to_string()).collect();
+    values.join(separator)
+}
+
+/// Escapes control characters, which a terminal would interpret, including line ends.
+pub(crate) fn escape_control(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char.is_control() {
+            out.extend(char.escape_default());
+        } else {
+            out.push(char);
+        }
+    }
+    out
 }

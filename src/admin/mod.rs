@@ -7,13 +7,12 @@
 mod dump;
 mod explain;
 mod guard;
+pub mod pages;
 mod regions;
-mod rows;
 mod scrape;
 mod server;
 mod status;
 mod stream;
-pub mod text;
 mod view;
 
 use std::fmt;
@@ -39,7 +38,7 @@ use crate::telemetry::{LogHandle, Metrics};
 use scrape::Scrapes;
 
 pub use explain::ExplainHandler;
-pub use rows::{IssuerRow, ListenerRow, ListenerState};
+pub use pages::{IssuerRow, ListenerRow, ListenerState};
 pub use server::{Limits, serve};
 
 /// Function that returns state of the running gateway.
@@ -96,9 +95,10 @@ strait admin
 GET  /certs             the certificates, as JSON
 GET  /config_dump       state of the data path, as JSON for `istioctl ztunnel-config --file`
 GET  /explain           outcome of a hypothetical tunnel, as JSON: see `strait explain --help`
-GET  /peers             gateways of other networks, and links; ?format=json
+GET  /peers             gateways of other networks, and links, as JSON: `strait status peers`
 GET  /ready             readiness, as on the readiness port
-GET  /status            listeners, mesh, certificates, services; ?service=NAME, ?all, ?format=json
+GET  /status            listeners, mesh, certificates, services, as JSON for `strait status`;
+                        ?service=NAME, ?all
 GET  /stats/prometheus  metrics, as on the metrics port
 GET  /drain/region      dry run of the same POST; changes nothing
 POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back; ?force also

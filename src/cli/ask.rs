@@ -1,16 +1,17 @@
-//! Client of the running gateway's admin port, with the commands `strait status` and `strait dump`.
+//! Client of the running gateway's admin port, with the command `strait dump`.
 
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use axum::body::{Body, BodyDataStream, Bytes};
-use clap::{Args, Subcommand};
+use clap::Args;
 use http::{Method, Request, StatusCode};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
@@ -36,91 +37,9 @@ pub(super) struct Admin {
 }
 
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
-pub(super) struct StatusArgs {
-    #[command(subcommand)]
-    part: Option<StatusPart>,
-    /// Service to show with its endpoints: a name or a hostname, alone or after NAMESPACE/, or
-    /// another of its names; with or without a port.
-    service: Option<String>,
-    /// All services, or all endpoints of the service; without it the first 50.
-    #[arg(long)]
-    all: bool,
-    /// JSON instead of text.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    admin: Admin,
-}
-
-/// Part of the state with a page of its own.
-#[derive(Debug, Subcommand)]
-enum StatusPart {
-    /// Shows gateways of other networks and links between clusters: state, round trip time,
-    /// tunnels, ejections, certificate, last error.
-    ///
-    /// Exits 2 if the gateway does not answer.
-    #[command(after_help = "Examples:\n  strait status peers\n  \
-                            strait status peers --json | jq .gateways")]
-    Peers(PeersArgs),
-}
-
-#[derive(Debug, Args)]
-struct PeersArgs {
-    /// JSON instead of text.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    admin: Admin,
-}
-
-#[derive(Debug, Args)]
 pub(super) struct DumpArgs {
     #[command(flatten)]
     admin: Admin,
-}
-
-/// Prints the status page. The exit code is the result of the readiness probe.
-pub(super) fn status(args: &StatusArgs) -> ExitCode {
-    if let Some(StatusPart::Peers(args)) = &args.part {
-        return peers(args);
-    }
-    let color = is_color_terminal();
-    let query = [
-        ("service", args.service.as_deref()),
-        ("all", args.all.then_some("")),
-        ("format", args.json.then_some("json")),
-        ("color", (color && !args.json).then_some("")),
-    ];
-    run_admin_command(async {
-        let page = args.admin.request(Method::GET, "/status", &query).await?;
-        // The body of a 404 names the missing service; a 404 without a body is not from strait.
-        if page.status == StatusCode::NOT_FOUND && args.service.is_some() {
-            return page.print_refusal().await;
-        }
-        page.print_success().await?;
-        let ready = args.admin.request(Method::GET, "/ready", &()).await?;
-        Ok(match ready.status {
-            StatusCode::OK => ExitCode::SUCCESS,
-            _ => ExitCode::FAILURE,
-        })
-    })
-}
-
-/// Prints the page of gateways and links.
-fn peers(args: &PeersArgs) -> ExitCode {
-    let query = [
-        ("format", args.json.then_some("json")),
-        ("color", (is_color_terminal() && !args.json).then_some("")),
-    ];
-    run_admin_command(async {
-        let page = args.admin.request(Method::GET, "/peers", &query).await?;
-        page.print_success().await
-    })
-}
-
-fn is_color_terminal() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
 pub(super) fn dump(args: &DumpArgs) -> ExitCode {
@@ -205,6 +124,17 @@ impl Admin {
     }
 }
 
+/// Decodes an answer of a gateway of this version.
+pub(super) fn decode<T: DeserializeOwned>(answer: &[u8]) -> anyhow::Result<T> {
+    let answer = serde_json::from_slice(answer);
+    answer.context("cannot decode the gateway's answer; use the gateway's version of strait")
+}
+
+/// Prints the text; a reader that closes the pipe is not an error.
+pub(super) fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
 fn unexpected_server(status: StatusCode) -> anyhow::Error {
     anyhow!(
         "unexpected status {status}: the server is not an admin port of this version of strait; \
@@ -231,6 +161,14 @@ impl AdminResponse {
         std::io::stderr().write_all(&piece)?;
         self.print(&mut std::io::stderr()).await?;
         Ok(ExitCode::FAILURE)
+    }
+
+    /// Decodes the body of a successful answer.
+    pub(super) async fn decode<T: DeserializeOwned>(self) -> anyhow::Result<T> {
+        let StatusCode::OK = self.status else {
+            return Err(unexpected_server(self.status));
+        };
+        decode(&self.read().await?)
     }
 
     /// Reads the whole body, up to [`RESPONSE_BYTES_MAX`].

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{ask, check, drain, explain, link, proxy, schema, trust};
+use super::{ask, check, drain, explain, link, proxy, schema, status, trust};
 use crate::app;
 use crate::config::Source;
 use crate::tools::{certs, demo, load};
@@ -71,7 +71,7 @@ enum Command {
                             strait status app/echo --json | jq .services.list\n  \
                             strait status peers\n  \
                             kubectl exec -n istio-system deploy/eastwest -- /strait status")]
-    Status(ask::StatusArgs),
+    Status(status::Args),
     /// Prints the whole state of the running gateway, as a file that `istioctl ztunnel-config`
     /// reads.
     ///
@@ -150,7 +150,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Schema(args) => schema::run(&args),
         Command::Link(args) => link::link(&args),
         Command::Expose(args) => link::expose(&args),
-        Command::Status(args) => return ask::status(&args),
+        Command::Status(args) => return status::run(&args),
         Command::Dump(args) => return ask::dump(&args),
         Command::Drain(command) => return drain::run(&command),
         Command::Explain(args) => return explain::run(&args),

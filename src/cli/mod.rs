@@ -16,6 +16,8 @@ mod explain;
 mod link;
 mod proxy;
 mod schema;
+mod status;
+mod text;
 mod trust;
 
 pub use command::{Cli, run};

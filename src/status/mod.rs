@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::labels::labelled;
 
@@ -97,41 +97,41 @@ impl fmt::Display for Crl {
 }
 
 /// State of the stream to a control plane, and of the resources received from it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Discovery {
     pub address: String,
     pub connected: bool,
     /// Start of the current state, connected or not.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "rfc3339::option")]
     pub since: Option<SystemTime>,
     /// Reason for the end of the last stream, or for which it could not be opened.
     pub why: Option<String>,
     /// Failed attempts since the start, or since a response was last received.
     pub retries: u32,
     /// Time of the next attempt, if the stream is not open.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "rfc3339::option")]
     pub next_try: Option<SystemTime>,
     pub types: Vec<ResourceType>,
     /// Description of the state restored from disk, until the control plane has sent all of it.
     pub from_disk: Option<String>,
     /// Time at which the state on disk was saved.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "rfc3339::option")]
     pub saved: Option<SystemTime>,
 }
 
 /// State of one resource type.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceType {
     /// Display name, such as `addresses`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// True if readiness does not wait for this type.
     pub synced: bool,
     /// Number of resources held.
     pub held: usize,
     /// Time of the last response that was accepted as a whole.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "rfc3339::option")]
     pub accepted: Option<SystemTime>,
     /// System version of the last response that was accepted as a whole; empty if it had none.
     pub version: String,
@@ -151,8 +151,15 @@ pub struct ResourceType {
     pub unused_first: Vec<Unused>,
 }
 
+impl ResourceType {
+    /// Formats the number of rejected resources.
+    pub fn rejected_count(&self) -> String {
+        format!("{}{}", if self.at_least { "at least " } else { "" }, self.rejected)
+    }
+}
+
 /// Accepted resource that is not used, or not as it specifies.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Unused {
     pub name: String,
     /// Unused part, and the reason.
@@ -160,7 +167,7 @@ pub struct Unused {
 }
 
 /// Resource whose last version was rejected.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rejection {
     /// Name of the resource; empty if it has no usable name.
@@ -169,7 +176,7 @@ pub struct Rejection {
     pub reason: String,
     pub version: String,
     /// Time of the first rejection for this reason.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "rfc3339")]
     pub since: SystemTime,
 }
 
@@ -228,7 +235,7 @@ impl Discovery {
 }
 
 /// State of a hostname that discovery sent instead of addresses.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostnameStatus {
     pub name: String,
@@ -237,14 +244,14 @@ pub struct HostnameStatus {
     /// Number of further addresses, which are not used.
     pub more: usize,
     /// Time of that answer.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "rfc3339::option")]
     pub answered: Option<SystemTime>,
     /// Error of the last lookup, if it failed.
     pub error: Option<String>,
 }
 
 /// All hostnames that discovery sent instead of addresses.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostnameStatuses {
     /// Hostnames that are looked up, by name.
@@ -399,18 +406,45 @@ impl Status {
     }
 }
 
-/// Serializes a time in RFC 3339 with seconds.
-pub(crate) fn rfc3339<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_rfc3339_seconds(*at))
-}
+/// Times of serialized structs, in RFC 3339 with seconds.
+pub(crate) mod rfc3339 {
+    use std::time::SystemTime;
 
-fn rfc3339_option<S: Serializer>(
-    at: &Option<SystemTime>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match at {
-        Some(at) => rfc3339(at, serializer),
-        None => serializer.serialize_none(),
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(crate) fn serialize<S: Serializer>(
+        at: &SystemTime,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_rfc3339_seconds(*at))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<SystemTime, D::Error> {
+        let text = String::deserialize(from)?;
+        humantime::parse_rfc3339(&text).map_err(de::Error::custom)
+    }
+
+    /// The same for optional times.
+    pub(crate) mod option {
+        use std::time::SystemTime;
+
+        use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+        #[derive(Deserialize, Serialize)]
+        struct Time(#[serde(with = "super")] SystemTime);
+
+        pub(crate) fn serialize<S: Serializer>(
+            at: &Option<SystemTime>,
+            serializer: S,
+        ) -> Result<S::Ok, S::Error> {
+            at.map(Time).serialize(serializer)
+        }
+
+        pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+            from: D,
+        ) -> Result<Option<SystemTime>, D::Error> {
+            Ok(Option::<Time>::deserialize(from)?.map(|Time(at)| at))
+        }
     }
 }
 
@@ -447,7 +481,7 @@ mod tests {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let rejected = |reason: &str, seconds, accepted: Option<u64>| {
             vec![ResourceType {
-                name: "addresses",
+                name: "addresses".into(),
                 accepted: accepted.map(at),
                 rejections: vec![Rejection {
                     name: "bad".into(),

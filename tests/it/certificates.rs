@@ -137,7 +137,7 @@ fn listeners_that_change_before_the_first_certificate_open_with_it() {
         let moved = net.address(1, 15018);
         let (old, new) = (net.address(1, 15008).to_string(), moved.to_string());
         replace(&file, &text.replace(&old, &new));
-        let waiting = async || gateway.http(15000, "GET", "/status").await.1;
+        let waiting = async || gateway.run_command(&["status"]).await.1;
         until("a moved listener", waiting, |page| {
             let mut lines = page.lines();
             lines.any(|line| line.contains(&new) && line.ends_with("waits for a certificate"))

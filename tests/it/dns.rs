@@ -122,7 +122,7 @@ fn while_lookups_fail_the_last_good_answer_stays() {
         let _endpoints = endpoints(net, [11, 12]).await;
         let client = gateway.client(identities()).await;
         reached(&client, [11, 12]).await;
-        let status = async || gateway.http(15000, "GET", "/status").await.1;
+        let status = async || gateway.run_command(&["status"]).await.1;
         for (says, why) in
             [(NXDOMAIN, "no address in the answer"), (SERVFAIL, "gateways.example fail: ")]
         {
@@ -161,7 +161,7 @@ fn without_any_answer_there_is_no_endpoint_and_nothing_else_fails() {
         let by_address = format!("workloadIps: [\"{}\"]", net.ip(12));
         let by_name = "hostname: Gateways.Example., workloadIps: []";
         crate::support::replace(&path, &text.replace(by_name, &by_address));
-        let status = async || gateway.http(15000, "GET", "/status").await.1;
+        let status = async || gateway.run_command(&["status"]).await.1;
         until("the name is gone", status, |page| !page.contains("gateways.example")).await;
         assert_eq!(answered(&client).await, Some(12));
     });

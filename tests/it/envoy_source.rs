@@ -47,7 +47,7 @@ async fn refuses(gateway: &Gateway) {
 }
 
 async fn status(gateway: &Gateway) -> String {
-    gateway.http(15000, "GET", "/status").await.1
+    gateway.run_command(&["status"]).await.1
 }
 
 #[test]

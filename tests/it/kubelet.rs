@@ -169,7 +169,7 @@ async fn starts(deployment: Value, gateway: &Value) {
     pod.ready().await;
     is_confined(&pod);
     is_reached(&pod, &deployment, gateway).await;
-    let place = "locality us-east-2/us-east-2a (istiod's record of this pod)";
+    let place = "\"us-east-2a\",\"subzone\":\"\",\"origin\":\"istiod's record of this pod\"";
     let status = async || pod.get(15000, "/status").await.1;
     until("the locality", status, |page| page.contains(place)).await;
 

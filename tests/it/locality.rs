@@ -50,7 +50,7 @@ fn record(zone: &str) -> Address {
 }
 
 async fn is_in(gateway: &Gateway, reported: &str) {
-    let status = async || gateway.http(15000, "GET", "/status").await.1;
+    let status = async || gateway.run_command(&["status"]).await.1;
     until(reported, status, |page| page.contains(reported)).await;
 }
 

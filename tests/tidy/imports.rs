@@ -79,6 +79,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "admin",
         &[
+            "labels",
             "wire",
             "config",
             "limits",

@@ -12,9 +12,9 @@ use axum::http::{Method, StatusCode};
 use serde::Deserialize;
 
 use super::AdminState;
-use super::text::escape_control;
 use super::view::key_of;
 use crate::config::{self, Listener, ListenerProtocol};
+use crate::labels::escape_control;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::Override;
 use crate::snapshot::{BoundEndpoints, EndpointSet, Locality, Service, Shards, Snapshot};

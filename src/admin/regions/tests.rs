@@ -176,9 +176,9 @@ async fn a_region_is_evacuated_shown_and_put_back() {
                 tunnels are rejected: app/echo.app\n";
     assert_eq!((status, &*text), (StatusCode::OK, want));
     let (_, text) = request(&fixture, "GET", "/status").await;
-    assert!(text.contains("\n  us-east-2 is evacuated; "), "{text}");
+    assert!(text.contains(r#""evacuated":["us-east-2"]"#), "{text}");
     let (_, text) = request(&fixture, "GET", "/status?service=echo").await;
-    let why = "not used: region us-east-2 is evacuated (`strait drain region`)";
+    let why = r#""unused":"region us-east-2 is evacuated (`strait drain region`)""#;
     assert!(text.contains(why), "{text}");
     let (_, dump) = request(&fixture, "GET", "/config_dump").await;
     let dump: serde_json::Value = serde_json::from_str(&dump).expect("JSON");
@@ -190,7 +190,7 @@ async fn a_region_is_evacuated_shown_and_put_back() {
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert!(text.ends_with("by an operator; no region is\n"), "{text}");
     let (_, text) = request(&fixture, "GET", "/status").await;
-    assert!(!text.contains("evacuated"), "{text}");
+    assert!(text.contains(r#""evacuated":[]"#), "{text}");
 }
 
 #[tokio::test]

@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use crate::admin::rows::ListenerRow;
-use crate::admin::text::join;
+use crate::admin::pages::ListenerRow;
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
+use crate::labels::join;
 use crate::snapshot::mesh::Service;
 use crate::snapshot::{Caller, Exposure, MatchedBy, ServicePort, Snapshot};
 use crate::wire::{Authority, Host, Transit};

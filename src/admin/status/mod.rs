@@ -1,11 +1,10 @@
-//! GET `/status`: state of the gateway as text or JSON. The text is made from the JSON.
+//! GET `/status`: state of the gateway.
 
 mod exposure;
 pub(super) mod peers;
 mod problems;
 #[cfg(test)]
 mod tests;
-mod text;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,10 +14,12 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
-use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::rows::{IssuerRow, ListenerRow};
+use super::pages::{
+    CertificateRow, CrlRow, GatewayRow, IssuerRow, ListenerRow, LocalityRow, MeshCounts, ReloadRow,
+    ServiceEndpointRow, ServiceRow, ServiceRows, SourceRow, StatusPage,
+};
 use super::view::{Member, View, key_of};
 use super::{AdminState, pending};
 use crate::config::{Config, Discovery};
@@ -33,16 +34,36 @@ const SERVICES_MAX: usize = 50;
 /// Maximum number of holders of one resource.
 const HOLDERS_SHOWN: usize = 10;
 
-/// Query parameters: `?service=NAME`, `?all`, `?format=json` and, for a terminal, `?color`.
+/// Query parameters: `?service=NAME` and `?all`.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Parameters {
     service: Option<String>,
     all: Option<String>,
-    format: Option<String>,
-    color: Option<String>,
+    #[serde(flatten)]
+    form: Form,
 }
 
-/// Answers with the page as text or JSON; 404 for a service that the mesh does not have.
+/// Query parameters of the form, of which there is only JSON.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Form {
+    format: Option<String>,
+    text: Option<String>,
+}
+
+impl Form {
+    /// Returns the refusal of a request for another form than JSON, with the command that prints
+    /// text.
+    pub(super) fn refusal(&self, command: &str) -> Option<Response> {
+        let is_json = self.format.as_deref().is_none_or(|format| format == "json");
+        if is_json && self.text.is_none() {
+            return None;
+        }
+        let text = format!("this page is JSON; `{command}` prints it as text\n");
+        Some((StatusCode::BAD_REQUEST, text).into_response())
+    }
+}
+
+/// Answers with the page; 404 for a service that the mesh does not have.
 pub(super) async fn status(
     State(state): State<AdminState>,
     Query(parameters): Query<Parameters>,
@@ -53,11 +74,14 @@ pub(super) async fn status(
 }
 
 fn answer(state: &AdminState, parameters: &Parameters) -> Response {
+    if let Some(refusal) = parameters.form.refusal("strait status") {
+        return refusal;
+    }
     let wanted = parameters.service.as_deref();
     let limit = parameters.all.as_ref().map_or(SERVICES_MAX, |_| usize::MAX);
     let page = page(state, wanted, limit);
-    if let Some(wanted) = wanted.filter(|_| page["services"]["total"] == 0) {
-        let text = if has_no_mesh(&page) {
+    if let Some(wanted) = wanted.filter(|_| page.services.total == 0) {
+        let text = if page.has_no_mesh() {
             "there is no mesh yet; see `strait status`\n".to_owned()
         } else {
             format!(
@@ -67,37 +91,16 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
         };
         return (StatusCode::NOT_FOUND, text).into_response();
     }
-    match parameters.format.as_deref() {
-        Some("json") => axum::Json(page).into_response(),
-        None | Some("text") => {
-            text::page(&page, wanted.is_some(), parameters.color.is_some()).into_response()
-        }
-        Some(other) => {
-            let text = format!("invalid format {other:?}; write `text` or `json`\n");
-            (StatusCode::BAD_REQUEST, text).into_response()
-        }
-    }
+    axum::Json(page).into_response()
 }
 
 /// Returns the page. Endpoints are listed if services are requested by name.
-fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> Value {
+fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> StatusPage {
     let snapshot = state.reader.snapshot();
     let config = state.config.load_full();
     let status = &state.status;
     let pending = pending(status, &state.lifecycle);
     let listeners = (state.listeners)();
-    let source = source(state, &config);
-    let reloads = status.reloads().into_iter();
-    // The status of the stream has more details about a control plane.
-    let reloads =
-        reloads.filter(|(what, _)| *what != ReloadSource::Mesh || source["stream"].is_null());
-    let reloads = reloads.map(|(what, reload)| {
-        let (at, error) = (rfc3339(reload.at), reload.error);
-        // In use, except for the parts that the error names.
-        json!({ "what": what.label(), "at": at, "inUse": reload.ok, "error": error })
-    });
-    let certificates = status.certificates().into_iter();
-    let crls = status.crls().into_iter();
     let gateways = (state.remote_gateways)().into_iter();
     let mut issuers = (state.issuers)();
     issuers.sort_by(|one, other| {
@@ -106,58 +109,50 @@ fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> Value {
         order.then_with(|| one.spki.cmp(&other.spki))
     });
     let position = &snapshot.balancing.position;
-    let mut page = json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "at": rfc3339(SystemTime::now()),
-        "ready": pending.is_empty(),
-        "pending": pending,
-        "cluster": config.gateway.cluster,
-        "network": snapshot.network(),
-        "locality": {
-            "region": position.locality.region,
-            "zone": position.locality.zone,
-            "subzone": position.locality.subzone,
-            // Key, variable, label or record that contains it; empty if unknown.
-            "origin": position.origin,
+    let locality = &position.locality;
+    let mut page = StatusPage {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        at: SystemTime::now(),
+        ready: pending.is_empty(),
+        pending,
+        problems: Vec::new(),
+        cluster: config.gateway.cluster.clone(),
+        network: snapshot.network().to_owned(),
+        locality: LocalityRow {
+            region: locality.region.to_string(),
+            zone: locality.zone.to_string(),
+            subzone: locality.subzone.to_string(),
+            origin: position.origin.to_string(),
         },
-        "snapshot": snapshot.version,
-        "mesh": {
-            "services": snapshot.mesh.services.len(),
-            "workloads": snapshot.mesh.workloads.len(),
-            "policies": snapshot.policies.len(),
+        snapshot: snapshot.version,
+        mesh: MeshCounts {
+            services: snapshot.mesh.services.len(),
+            workloads: snapshot.mesh.workloads.len(),
+            policies: snapshot.policies.len(),
         },
-        "source": source,
-        "evacuated": evacuated(&snapshot).collect::<Vec<_>>(),
-        "certificates": certificates.map(certificate_to_json).collect::<Vec<_>>(),
-        "crls": crls.map(crl_to_json).collect::<Vec<_>>(),
-        "issuers": issuers,
-        "gateways": gateways.map(gateway_to_json).collect::<Vec<_>>(),
-        "reloads": reloads.collect::<Vec<_>>(),
-        "hosts": status.hosts(),
-        "listeners": listeners,
-        "shares": shares(state),
-        "services": services(state, &snapshot, &listeners, wanted, limit),
+        source: source(state, &config),
+        evacuated: evacuated(&snapshot).collect(),
+        certificates: status.certificates().into_iter().map(certificate_row).collect(),
+        crls: status.crls().into_iter().map(crl_row).collect(),
+        issuers,
+        gateways: gateways.map(GatewayRow::from).collect(),
+        reloads: Vec::new(),
+        hosts: status.hosts(),
+        shares: shares(state),
+        services: services(state, &snapshot, &listeners, wanted, limit),
+        listeners,
+    };
+    let reloads = status.reloads().into_iter();
+    // The status of the stream has more details about a control plane.
+    let has_stream = page.source.stream.is_some();
+    let reloads = reloads.filter(|(what, _)| *what != ReloadSource::Mesh || !has_stream);
+    let reloads = reloads.map(|(what, reload)| {
+        let what = what.label().to_owned();
+        ReloadRow { what, at: reload.at, in_use: reload.ok, error: reload.error }
     });
-    page["problems"] = problems::find(&page, &config, &snapshot, status).into();
+    page.reloads = reloads.collect();
+    page.problems = problems::find(&page, &config, &snapshot, status);
     page
-}
-
-/// Returns true if the source has sent nothing yet.
-fn has_no_mesh(page: &Value) -> bool {
-    let mut pending = list(&page["pending"]).iter().filter_map(Value::as_str);
-    let mesh = &page["mesh"];
-    pending.any(|what| what.starts_with("discovery"))
-        && mesh["services"] == 0
-        && mesh["workloads"] == 0
-}
-
-/// Returns the elements of a JSON list; none of another value.
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn rfc3339(at: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(at).to_string()
 }
 
 /// Returns the regions that an operator has evacuated, in their configuration syntax.
@@ -167,49 +162,51 @@ pub(super) fn evacuated(snapshot: &Snapshot) -> impl Iterator<Item = String> {
 }
 
 /// Returns the source of the mesh, with the state of the stream to a control plane.
-fn source(state: &AdminState, config: &Config) -> Value {
+fn source(state: &AdminState, config: &Config) -> SourceRow {
     let (kind, place) = match &config.discovery {
         Discovery::File { path } => ("file", path.display().to_string()),
         Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
         Discovery::Envoy { plane, .. } => ("envoy", plane.address.to_string()),
     };
-    json!({ "kind": kind, "place": place, "stream": state.status.discovery() })
+    SourceRow { kind: kind.to_owned(), place, stream: state.status.discovery() }
 }
 
-fn certificate_to_json(certificate: Certificate) -> Value {
-    let problem = certificate.renewal_problem(SystemTime::now());
+fn certificate_row(certificate: Certificate) -> CertificateRow {
+    let renewal_problem = certificate.renewal_problem(SystemTime::now());
     // For roots only, the first that expires.
     let root = certificate.roots.into_iter();
     let root = root.min_by(|one, other| one.expires.cmp(&other.expires));
     let leaf = certificate.chain.into_iter().next().or(root);
     let leaf = leaf.unwrap_or_default();
-    json!({
-        "identity": certificate.identity,
-        "state": certificate.state,
-        "serial": leaf.serial,
-        "expires": leaf.expires,
-        "renewalProblem": problem,
-    })
+    CertificateRow {
+        identity: certificate.identity,
+        state: certificate.state,
+        serial: leaf.serial,
+        expires: leaf.expires,
+        renewal_problem,
+    }
 }
 
-fn gateway_to_json(row: RemoteGatewayStatus) -> Value {
-    json!({
-        "address": row.address.to_string(),
-        "network": row.network,
-        "cluster": row.cluster,
-        "state": row.state,
-        "connections": row.connections,
-        "sources": row.sources,
-        "tunnels": row.streams,
-        "rtt": row.rtt.map(|time| humantime::format_duration(time).to_string()),
-        "rttMicroseconds": row.rtt.map(|time| time.as_micros()),
-        "share": format!("{}%", row.share_percent),
-        "sharePercent": row.share_percent,
-        "ejections": row.ejections,
-        "error": row.last_error,
-        "identity": row.identity,
-        "expires": row.not_after.map(rfc3339),
-    })
+impl From<RemoteGatewayStatus> for GatewayRow {
+    fn from(row: RemoteGatewayStatus) -> Self {
+        Self {
+            address: row.address,
+            network: row.network.to_string(),
+            cluster: row.cluster.to_string(),
+            state: row.state.to_owned(),
+            connections: row.connections,
+            sources: row.sources,
+            tunnels: row.streams,
+            rtt: row.rtt.map(|time| humantime::format_duration(time).to_string()),
+            rtt_microseconds: row.rtt.map(|time| time.as_micros()),
+            share: format!("{}%", row.share_percent),
+            share_percent: row.share_percent,
+            ejections: row.ejections,
+            error: row.last_error,
+            identity: row.identity,
+            expires: row.not_after,
+        }
+    }
 }
 
 /// Returns the usage of each resource that a source holds some of.
@@ -218,14 +215,14 @@ fn shares(state: &AdminState) -> Vec<ResourceUsage> {
     usages.filter(|usage| !usage.holders.is_empty()).collect()
 }
 
-fn crl_to_json(crl: Crl) -> Value {
-    json!({
-        "issuer": crl.issuer,
-        "number": crl.number,
-        "file": crl.file.display().to_string(),
-        "nextUpdate": rfc3339(crl.next_update),
-        "stale": crl.next_update <= SystemTime::now(),
-    })
+fn crl_row(crl: Crl) -> CrlRow {
+    CrlRow {
+        issuer: crl.issuer,
+        number: crl.number,
+        file: crl.file.display().to_string(),
+        next_update: crl.next_update,
+        stale: crl.next_update <= SystemTime::now(),
+    }
 }
 
 /// Returns the requested services, up to the limit.
@@ -235,7 +232,7 @@ fn services(
     listeners: &[ListenerRow],
     wanted: Option<&str>,
     limit: usize,
-) -> Value {
+) -> ServiceRows {
     let view = View::new(snapshot, &state.deny_list, Instant::now());
     let access = AnonymousAccess::new(snapshot, listeners);
     let wanted_host = wanted.map(without_port);
@@ -249,9 +246,9 @@ fn services(
     let total = services.len();
     let rows = services.into_iter().take(limit).map(|service| {
         let exposed_to = exposed_to(snapshot, &access, service);
-        service_to_json(service, &view, exposed_to, wanted.map_or(0, |_| limit))
+        service_row(service, &view, exposed_to, wanted.map_or(0, |_| limit))
     });
-    json!({ "total": total, "list": rows.collect::<Vec<_>>() })
+    ServiceRows { total, list: rows.collect() }
 }
 
 /// Returns the hostnames of the services with this name, hostname or alias.
@@ -283,12 +280,12 @@ fn matches_name(service: &Service, name: &str) -> bool {
 }
 
 /// Returns the row of a service, with at most `endpoints` endpoints.
-fn service_to_json(
+fn service_row(
     service: &Service,
     view: &View<'_>,
     exposed_to: Vec<String>,
     endpoints: usize,
-) -> Value {
+) -> ServiceRow {
     let members = view.members(service);
     let is_used = |member: &&Member<'_>| member.ports.iter().any(|port| port.unused.is_none());
     let mut seen = HashSet::new();
@@ -303,38 +300,31 @@ fn service_to_json(
     let count = count + gateways.len();
     let rows = members.iter().flat_map(|member| {
         let ports = member.ports.iter();
-        ports.map(|port| {
-            json!({
-                "port": port.port,
-                "uid": member.workload.uid,
-                "address": port.endpoint.map(|found| found.address.to_string()),
-                "weight": member.workload.capacity,
-                "tunnels": port.endpoint.map_or(0, |found| found.state.in_flight()),
-                "unused": port.unused,
-            })
+        ports.map(|port| ServiceEndpointRow {
+            port: port.port,
+            uid: member.workload.uid.to_string(),
+            address: port.endpoint.map(|found| found.address),
+            weight: member.workload.capacity,
+            tunnels: port.endpoint.map_or(0, |found| found.state.in_flight()),
+            unused: port.unused.clone(),
         })
     });
-    let gateways = gateways.iter().map(|(port, gateway)| {
-        json!({
-            "port": port,
-            "uid": gateway.uid(),
-            "address": gateway.address.to_string(),
-            "weight": gateway.weight,
-            "tunnels": gateway.state.in_flight(),
-            "unused": view.not_dialled_reason(gateway),
-        })
+    let gateways = gateways.iter().map(|(port, gateway)| ServiceEndpointRow {
+        port: *port,
+        uid: gateway.uid().to_string(),
+        address: Some(gateway.address),
+        weight: gateway.weight,
+        tunnels: gateway.state.in_flight(),
+        unused: view.not_dialled_reason(gateway),
     });
-    let rows = rows.chain(gateways);
-    json!({
-        "service": key_of(service),
-        "ports": service.ports.keys().collect::<Vec<_>>(),
-        // Workloads that are used for at least one port, out of `total`.
-        "used": members.iter().filter(is_used).count(),
-        "total": members.len(),
-        "tunnels": tunnels,
-        "exposedTo": exposed_to,
-        "endpoints": rows.take(endpoints).collect::<Vec<_>>(),
-        // Number of further endpoints beyond the limit.
-        "more": if endpoints == 0 { 0 } else { count.saturating_sub(endpoints) },
-    })
+    ServiceRow {
+        service: key_of(service),
+        ports: service.ports.keys().copied().collect(),
+        used: members.iter().filter(is_used).count(),
+        total: members.len(),
+        tunnels,
+        exposed_to,
+        endpoints: rows.chain(gateways).take(endpoints).collect(),
+        more: if endpoints == 0 { 0 } else { count.saturating_sub(endpoints) },
+    }
 }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{IssuerRow, Parameters, gateway_to_json, list, text};
+use super::Form;
 use crate::admin::AdminState;
-use crate::admin::text::{Text, key};
+use crate::admin::pages::{
+    BudgetRow, IssuerRow, LinkRow, LinkTraffic, LoadRow, PeerTunnels, PeersPage,
+};
 use crate::config::Config;
 use crate::snapshot::{EndpointSet, FACTOR_ONE, Snapshot};
 use crate::status::RemoteGatewayStatus;
@@ -20,40 +21,39 @@ use crate::wire::UNKNOWN_CLUSTER;
 /// Limit of listed loads.
 const LOADS_MAX: usize = 1000;
 
-/// Answers with the page as text or JSON.
+/// Answers with the page.
 pub(in crate::admin) async fn peers(
     State(state): State<AdminState>,
-    Query(parameters): Query<Parameters>,
+    Query(form): Query<Form>,
 ) -> Response {
+    if let Some(refusal) = form.refusal("strait status peers") {
+        return refusal;
+    }
     // On a blocking thread, because a large mesh takes long.
-    let made = tokio::task::spawn_blocking(move || page(&state)).await;
-    let Ok(page) = made else {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    };
-    match parameters.format.as_deref() {
-        Some("json") => axum::Json(page).into_response(),
-        _ => to_text(&page, parameters.color.is_some()).into_response(),
+    match tokio::task::spawn_blocking(move || page(&state)).await {
+        Ok(page) => axum::Json(page).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-fn page(state: &AdminState) -> Value {
+fn page(state: &AdminState) -> PeersPage {
     let (snapshot, config) = (state.reader.snapshot(), state.config.load_full());
     let gateways = (state.remote_gateways)();
     let issuers = (state.issuers)();
-    json!({
-        "cluster": config.gateway.cluster,
-        "network": snapshot.network(),
-        "links": links(&config, &snapshot, &gateways, &issuers),
-        "budgets": budgets(state),
-        "peers": tunnels(&snapshot, &gateways, (state.peer_tunnels)()),
-        "gateways": gateways.into_iter().map(gateway_to_json).collect::<Vec<_>>(),
-        "loads": loads(&snapshot, &(state.bindings)()),
-    })
+    PeersPage {
+        cluster: config.gateway.cluster.clone(),
+        network: snapshot.network().to_owned(),
+        links: links(&config, &snapshot, &gateways, &issuers),
+        budgets: budgets(state),
+        peers: tunnels(&snapshot, &gateways, (state.peer_tunnels)()),
+        gateways: gateways.into_iter().map(Into::into).collect(),
+        loads: loads(&snapshot, &(state.bindings)()),
+    }
 }
 
 /// Returns a row for each gateway and service port that tunnels have used lately, and for each
 /// gateway of a binding, up to a limit.
-fn loads(snapshot: &Snapshot, bindings: &[(Arc<str>, Arc<EndpointSet>)]) -> Vec<Value> {
+fn loads(snapshot: &Snapshot, bindings: &[(Arc<str>, Arc<EndpointSet>)]) -> Vec<LoadRow> {
     let now = Instant::now();
     let services = snapshot.services.iter();
     let sets = services.flat_map(|(host, service)| {
@@ -67,15 +67,15 @@ fn loads(snapshot: &Snapshot, bindings: &[(Arc<str>, Arc<EndpointSet>)]) -> Vec<
             let state = &endpoint.state;
             let free = state.free_capacity(now);
             free.or_else(|| state.share(now))?;
-            Some(json!({
-                "gateway": endpoint.address.to_string(),
-                "service": service,
-                "counted": candidate.instances,
-                "free": free.map(|hundredths| f64::from(hundredths) / 100.0),
-                "dial": format!("{}ms", state.mean_dial_millis()),
-                "dialMilliseconds": state.mean_dial_millis(),
-                "factor": f64::from(candidate.factor(|| now)) / f64::from(FACTOR_ONE),
-            }))
+            Some(LoadRow {
+                gateway: endpoint.address,
+                service: service.clone(),
+                counted: candidate.instances,
+                free: free.map(|hundredths| f64::from(hundredths) / 100.0),
+                dial: format!("{}ms", state.mean_dial_millis()),
+                dial_milliseconds: state.mean_dial_millis(),
+                factor: f64::from(candidate.factor(|| now)) / f64::from(FACTOR_ONE),
+            })
         })
     });
     rows.take(LOADS_MAX).collect()
@@ -88,7 +88,7 @@ fn links(
     snapshot: &Snapshot,
     gateways: &[RemoteGatewayStatus],
     issuers: &[IssuerRow],
-) -> Vec<Value> {
+) -> Vec<LinkRow> {
     let own = &*config.gateway.cluster;
     let configured = config.links.as_deref();
     let trust = &config.trust;
@@ -114,147 +114,66 @@ fn links(
         let issuers = issuers.iter().filter(of_cluster);
         let accepted: u64 = issuers.clone().map(|row| row.accepted).sum();
         let refused: u64 = issuers.map(|row| row.refused).sum();
-        [
-            json!({
-                "from": cluster,
-                "to": own,
-                "linked": to_us,
-                // Known only if the issuers determine the clusters.
-                "accepted": (!trust.clusters.is_empty()).then_some(accepted),
-                "refused": (!trust.clusters.is_empty()).then_some(refused),
-            }),
-            json!({
-                "from": own,
-                "to": cluster,
-                "linked": from_us,
-                "gateways": behind.count(),
-                "ready": ready.count(),
-                "tunnels": tunnels,
-            }),
-        ]
+        let row = |from: &str, to: &str, linked, traffic| LinkRow {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            linked,
+            traffic,
+        };
+        // Known only if the issuers determine the clusters.
+        let known = !trust.clusters.is_empty();
+        let inbound = LinkTraffic::Inbound {
+            accepted: known.then_some(accepted),
+            refused: known.then_some(refused),
+        };
+        let (gateways, ready) = (behind.count(), ready.count());
+        let outbound = LinkTraffic::Outbound { gateways, ready, tunnels };
+        [row(cluster, own, to_us, inbound), row(own, cluster, from_us, outbound)]
     });
     rows.collect()
 }
 
 /// Returns a row for each link with a budget.
-fn budgets(state: &AdminState) -> Vec<Value> {
+fn budgets(state: &AdminState) -> Vec<BudgetRow> {
     let rows = state.metrics.link_usages().into_iter();
-    let rows = rows.map(|usage| {
-        json!({
-            "from": usage.from,
-            "to": usage.to,
-            "used": usage.used,
-            "budget": usage.budget,
-            "usedBytes": usage.used,
-            "budgetBytes": usage.budget,
-            "weight": format!("{}%", usage.weight_percent),
-            "weightPercent": usage.weight_percent,
-        })
+    let rows = rows.map(|usage| BudgetRow {
+        from: usage.from.to_string(),
+        to: usage.to.to_string(),
+        used: usage.used,
+        budget: usage.budget,
+        used_bytes: usage.used,
+        budget_bytes: usage.budget,
+        weight: format!("{}%", usage.weight_percent),
+        weight_percent: usage.weight_percent,
     });
     rows.collect()
 }
 
-/// Open tunnels between this gateway and one identity.
-#[derive(Default)]
-struct Tunnels {
-    /// Tunnels that the identity has opened here.
-    inbound: usize,
-    /// Tunnels through gateways with the identity.
-    outbound: usize,
-}
-
 /// Returns a row for each identity of a gateway of another network with a connection or tunnels.
-/// Replicas share an identity.
 fn tunnels(
     snapshot: &Snapshot,
     gateways: &[RemoteGatewayStatus],
     inbound: Vec<(Arc<str>, usize)>,
-) -> Vec<Value> {
-    let mut rows: BTreeMap<Arc<str>, Tunnels> = BTreeMap::new();
+) -> Vec<PeerTunnels> {
+    let mut rows: BTreeMap<Arc<str>, PeerTunnels> = BTreeMap::new();
+    let mut row = |identity: &Arc<str>, inbound, outbound| {
+        let identity = Arc::clone(identity);
+        let row = rows.entry(Arc::clone(&identity)).or_default();
+        row.identity = identity;
+        row.inbound += inbound;
+        row.outbound += outbound;
+    };
     for gateway in gateways {
         if let Some(identity) = &gateway.identity {
-            rows.entry(Arc::clone(identity)).or_default().outbound += gateway.streams;
+            row(identity, 0, gateway.streams);
         }
     }
     for (identity, open) in inbound {
         if snapshot.is_gateway(&identity) || snapshot.trust.is_gateway(&identity) {
-            rows.entry(identity).or_default().inbound = open;
+            row(&identity, open, 0);
         }
     }
-    let rows = rows.into_iter();
-    rows.map(|(identity, Tunnels { inbound, outbound })| {
-        json!({"identity": identity, "in": inbound, "out": outbound})
-    })
-    .collect()
-}
-
-fn write_budgets(text: &mut Text, budgets: &[Value]) {
-    if budgets.is_empty() {
-        return;
-    }
-    text.heading("Budgets of links, in bytes of the current period", "");
-    text.table(
-        budgets,
-        &[
-            ("FROM", &key("from")),
-            ("TO", &key("to")),
-            ("USED", &key("used")),
-            ("BUDGET", &key("budget")),
-            ("WEIGHT", &key("weight")),
-        ],
-    );
-}
-
-pub(super) fn to_text(page: &Value, color: bool) -> String {
-    let mut text = Text::new(color);
-    text.heading("Links", "");
-    let state = |row: &Value| {
-        let state = if row["linked"] == true { "linked" } else { "not linked" };
-        state.to_owned()
-    };
-    text.table(
-        list(&page["links"]),
-        &[
-            ("FROM", &key("from")),
-            ("TO", &key("to")),
-            ("STATE", &state),
-            ("GATEWAYS", &key("gateways")),
-            ("READY", &key("ready")),
-            ("TUNNELS", &key("tunnels")),
-            ("ACCEPTED", &key("accepted")),
-            ("REFUSED", &key("refused")),
-        ],
-    );
-    write_budgets(&mut text, list(&page["budgets"]));
-    let peers = list(&page["peers"]);
-    if !peers.is_empty() {
-        text.heading("Tunnels of peer gateways", "");
-        text.table(
-            peers,
-            &[("IDENTITY", &key("identity")), ("IN", &key("in")), ("OUT", &key("out"))],
-        );
-    }
-    text::gateways(&mut text, page, usize::MAX);
-    let loads = list(&page["loads"]);
-    if !loads.is_empty() {
-        text.heading("Services behind gateways, used in the last minute", "");
-        text.table(
-            loads,
-            &[
-                ("GATEWAY", &key("gateway")),
-                ("SERVICE", &key("service")),
-                ("COUNTED", &key("counted")),
-                ("FREE", &key("free")),
-                ("TIME TO 200", &key("dial")),
-                ("WEIGHT X", &key("factor")),
-            ],
-        );
-    }
-    if list(&page["gateways"]).is_empty() {
-        text.line("");
-        text.line("no gateways of other networks are known");
-    }
-    text.finish()
+    rows.into_values().collect()
 }
 
 #[cfg(test)]
@@ -262,6 +181,8 @@ mod tests {
     use std::collections::HashSet;
     use std::sync::Arc;
     use std::time::Duration;
+
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::admin::admin_router;
@@ -317,7 +238,7 @@ mod tests {
         let (status, page) = ask(router.clone(), "GET", "/peers?format=json").await;
         assert_eq!(status, StatusCode::OK);
         let page: Value = serde_json::from_str(&page).expect("JSON");
-        let links = list(&page["links"]).iter().map(|row| {
+        let links = page["links"].as_array().expect("a list").iter().map(|row| {
             let row = (&row["from"], &row["to"], &row["linked"], &row["tunnels"]);
             format!("{} {} {} {}", row.0, row.1, row.2, row.3)
         });
@@ -335,20 +256,15 @@ mod tests {
         let row = &page["gateways"][0];
         assert_eq!((&row["rttMicroseconds"], &row["sharePercent"]), (&json!(20_000), &json!(100)));
         assert_eq!(page["gateways"][1]["rttMicroseconds"], Value::Null);
-        let (_, text) = ask(router, "GET", "/peers").await;
-        let lines: Vec<_> = text
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
-            .collect();
-        for want in [
-            "east west not linked 2 1 7 - -",
-            "spiffe://north.local/ns/g/sa/g 3 0",
-            "spiffe://west.local/ns/g/sa/g 0 7",
-            "192.0.2.1:15008 west-net ready 20ms 100% 7 0 spiffe://west.local/ns/g/sa/g -",
-        ] {
-            assert!(lines.iter().any(|line| line == want), "{want}\n{text}");
-        }
-        assert!(!text.contains("/sa/pod"), "{text}");
+        let outbound = json!({
+            "from": "east", "to": "west", "linked": false, "gateways": 2, "ready": 1, "tunnels": 7,
+        });
+        assert_eq!(page["links"][3], outbound);
+        let tunnels = json!([
+            { "identity": "spiffe://north.local/ns/g/sa/g", "in": 3, "out": 0 },
+            { "identity": "spiffe://west.local/ns/g/sa/g", "in": 0, "out": 7 },
+        ]);
+        assert_eq!(page["peers"], tunnels);
     }
 
     #[tokio::test]
@@ -375,9 +291,19 @@ mod tests {
         let load = ServiceLoad { ready: 8, free_percent: 50 };
         state.record_load(load, Instant::now());
         let (_, text) = ask(router, "GET", "/peers").await;
-        let words: Vec<_> = text.split_whitespace().collect();
-        let row = "192.0.2.1:15008 binding echo.app:80 1 4.0 80ms";
-        assert!(words.join(" ").contains(row), "{text}");
+        let page: Value = serde_json::from_str(&text).expect("JSON");
+        let row = &page["loads"][0];
+        assert_eq!(
+            [&row["gateway"], &row["service"], &row["counted"], &row["free"], &row["dial"]],
+            [
+                &json!("192.0.2.1:15008"),
+                &json!("binding echo.app:80"),
+                &json!(1),
+                &json!(4.0),
+                &json!("80ms")
+            ]
+        );
+        assert_eq!(row["dialMilliseconds"], 80);
     }
 
     #[tokio::test]
@@ -394,8 +320,11 @@ mod tests {
         let metrics = &fixture.state.metrics;
         metrics.set_link_budgets(Some(&[link]), "east");
         let (_, text) = ask(admin_router(fixture.state.clone()), "GET", "/peers").await;
-        let words: Vec<_> = text.split_whitespace().collect();
-        let row = "west north 0 1048576 100%";
-        assert!(words.join(" ").contains(row), "{text}");
+        let page: Value = serde_json::from_str(&text).expect("JSON");
+        let want = json!([{
+            "from": "west", "to": "north", "used": 0, "budget": 1_048_576, "usedBytes": 0,
+            "budgetBytes": 1_048_576, "weight": "100%", "weightPercent": 100,
+        }]);
+        assert_eq!(page["budgets"], want);
     }
 }

@@ -2,10 +2,7 @@
 
 use std::time::SystemTime;
 
-use serde_json::Value;
-
-use super::list;
-use crate::admin::text::cell;
+use crate::admin::pages::StatusPage;
 use crate::admin::view::key_of;
 use crate::config::Config;
 use crate::snapshot::Snapshot;
@@ -18,7 +15,7 @@ const CONFLICTS_SHOWN: usize = 20;
 
 /// Returns the problems of the rest of the page, the configuration and the mesh.
 pub(super) fn find(
-    page: &Value,
+    page: &StatusPage,
     config: &Config,
     snapshot: &Snapshot,
     status: &Status,
@@ -42,55 +39,45 @@ pub(super) fn find(
     problems
 }
 
-/// Formats the number of rejected resources of a type.
-pub(super) fn format_rejected(kind: &Value) -> String {
-    let at_least = if kind["atLeast"] == true { "at least " } else { "" };
-    format!("{at_least}{}", kind["rejected"])
-}
-
 /// Returns the problems of the control plane, of reloads and of hostnames.
-fn of_inputs(page: &Value) -> Vec<String> {
+fn of_inputs(page: &StatusPage) -> Vec<String> {
     let mut problems = Vec::new();
-    let stream = &page["source"]["stream"];
-    if stream["connected"] == false {
-        let why = stream["why"].as_str().unwrap_or("no stream was attempted yet");
-        problems.push(format!("no stream to the control plane: {why}"));
+    if let Some(stream) = &page.source.stream {
+        if !stream.connected {
+            let why = stream.why.as_deref().unwrap_or("no stream was attempted yet");
+            problems.push(format!("no stream to the control plane: {why}"));
+        }
+        problems.extend(stream.from_disk.clone());
+        for kind in stream.types.iter().filter(|kind| kind.rejected > 0) {
+            problems.push(format!("{} of {} are rejected", kind.rejected_count(), kind.name));
+        }
     }
-    problems.extend(stream["fromDisk"].as_str().map(ToOwned::to_owned));
-    for kind in list(&stream["types"]).iter().filter(|kind| kind["rejected"] != 0) {
-        let (count, name) = (format_rejected(kind), cell(&kind["name"]));
-        problems.push(format!("{count} of {name} are rejected"));
+    for reload in &page.reloads {
+        let lines = reload.error.iter().flat_map(|error| error.lines());
+        problems.extend(lines.map(|line| format!("{}: {line}", reload.what)));
     }
-    for reload in list(&page["reloads"]) {
-        let (what, error) = (cell(&reload["what"]), reload["error"].as_str());
-        let lines = error.into_iter().flat_map(str::lines);
-        problems.extend(lines.map(|line| format!("{what}: {line}")));
-    }
-    let hosts = &page["hosts"];
-    let mut failing = list(&hosts["list"]).iter().filter(|host| !host["error"].is_null());
-    if let Some(first) = failing.next() {
-        let (name, why) = (cell(&first["name"]), cell(&first["error"]));
+    let hosts = &page.hosts;
+    let mut failing = hosts.list.iter().filter_map(|host| Some((&host.name, host.error.as_ref()?)));
+    if let Some((name, why)) = failing.next() {
         let others = others(failing.count(), "; so do those of");
         problems.push(format!("lookups of {name} fail: {why}{others}"));
     }
-    if hosts["leftOut"] != 0 {
-        let count = &hosts["leftOut"];
+    if hosts.left_out > 0 {
+        let count = hosts.left_out;
         problems.push(format!("{count} hostnames are not looked up: there are too many"));
     }
     problems
 }
 
 /// Returns the problems of revocation lists and of our certificates.
-fn of_certificates(page: &Value) -> Vec<String> {
+fn of_certificates(page: &StatusPage) -> Vec<String> {
     let mut problems = Vec::new();
-    for crl in list(&page["crls"]).iter().filter(|crl| crl["stale"] == true) {
-        let (issuer, file) = (cell(&crl["issuer"]), cell(&crl["file"]));
-        problems.push(format!("the revocation list of {issuer} in {file} is stale"));
+    for crl in page.crls.iter().filter(|crl| crl.stale) {
+        problems.push(format!("the revocation list of {} in {} is stale", crl.issuer, crl.file));
     }
-    for certificate in list(&page["certificates"]) {
-        let [identity, state, expires] =
-            ["identity", "state", "expires"].map(|key| cell(&certificate[key]));
-        let expires = humantime::parse_rfc3339(&expires);
+    for certificate in &page.certificates {
+        let (identity, state) = (&certificate.identity, &certificate.state);
+        let expires = humantime::parse_rfc3339(&certificate.expires);
         if expires.is_ok_and(|expires| expires <= SystemTime::now()) {
             problems.push(format!("the certificate of {identity} has expired"));
             continue;
@@ -98,7 +85,7 @@ fn of_certificates(page: &Value) -> Vec<String> {
         // A renewal that failed is a problem only after a part of the lifetime.
         if !state.starts_with("Available") {
             problems.push(format!("the certificate of {identity}: {state}"));
-        } else if let Some(problem) = certificate["renewalProblem"].as_str() {
+        } else if let Some(problem) = &certificate.renewal_problem {
             let why = state.strip_prefix("Available").unwrap_or_default();
             problems.push(format!("the certificate of {identity} {problem}{why}"));
         }

@@ -1,6 +1,8 @@
-//! Tests of the status page as text.
+//! Tests of the status page.
 
 use std::time::Duration;
+
+use serde_json::{Value, json};
 
 use super::*;
 use crate::admin::tests::{Fixture, ask, fixture};
@@ -10,10 +12,12 @@ use crate::config::{
     TlsRouting,
 };
 use crate::limits::{OwnedPool, Pool, Resource, Source};
-use crate::status::{
-    Discovery as Stream, HostnameStatus, HostnameStatuses, Rejection, ResourceType, Unused,
-};
+use crate::status::{Discovery as Stream, HostnameStatus, Rejection, ResourceType, Unused};
 use crate::wire::sni::{RouteBy, SniPattern};
+
+fn written(at: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(at).to_string()
+}
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600 + seconds)
@@ -27,7 +31,7 @@ fn stream() -> Stream {
         since: at(3540),
     };
     let addresses = ResourceType {
-        name: "addresses",
+        name: "addresses".into(),
         synced: true,
         held: 12,
         accepted: Some(at(0)),
@@ -41,7 +45,7 @@ fn stream() -> Stream {
     };
     let unused = Unused { name: "x\u{1b}".into(), why: "no service by its name".into() };
     let clusters = ResourceType {
-        name: "clusters",
+        name: "clusters".into(),
         unused: 12,
         unused_first: vec![unused; 12],
         ..ResourceType::default()
@@ -56,32 +60,6 @@ fn stream() -> Stream {
         saved: Some(at(3595)),
         ..Stream::default()
     }
-}
-
-fn service() -> Value {
-    let endpoint = |uid: &str, address: Option<&str>, unused: Option<&str>| {
-        json!({
-            "port": 80,
-            "uid": uid,
-            "address": address,
-            "weight": 1,
-            "tunnels": u32::from(unused.is_none()),
-            "unused": unused,
-        })
-    };
-    json!({
-        "service": "app/echo.app",
-        "ports": [80, 81],
-        "used": 1,
-        "total": 2,
-        "tunnels": 1,
-        "exposedTo": ["cluster west on port 80", "cluster north"],
-        "endpoints": [
-            endpoint("a", Some("10.0.0.1:15008"), None),
-            endpoint("long-uid", None, Some("unhealthy")),
-        ],
-        "more": 4,
-    })
 }
 
 fn host(name: &str, error: Option<&str>) -> HostnameStatus {
@@ -129,202 +107,34 @@ fn listeners() -> Vec<ListenerRow> {
     ]
 }
 
-fn page() -> Value {
-    let hosts = HostnameStatuses {
-        list: vec![host("a.example", None), host("db.example", Some("timed out"))],
-        left_out: 0,
-    };
-    json!({
-        "version": "0.1.0",
-        "at": rfc3339(at(3660)),
-        "ready": false,
-        "pending": ["discovery (clusters)"],
-        "problems": ["11 of addresses are rejected"],
-        "cluster": "east",
-        "network": "net",
-        "locality": { "region": "us", "zone": "a", "subzone": "", "origin": "pod" },
-        "snapshot": 7,
-        "mesh": { "services": 60, "workloads": 2, "policies": 0 },
-        "crls": [],
-        "issuers": [],
-        "gateways": [],
-        "listeners": listeners(),
-        "shares": [],
-        "source": { "kind": "istio", "place": "istiod:15012", "stream": stream() },
-        "evacuated": ["us-east-2"],
-        "certificates": [{
-            "identity": "spiffe://east.local/ns/a/sa/b",
-            "state": "Available",
-            "serial": "17",
-            "expires": "2026-01-02T01:01:00Z",
-        }],
-        "reloads": [{
-            "what": "config",
-            "at": rfc3339(at(0)),
-            "inUse": false,
-            "error": "line 3",
-        }],
-        "hosts": hosts,
-        "services": { "total": 60, "list": [service()] },
-    })
-}
-
-#[test]
-fn the_page_is_aligned_and_says_when_and_why() {
-    let text = text::page(&page(), false, false);
-    let rejected = "  rejected of addresses: east//Pod/app/bad: workload.addresses[0]: 5 \
-                    bytes\\u{1b}[2J (version 7, 2m ago)\n";
-    let want = format!(
-        r#"strait 0.1.0  not ready, pending: discovery (clusters)
-cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies
-
-Problems
-  11 of addresses are rejected
-
-Operator  until a restart
-  us-east-2 is evacuated; `strait drain region us-east-2 --undo` puts it back
-
-Listeners
-  NAME   ADDRESS        PROTOCOL  ROUTED         SOURCES                   STATE
-  mesh   0.0.0.0:15008  hbone     by authority   every address             open
-  istio  0.0.0.0:15443  tls       istio          every address             waits for a certificate
-  sni    0.0.0.0:15012  tls       by its routes  10.0.0.0/8, 192.0.2.1/32  open
-  mesh   0.0.0.0:15008  hbone     by authority   every address             failed, see Problems
-  mesh   0.0.0.0:15008  hbone     by authority   every address             draining
-  THROUGH  ASKED FOR BY            REACHED                     BY
-  mesh     any authority           services by their exposure  the trust set
-  istio    outbound_.PORT_._.HOST  services exposed to anyone  anyone
-  sni      *.a, *                  echo.app:80                 anyone from 10.0.0.0/8, 192.0.2.1/32
-
-Discovery  istio istiod:15012
-  not connected since 2026-01-01T01:00:00Z (1m ago)
-  unavailable: "gone"
-  tried 3 times, next in 2s
-  state on disk of 2026-01-01T00:59:55Z (1m 5s ago)
-  TYPE       STATE    HELD  REJECTED     NACKS  VERSION                 LAST ACCEPTED
-  addresses  synced   12    at least 11  2      2026-01-01T00:00:00Z/7  1h 1m ago
-  clusters   pending  0     0            0      (0 responses)           never
-{rejected}  and 1 more, see `strait dump`
-{unused}  and 2 more, see `strait dump`
-
-Certificates
-  IDENTITY                       STATE      SERIAL  EXPIRES
-  spiffe://east.local/ns/a/sa/b  Available  17      in 1day (2026-01-02T01:01:00Z)
-
-Changes read
-  SOURCE  READ       RESULT
-  config  1h 1m ago  rejected, see Problems; the previous state is in use
-
-Hostnames
-  NAME        ANSWERED  LAST ERROR  ADDRESSES
-  db.example  1m ago    timed out   10.0.0.1,10.0.0.2
-  a.example   never     -           10.0.0.1,10.0.0.2 and more
-
-Services
-  SERVICE       PORTS  ENDPOINTS USED  TUNNELS  EXPOSED TO
-  app/echo.app  80,81  1 of 2          1        cluster west on port 80; cluster north
-  1 of 60 services; see one by `strait status SERVICE`, all by --all
-"#,
-        rejected = rejected.repeat(10),
-        unused = "  not used of clusters: x\\u{1b}: no service by its name\n".repeat(10),
-    );
-    assert_eq!(text, want);
-}
-
-#[test]
-fn a_binding_is_used_by_the_identities_of_its_clients() {
-    let cluster = |name: &str| Audience { cluster: Some(name.to_owned()), ..Audience::default() };
-    let narrow = Audience {
-        namespaces: vec!["shop".to_owned(), "web".to_owned()],
-        service_accounts: vec![("shop".to_owned(), "cart".to_owned())],
-        ..Audience::default()
-    };
-    let anyone = Audience { anyone: true, ..Audience::default() };
-    for (to, want) in [
-        (vec![], "anyone from 10.0.0.0/8"),
-        (vec![anyone], "the trust set from 10.0.0.0/8"),
-        (vec![cluster("west"), cluster("north")], "cluster west; cluster north from 10.0.0.0/8"),
-        (vec![narrow], "any cluster, namespace shop or web, account shop/cart from 10.0.0.0/8"),
-    ] {
-        let template = ObjectBindings {
-            addresses: "127.64.0.0/10".parse().unwrap(),
-            clients: vec!["10.0.0.0/8".parse().unwrap()],
-            to,
-        };
-        let service = HostPort::parse("pay.app:80").unwrap();
-        let local = ("pay.global".to_owned(), ([127, 64, 0, 1], 80).into());
-        let binding = template.binding((vec!["west".to_owned()], service), local, Line::default());
-        let mut page = page();
-        page["listeners"] = json!([ListenerRow {
-            listener: Listener::from(&binding),
-            address: binding.listen,
-            state: ListenerState::Open,
-            error: None,
-        }]);
-        let text = text::page(&page, false, false);
-        let row = format!("any connection, as pay.global  pay.app:80 of west  {want}\n");
-        assert!(text.contains(&row), "{text}");
-    }
-}
-
-#[test]
-fn one_service_has_its_endpoints_and_why_they_are_not_used() {
-    let mut page = page();
-    page["ready"] = true.into();
-    let text = text::page(&page, true, true);
-    let want = "\u{1b}[1mstrait\u{1b}[0m 0.1.0  \u{1b}[32mready\u{1b}[0m
-cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies
-
-\u{1b}[1mService\u{1b}[0m  app/echo.app
-  exposed to cluster west on port 80
-  exposed to cluster north
-  1 of 2 workloads used
-  PORT  WORKLOAD  ADDRESS         WEIGHT  TUNNELS  STATE
-  80    a         10.0.0.1:15008  1       1        used
-  80    long-uid  -               1       0        not used: unhealthy
-  and 4 more; see all by --all
-";
-    assert_eq!(text, want);
-}
-
 /// Returns the status page of a gateway with these issuers and pools.
-async fn page_with(issuers: Vec<IssuerRow>, pools: Vec<OwnedPool>) -> String {
+async fn page_with(issuers: Vec<IssuerRow>, pools: Vec<OwnedPool>) -> Value {
     let Fixture { mut state, .. } = fixture();
     state.issuers = Arc::new(move || issuers.clone());
     state.pools = Arc::new(move || pools.clone());
-    ask(admin_router(state), "GET", "/status").await.1
+    let (_, page) = ask(admin_router(state), "GET", "/status").await;
+    serde_json::from_str(&page).expect("JSON")
 }
 
 #[tokio::test]
-async fn issuers_are_a_table_with_the_busiest_first() {
-    let row = |spki: &str, cluster: Option<&str>, accepted, refused| IssuerRow {
+async fn the_busiest_issuers_come_first() {
+    let row = |spki: &str, accepted, refused| IssuerRow {
         spki: spki.into(),
         subject: format!("CN={spki}"),
-        cluster: cluster.map(Into::into),
+        cluster: None,
         accepted,
         refused,
     };
-    let rows =
-        vec![row("b", None, 1, 1), row("c", Some("west"), 7, 0), row("a", Some("east"), 2, 0)];
-    let want = "
-  SPKI SHA-256  SUBJECT  CLUSTER  ACCEPTED  REFUSED
-  c             CN=c     west     7         0
-  a             CN=a     east     2         0
-  b             CN=b     -        1         1
-
-";
-    let text = page_with(rows, Vec::new()).await;
-    assert!(text.contains(want), "{text}");
-    assert!(!text.contains("Shares"), "{text}");
-    let many = (0..30).map(|_| row("x", None, 1, 0)).collect();
-    let text = page_with(many, Vec::new()).await;
-    assert_eq!(text.matches("CN=x").count(), 20, "{text}");
-    let more = "\n  and 10 more, see `strait status --json`\n";
-    assert!(text.contains(more), "{text}");
+    let rows = vec![row("b", 1, 1), row("c", 7, 0), row("a", 2, 0)];
+    let page = page_with(rows, Vec::new()).await;
+    let issuers = page["issuers"].as_array().expect("a list").iter();
+    let order: Vec<_> = issuers.map(|row| row["spki"].as_str().expect("text")).collect();
+    assert_eq!(order, ["c", "a", "b"]);
+    assert_eq!(page["shares"], json!([]));
 }
 
 #[tokio::test]
-async fn holders_of_each_resource_are_a_table_with_the_largest_first() {
+async fn the_largest_holders_of_each_resource_come_first() {
     let descriptors = Pool::new(Resource::Descriptors, 100);
     let tunnels = Pool::new(Resource::Tunnels, usize::MAX);
     let bound = Pool::new(Resource::BindingClients, 8);
@@ -337,16 +147,18 @@ async fn holders_of_each_resource_are_a_table_with_the_largest_first() {
     ];
     let all = [(&bound, Some("pay")), (&descriptors, None), (&tunnels, None)];
     let all = all.map(|(pool, of)| OwnedPool::new(pool, of.map(ToOwned::to_owned)));
-    let want = "Shares
-  RESOURCE     OF  USED       HOLDER           HELD
-  descriptors  -   12 of 100  cluster west     10
-  descriptors  -   12 of 100  identity a       10
-  descriptors  -   12 of 100  source 10.0.0.1  2
-  tunnels      -   4          cluster west     4
-";
-    let text = page_with(Vec::new(), all.to_vec()).await;
-    assert!(text.contains(want), "{text}");
-    assert!(!text.contains("Issuers"), "{text}");
+    let page = page_with(Vec::new(), all.to_vec()).await;
+    let holder = |source: &str, held: u32| json!({ "source": source, "held": held });
+    let holders =
+        [holder("cluster west", 10), holder("identity a", 10), holder("source 10.0.0.1", 2)];
+    let want = json!([
+        { "resource": "descriptors", "of": null, "used": 12, "max": 100, "holders": holders },
+        {
+            "resource": "tunnels", "of": null, "used": 4, "max": null,
+            "holders": [holder("cluster west", 4)],
+        },
+    ]);
+    assert_eq!(page["shares"], want);
 }
 
 #[test]
@@ -531,27 +343,24 @@ async fn full_page(path: &str) -> Value {
     let (_, page) = ask(admin_router(state), "GET", path).await;
     let mut page: Value = serde_json::from_str(&page).expect("JSON");
     if page["at"].is_string() {
-        page["at"] = rfc3339(at(3660)).into();
+        page["at"] = written(at(3660)).into();
         page["source"]["place"] = "mesh.yaml".into();
         for reload in page["reloads"].as_array_mut().expect("a list") {
-            reload["at"] = rfc3339(at(3600)).into();
+            reload["at"] = written(at(3600)).into();
         }
     }
     page
 }
 
 #[tokio::test(start_paused = true)]
-async fn pages_have_all_recorded_keys_and_the_recorded_text() {
-    let (json, text) = (include_str!("pages/status.json"), include_str!("pages/status.txt"));
-    let page = full_page("/status?format=json").await;
-    assert_eq!(page, serde_json::from_str::<Value>(json).expect("JSON"), "{page:#}");
-    assert_eq!(text::page(&page, false, false), text);
-    let (json, text) = (include_str!("pages/service.json"), include_str!("pages/service.txt"));
-    let page = full_page("/status?format=json&service=echo").await;
-    assert_eq!(page, serde_json::from_str::<Value>(json).expect("JSON"), "{page:#}");
-    assert_eq!(text::page(&page, true, false), text);
-    let (json, text) = (include_str!("pages/peers.json"), include_str!("pages/peers.txt"));
-    let page = full_page("/peers?format=json").await;
-    assert_eq!(page, serde_json::from_str::<Value>(json).expect("JSON"), "{page:#}");
-    assert_eq!(peers::to_text(&page, false), text);
+async fn pages_have_all_recorded_keys() {
+    for (path, recorded) in [
+        ("/status", include_str!("pages/status.json")),
+        ("/status?service=echo", include_str!("pages/service.json")),
+        ("/peers", include_str!("pages/peers.json")),
+    ] {
+        let page = full_page(path).await;
+        let recorded: Value = serde_json::from_str(recorded).expect("JSON");
+        assert_eq!(page, recorded, "{path}: {page:#}");
+    }
 }

@@ -274,12 +274,12 @@ async fn conflicts_of_objects_are_problems_and_only_the_first_are_shown() {
     let Fixture { state, _log, .. } = fixture();
     let conflicts = (0..22).map(|line| format!("o.yaml:{line}: warning: a claim"));
     state.status.set_conflicts(conflicts.collect());
-    let (_, text) = ask(admin_router(state.clone()), "GET", "/status").await;
-    assert_eq!(text.matches("  o.yaml:").count(), 20, "{text}");
-    assert!(text.contains("  2 more objects conflict; see `strait check`\n"), "{text}");
+    let (_, page) = ask(admin_router(state.clone()), "GET", "/status").await;
+    assert_eq!(page.matches("\"o.yaml:").count(), 20, "{page}");
+    assert!(page.contains("\"2 more objects conflict; see `strait check`\""), "{page}");
     state.status.set_conflicts(Vec::new());
-    let (_, text) = ask(admin_router(state), "GET", "/status").await;
-    assert!(!text.contains("Problems"), "{text}");
+    let (_, page) = ask(admin_router(state), "GET", "/status").await;
+    assert!(page.contains("\"problems\":[],"), "{page}");
 }
 
 /// Serial number of typical length: 159 bits, in decimal.
@@ -374,20 +374,24 @@ async fn the_status_has_all_services_or_one_and_refuses_what_it_does_not_know() 
         let path = format!("/status{query}");
         ask(admin_router(state.clone()), "GET", &path).await
     };
-    let (status, text) = page("").await;
+    let (status, first) = page("").await;
     assert_eq!(status, StatusCode::OK);
-    assert!(text.starts_with("strait 0.1.0  not ready, pending: certificates, mesh\n"), "{text}");
-    assert!(text.contains("\nDiscovery  file "), "{text}");
-    assert!(text.contains("  50 of 61 services; see one by "), "{text}");
-    assert!(page("?all").await.1.contains("/s59.app "));
+    let first: Value = serde_json::from_str(&first).expect("JSON");
+    assert_eq!(first["ready"], false);
+    assert_eq!(first["pending"], json!(["certificates", "mesh"]));
+    assert_eq!(first["source"]["kind"], "file");
+    let services = &first["services"];
+    assert_eq!(services["total"], 61);
+    assert_eq!(services["list"].as_array().map(Vec::len), Some(50));
+    assert!(page("?all").await.1.contains("/s59.app\""));
     for name in ["echo", "echo.app", "app/echo", "app/ECHO.app"] {
-        let (_, text) = page(&format!("?service={name}")).await;
-        assert!(text.contains("10.0.0.1:15008  3       0        used"), "{name}: {text}");
+        let (_, page) = page(&format!("?service={name}")).await;
+        let used = r#""address":"10.0.0.1:15008","weight":3,"tunnels":0,"unused":null"#;
+        assert!(page.contains(used), "{name}: {page}");
     }
     let (status, text) = page("?service=other/echo").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert!(text.contains("unknown service \"other/echo\""), "{text}");
-    assert_eq!(page("?format=xml").await.0, StatusCode::BAD_REQUEST);
     let (_, json) = page("?format=json&service=echo").await;
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["ready"], false);
@@ -412,15 +416,9 @@ async fn a_denied_address_and_a_namesake_are_reported() {
     mesh.services.insert("zeta/echo.app".into(), Arc::new(namesake));
     publisher.update(Change { mesh: Some((mesh, "east".into())), ..Change::default() });
     let (_, text) = ask(admin_router(state), "GET", "/status?service=echo").await;
-    assert!(
-        text.contains("not used: its address is a loopback address; see `dial.allow`"),
-        "{text}"
-    );
-    assert!(
-        text.contains("not used: the hostname belongs to the service of namespace app"),
-        "{text}"
-    );
-    assert!(text.contains("  0 of 1 workload used"), "{text}");
+    assert!(text.contains("\"its address is a loopback address; see `dial.allow`"), "{text}");
+    assert!(text.contains("\"the hostname belongs to the service of namespace app"), "{text}");
+    assert!(text.contains(r#""used":0,"total":1,"#), "{text}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -430,7 +428,10 @@ async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_pr
     let router = || admin_router(state.clone());
     let (status, text) = ask(router(), "GET", "/status").await;
     assert_eq!(status, StatusCode::OK);
-    assert!(text.contains("; no mesh yet"), "{text}");
+    assert!(text.contains(r#""pending":["certificates","mesh","discovery"]"#), "{text}");
+    let unknown = ask(router(), "GET", "/status?service=echo").await;
+    let no_mesh = "there is no mesh yet; see `strait status`\n";
+    assert_eq!(unknown, (StatusCode::NOT_FOUND, no_mesh.to_owned()));
     let mut exposure = ExposureTable::new(false);
     let names = hosts(&["echo.global"]);
     exposure.add(ExposedService { names, ..entry("echo.app:80", Vec::new()) });
@@ -450,8 +451,24 @@ async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_pr
     assert_eq!(status, StatusCode::NOT_FOUND);
     state.status.set_reload(ReloadSource::Mesh, Err("a:1: x\na:2: y".into()));
     let (_, text) = ask(router(), "GET", "/status").await;
-    let lost = "  tunnels to app/echo.app are rejected: its waypoint app/nobody.app is unknown";
+    let lost = "\"tunnels to app/echo.app are rejected: its waypoint app/nobody.app is unknown";
     assert!(text.contains(lost), "{text}");
-    assert!(text.contains("  mesh: a:1: x\n  mesh: a:2: y\n"), "{text}");
-    assert_eq!(text.matches("a:1: x").count(), 1, "{text}");
+    let page: Value = serde_json::from_str(&text).expect("JSON");
+    let problems = page["problems"].as_array().expect("a list").iter();
+    let of_mesh = problems.filter_map(Value::as_str).filter(|one| one.starts_with("mesh: "));
+    assert_eq!(of_mesh.collect::<Vec<_>>(), ["mesh: a:1: x", "mesh: a:2: y"]);
+}
+
+#[tokio::test]
+async fn a_request_for_text_names_the_command_that_prints_it() {
+    let Fixture { state, _log, .. } = fixture();
+    for (path, command) in [("/status", "strait status"), ("/peers", "strait status peers")] {
+        for form in ["format=xml", "format=text", "text", "text="] {
+            let answer = ask(admin_router(state.clone()), "GET", &format!("{path}?{form}")).await;
+            let want = format!("this page is JSON; `{command}` prints it as text\n");
+            assert_eq!(answer, (StatusCode::BAD_REQUEST, want), "{path} {form}");
+        }
+        let answer = ask(admin_router(state.clone()), "GET", &format!("{path}?format=json")).await;
+        assert_eq!(answer.0, StatusCode::OK, "{path}");
+    }
 }

@@ -2,11 +2,8 @@
 
 mod text;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-
-use anyhow::Context;
 
 use super::ask::{self, Admin};
 use crate::app;
@@ -60,14 +57,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
         return explain_from_files(&Source::file(file), &args.question, args.json);
     }
     ask::fetch_whole(&args.admin, "/explain", &args.question, |answer| match answer {
-        Ok(bytes) => {
-            let answer = serde_json::from_slice(&bytes);
-            let answer = answer.context(
-                "cannot decode the gateway's answer; use the gateway's version \
-                                    of strait",
-            )?;
-            Ok(print_answer(&answer, args.json))
-        }
+        Ok(bytes) => Ok(print_answer(&ask::decode(&bytes)?, args.json)),
         Err(why) => Ok(print_error(&why)),
     })
 }
@@ -100,7 +90,6 @@ fn print_answer(answer: &Answer, json: bool) -> ExitCode {
     } else {
         text::page(answer)
     };
-    // A reader that closes the pipe is not an error.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    ask::print(&text);
     ExitCode::from(u8::from(!answer.outcome.opened))
 }

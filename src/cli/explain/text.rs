@@ -1,6 +1,6 @@
 //! Rendering of an explanation as text for a terminal.
 
-use crate::admin::text::{Text, or_dash};
+use crate::cli::text::{Text, or_dash};
 use crate::explain::{Answer, EndpointRow, EntryRow, GroupRow, LookupRow};
 
 /// Probability below which 0 is printed: the endpoint serves only if no other is left.

@@ -439,7 +439,7 @@ impl Feed {
             };
             let (unused, unused_first) = store.store.unused(url);
             let reported = ResourceType {
-                name: display_name(url),
+                name: display_name(url).into(),
                 synced: missing(client).all(|missing| missing != url),
                 held: client.held(url),
                 rejected: rejected.clone().count() + client.unlisted_rejections(url),

@@ -3,74 +3,74 @@
 //! Names and reasons come from control planes and files. Control characters are escaped, because
 //! they could control the terminal.
 
-use serde_json::Value;
+use crate::labels::escape_control;
 
 /// Column of a table: its header, and the function that formats the cell of a row.
-pub type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
+pub(super) type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
 
 /// Colour of a ready gateway.
-pub const GREEN: &str = "32";
+pub(super) const GREEN: &str = "32";
 /// Colour of problems.
-pub const RED: &str = "31";
+pub(super) const RED: &str = "31";
 /// Weight of headings.
-pub const BOLD: &str = "1";
+pub(super) const BOLD: &str = "1";
 
 /// Text that is being written.
 #[derive(Debug, Default)]
-pub struct Text {
+pub(super) struct Text {
     out: String,
     color: bool,
 }
 
 impl Text {
     /// Creates an empty text, which is coloured on request.
-    pub fn new(color: bool) -> Self {
+    pub(super) fn new(color: bool) -> Self {
         let out = String::new();
         Self { out, color }
     }
 
     /// Returns the text that was written.
-    pub fn finish(self) -> String {
+    pub(super) fn finish(self) -> String {
         self.out
     }
 
     /// Writes a line without the spaces at its end.
-    pub fn line(&mut self, line: &str) {
+    pub(super) fn line(&mut self, line: &str) {
         self.raw_line(&escape_control(line));
     }
 
     /// Writes a line that may contain [`paint`](Self::paint)ed parts.
-    pub fn raw_line(&mut self, line: &str) {
+    pub(super) fn raw_line(&mut self, line: &str) {
         self.out += line.trim_end();
         self.out.push('\n');
     }
 
     /// Writes an empty line and a heading, with further text after it.
-    pub fn heading(&mut self, heading: &str, rest: &str) {
+    pub(super) fn heading(&mut self, heading: &str, rest: &str) {
         let heading = self.paint(BOLD, heading);
         self.line("");
         self.raw_line(&format!("{heading}  {}", escape_control(rest)));
     }
 
     /// Returns the words in a colour, if the text is coloured.
-    pub fn paint(&self, color: &str, words: &str) -> String {
+    pub(super) fn paint(&self, color: &str, words: &str) -> String {
         if self.color { format!("\x1b[{color}m{words}\x1b[0m") } else { words.to_owned() }
     }
 
     /// Writes the number of rows that are not listed, if there are any.
-    pub fn more(&mut self, count: usize, see: &str) {
+    pub(super) fn more(&mut self, count: usize, see: &str) {
         if count > 0 {
             self.line(&format!("  and {count} more{see}"));
         }
     }
 
     /// Writes the rows as a table; `none` without rows.
-    pub fn table<T>(&mut self, rows: &[T], columns: &[Column<'_, T>]) {
+    pub(super) fn table<T>(&mut self, rows: &[T], columns: &[Column<'_, T>]) {
         self.table_up_to(usize::MAX, rows, columns);
     }
 
     /// Writes at most `max` rows as a table, and the number of the others.
-    pub fn table_up_to<T>(&mut self, max: usize, rows: &[T], columns: &[Column<'_, T>]) {
+    pub(super) fn table_up_to<T>(&mut self, max: usize, rows: &[T], columns: &[Column<'_, T>]) {
         if rows.is_empty() {
             return self.line("  none");
         }
@@ -94,41 +94,7 @@ impl Text {
     }
 }
 
-/// Escapes control characters, which a terminal would interpret, including line ends.
-pub fn escape_control(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for char in text.chars() {
-        if char.is_control() {
-            out.extend(char.escape_default());
-        } else {
-            out.push(char);
-        }
-    }
-    out
-}
-
 /// Returns the text, or `-` if there is none.
-pub fn or_dash<T: ToString>(text: Option<T>) -> String {
+pub(super) fn or_dash<T: ToString>(text: Option<T>) -> String {
     text.map_or_else(|| "-".to_owned(), |text| text.to_string())
-}
-
-/// Joins the values with a separator.
-pub fn join<T: ToString>(values: impl IntoIterator<Item = T>, separator: &str) -> String {
-    let values: Vec<_> = values.into_iter().map(|one| one.to_string()).collect();
-    values.join(separator)
-}
-
-/// Returns a JSON value as a cell: text without quotes, a list with commas, `-` for null.
-pub fn cell(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
-        Value::Array(values) => join(values.iter().map(cell), ","),
-        other => other.to_string(),
-    }
-}
-
-/// Returns the function that formats the cell of a key.
-pub fn key(key: &str) -> impl Fn(&Value) -> String {
-    move |row| cell(&row[key])
 }
