@@ -48,6 +48,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
         },
         kind: ControlPlaneKind::Istio,
         cache: None,
+        hold: Duration::ZERO,
         pod: Pod {
             name: "strait".into(),
             namespace: "istio-system".into(),

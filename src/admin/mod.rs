@@ -103,6 +103,7 @@ GET  /stats/prometheus  metrics, as on the metrics port
 GET  /drain/region      dry run of the same POST; changes nothing
 POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back; ?force also
                         where services are left without endpoints
+POST /discovery/release applies the removals by the control plane that `discovery.hold` holds
 POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes
 POST /quitquitquit      starts the drain; a second one stops now
 ";
@@ -135,6 +136,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/peers", get(status::peers::peers))
         .route("/status", get(status::status))
         .route("/drain/region", get(regions::drain).post(regions::drain))
+        .route("/discovery/release", post(release))
         .route("/logging", post(logging))
         .route("/quitquitquit", post(quit))
         .route("/ready", ready(Arc::clone(&state.status), state.lifecycle.clone()))
@@ -177,6 +179,15 @@ fn pending(status: &Status, lifecycle: &Lifecycle) -> Vec<String> {
 fn stats<S: Clone + Send + Sync + 'static>(scrapes: &Arc<Scrapes>) -> MethodRouter<S> {
     let scrapes = Arc::clone(scrapes);
     get(async move |headers: HeaderMap| scrapes.answer(&headers).await)
+}
+
+/// Requests that held removals are made; 409 if none are held.
+async fn release(State(state): State<AdminState>) -> (StatusCode, String) {
+    let Some(hold) = state.status.discovery().and_then(|discovery| discovery.hold) else {
+        return (StatusCode::CONFLICT, "no removals are held\n".to_owned());
+    };
+    state.status.request_release();
+    (StatusCode::OK, format!("{} removals by the control plane are applied\n", hold.removals))
 }
 
 async fn quit(State(state): State<AdminState>) -> &'static str {

@@ -206,25 +206,28 @@ impl App {
     /// processing 100,000 workloads must not delay signals, readiness and the budget.
     fn start_discovery(&self, source: &Source) -> anyhow::Result<()> {
         let config = self.config.load();
-        let (plane, cache, kind) = match &config.discovery {
+        let (plane, cache, hold, kind) = match &config.discovery {
             Discovery::File { .. } => {
                 self.status.clear_pending(DISCOVERY);
                 return Ok(());
             }
-            Discovery::Istio { plane, cache } => (plane, cache, ControlPlaneKind::Istio),
-            Discovery::Envoy { plane, cache, node, clusters } => {
+            Discovery::Istio { plane, cache, hold } => {
+                (plane, cache, hold, ControlPlaneKind::Istio)
+            }
+            Discovery::Envoy { plane, cache, hold, node, clusters } => {
                 let kind = ControlPlaneKind::Envoy {
                     node: node.clone(),
                     locality: config.gateway.locality.clone(),
                     clusters: clusters.clone(),
                 };
-                (plane, cache, kind)
+                (plane, cache, hold, kind)
             }
         };
         let discovery = stream::run(Feed {
             plane: plane.clone(),
             kind,
             cache: cache.clone(),
+            hold: *hold,
             pod: source.who(&config),
             publisher: Arc::clone(&self.publisher),
             status: Arc::clone(&self.status),

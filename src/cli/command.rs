@@ -84,6 +84,12 @@ enum Command {
     /// Evacuates a part of the mesh from the running gateway, until `--undo` or a restart.
     #[command(subcommand)]
     Drain(drain::Command),
+    /// Applies the removals by the control plane that the running gateway holds
+    /// (`discovery.hold`), without waiting for their time.
+    ///
+    /// Exits 1 if no removals are held, 2 if the gateway does not answer.
+    #[command(after_help = "Examples:\n  strait status\n  strait release")]
+    Release(drain::Release),
     Explain(Box<explain::Args>),
     Link(Box<link::LinkArgs>),
     Expose(Box<link::ExposeArgs>),
@@ -153,6 +159,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Status(args) => return status::run(&args),
         Command::Dump(args) => return ask::dump(&args),
         Command::Drain(command) => return drain::run(&command),
+        Command::Release(args) => return drain::release(&args),
         Command::Explain(args) => return explain::run(&args),
         Command::Trust(command) => return trust::run(&command),
         Command::Load(args) => {

@@ -1,4 +1,5 @@
-//! `strait drain region`: evacuation of a region, through the running gateway's admin port.
+//! `strait drain region` and `strait release`: orders to the running gateway, through its admin
+//! port.
 
 use std::process::ExitCode;
 
@@ -46,6 +47,23 @@ pub(super) struct Region {
 fn region(text: &str) -> Result<RegionPattern, String> {
     let region = RegionPattern::parse(text).filter(|region| region.part_count() > 0);
     region.ok_or_else(|| "write a region, REGION/ZONE or REGION/ZONE/SUBZONE".to_owned())
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Release {
+    #[command(flatten)]
+    admin: Admin,
+}
+
+/// Requests that held removals are made, and prints the result.
+pub(super) fn release(args: &Release) -> ExitCode {
+    run_admin_command(async {
+        let answer = args.admin.request(Method::POST, "/discovery/release", &()).await?;
+        match answer.status {
+            StatusCode::CONFLICT => answer.print_refusal().await,
+            _ => answer.print_success().await,
+        }
+    })
 }
 
 /// Sends the command to the gateway and prints the result.

@@ -1,6 +1,7 @@
 //! The `discovery` section, and the control planes of `discovery` and `identity`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use derive_more::Display;
 use http::HeaderName;
@@ -11,13 +12,16 @@ use serde_json::{Value as Json, json};
 
 use super::HostPort;
 use super::define::{
-    Absent, Address, Credential, NewFile, Read, ServicePort, Shape, TEXT, Type, scalar, section,
-    words,
+    Absent, Address, Credential, DrainTime, NewFile, Read, ServicePort, Shape, TEXT, Type, scalar,
+    section, words,
 };
 use crate::yaml::{Fields, Value};
 
 /// The word for the system's roots.
 const SYSTEM: &str = "SYSTEM";
+
+/// Default of `discovery.hold`.
+const HOLD: Duration = Duration::from_secs(600);
 
 const ADDRESS_EXAMPLE: &str = "istiod.istio-system.svc:15012";
 
@@ -37,6 +41,9 @@ pub enum Discovery {
         plane: ControlPlane,
         /// The file of the last good state, for a start without it. Default: nothing is stored.
         cache: Option<PathBuf>,
+        /// The time for which a mass removal is held.
+        #[serde(serialize_with = "duration")]
+        hold: Duration,
     },
     /// Any control plane of Envoy's: clusters and endpoints by CDS and EDS over delta ADS.
     Envoy {
@@ -45,6 +52,9 @@ pub enum Discovery {
         plane: ControlPlane,
         /// As for istiod.
         cache: Option<PathBuf>,
+        /// As for istiod.
+        #[serde(serialize_with = "duration")]
+        hold: Duration,
         /// The names of the gateway towards the control plane.
         node: NodeNames,
         /// The clusters whose names do not contain their service. Default: none.
@@ -70,6 +80,11 @@ section! {
         /// and network is read from it, and a damaged file is ignored. Its directory must be
         /// writable.
         cache: Option<PathBuf> as Option<NewFile> = default(None, "nothing is stored");
+        /// Time for which a mass removal is held: of more than half of the services, clusters,
+        /// endpoint assignments or policies, and at least 10, within a minute of their first
+        /// response on a stream. All that is removed in that minute stays in force until the time
+        /// has passed or `strait release` is typed. `0s` obeys at once.
+        hold: Duration as DrainTime = default(HOLD);
     }
 }
 
@@ -153,6 +168,10 @@ pub enum Roots {
     Plaintext,
 }
 
+fn duration<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_duration(*time))
+}
+
 impl Serialize for Roots {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -169,13 +188,13 @@ impl Type for Discovery {
                 Some(Self::File { path })
             }),
             ("istio", |keys| {
-                let IstioKeys { plane, cache } = IstioKeys::read_keys(keys)?;
-                Some(Self::Istio { plane, cache })
+                let IstioKeys { plane, cache, hold } = IstioKeys::read_keys(keys)?;
+                Some(Self::Istio { plane, cache, hold })
             }),
             ("envoy", |keys| {
                 let EnvoyKeys { istio, node, clusters, .. } = EnvoyKeys::read_keys(keys)?;
-                let IstioKeys { plane, cache } = istio;
-                Some(Self::Envoy { plane, cache, node, clusters })
+                let IstioKeys { plane, cache, hold } = istio;
+                Some(Self::Envoy { plane, cache, hold, node, clusters })
             }),
         ];
         let read = read_kind(value.fields("discovery")?, "file", &kinds);
@@ -232,6 +251,7 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<IstioKeys> {
     let address = fields.need("address", ADDRESS_EXAMPLE).and_then(Address::read);
     let headers = Read::key::<Headers>(fields, "headers");
     let cache = Read::key::<Option<NewFile>>(fields, "cache");
+    let hold = Read::key::<DrainTime>(fields, "hold");
     let mut is_good = true;
     for key in ["roots", "token", "san"] {
         if let Some(value) = fields.get(key) {
@@ -247,8 +267,8 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<IstioKeys> {
         san: None,
         headers: headers.or(Vec::new())?,
     };
-    let cache = cache.or(None)?;
-    is_good.then_some(IstioKeys { plane, cache })
+    let (cache, hold) = (cache.or(None)?, hold.or(HOLD)?);
+    is_good.then_some(IstioKeys { plane, cache, hold })
 }
 
 fn compare_clusters(_: Value<'_>, read: &[(NamedCluster, Value<'_>)]) {

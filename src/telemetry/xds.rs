@@ -36,6 +36,8 @@ metrics! {
             "Time of the last message accepted as a whole, by type (Unix time)";
         cached: Gauge = "strait_xds_cache_timestamp_seconds",
             "When the state on disk was saved (Unix time); 0 without one";
+        held_removals: Gauge = "strait_xds_held_removals",
+            "Removals by the control plane that wait for the end of a hold";
     } besides {
         nack_lines: Mutex<Rate> = Mutex::new(lines_per_second(NACK_LINES_A_SECOND));
     }
@@ -90,6 +92,11 @@ impl XdsMetrics {
     /// Sets the time at which the state on disk was saved.
     pub fn set_cache_time(&self, at: SystemTime) {
         self.cached.set(seconds(at));
+    }
+
+    /// Records the number of removals that wait.
+    pub fn set_held_removals(&self, count: usize) {
+        self.held_removals.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 }
 

@@ -12,6 +12,7 @@ pub mod dns;
 pub mod envoy;
 pub mod file;
 mod first_answers;
+mod hold;
 mod interner;
 pub mod objects;
 mod push;

@@ -84,6 +84,11 @@ impl Tables {
             .then(|| exports.collect::<BTreeSet<_>>().into_iter().collect())
     }
 
+    #[cfg(test)]
+    pub(super) fn export_count(&self) -> usize {
+        self.exports.len()
+    }
+
     /// Sets a service.
     pub(super) fn put_service(&mut self, key: Arc<str>, service: Service) {
         if self.services.get(&key).is_none_or(|old| **old != service) {

@@ -48,6 +48,7 @@ fn of_inputs(page: &StatusPage) -> Vec<String> {
             problems.push(format!("no stream to the control plane: {why}"));
         }
         problems.extend(stream.from_disk.clone());
+        problems.extend(stream.hold.as_ref().map(ToString::to_string));
         for kind in stream.types.iter().filter(|kind| kind.rejected > 0) {
             problems.push(format!("{} of {} are rejected", kind.rejected_count(), kind.name));
         }

@@ -156,7 +156,7 @@ form! {
     LagTime => Duration, "a duration of at most 1h, such as `5s` or `1m 30s`",
         time(),
         |value, wanted| time_within(value, wanted, (Duration::ZERO, LAG_MAX)), duration;
-    /// A duration of a drain.
+    /// A duration of a drain, or of held removals.
     DrainTime => Duration, "a duration of at most 7d, such as `20s` or `8h`",
         time(),
         |value, wanted| time_within(value, wanted, (Duration::ZERO, DRAIN_MAX)), duration;

@@ -1,8 +1,8 @@
 //! Last good state of the control plane on disk, for a start without a control plane.
 //!
 //! A [`Recorder`] wraps a [`MeshStore`] and keeps each accepted resource as received, if a file is
-//! configured. A separate task writes the file every five seconds, or up to every minute if writes
-//! are slow.
+//! configured. Removals that are [held](super::hold) reach neither. A separate task writes the file
+//! every five seconds, or up to every minute if writes are slow.
 
 mod file;
 #[cfg(test)]
@@ -21,8 +21,9 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use self::file::{Entry, Header, Restored};
-use super::client::{Client, Resource, ResourceStore, Response, SHARED_PLACEHOLDER};
+use super::client::{Client, Removals, Resource, ResourceStore, Response, SHARED_PLACEHOLDER};
 use super::envoy::ENDPOINT;
+use super::hold::Hold;
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER};
 use super::tables::MeshStore;
 
@@ -53,6 +54,8 @@ pub struct Cache {
 pub struct Recorder {
     /// Decoded resources.
     pub store: Box<dyn MeshStore>,
+    /// Removals that wait.
+    pub(super) hold: Hold,
     kept: Option<Arc<Kept>>,
     restored: Option<String>,
     saved: Option<SystemTime>,
@@ -79,7 +82,16 @@ struct State {
 impl Recorder {
     /// Returns a recorder without a file.
     pub fn new(store: Box<dyn MeshStore>) -> Self {
-        Self { store, kept: None, restored: None, saved: None }
+        Self { store, hold: Hold::default(), kept: None, restored: None, saved: None }
+    }
+
+    /// Makes the removals that wait. Returns false if none did.
+    pub(super) fn release(&mut self) -> bool {
+        let released = self.hold.release();
+        for (type_url, name) in &released {
+            self.remove(type_url, name);
+        }
+        !released.is_empty()
     }
 
     /// Returns a recorder for a file, and restores the content of the file into the store and the
@@ -228,6 +240,9 @@ const LAST_SECOND: u64 = 253_402_300_799;
 impl ResourceStore for Recorder {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         let result = self.store.upsert(type_url, resource);
+        if result.is_ok() {
+            self.hold.forget(type_url, &resource.name);
+        }
         if let Some(kept) = &self.kept {
             // A placeholder for a policy denies what the policy covers after a restart too.
             if result.is_ok() {
@@ -240,6 +255,10 @@ impl ResourceStore for Recorder {
     }
 
     fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {
+        // The version that the store still has is one that the control plane removed.
+        if self.hold.forget(type_url, name) {
+            self.remove(type_url, name);
+        }
         let has_placeholder = self.store.handle_rejection(type_url, name);
         if let Some(kept) = &self.kept
             && has_placeholder
@@ -264,7 +283,20 @@ impl ResourceStore for Recorder {
         self.store.is_complete_state(type_url, response)
     }
 
+    fn announce(&mut self, type_url: &'static str, removals: &Removals<'_>) {
+        let mut counted = (removals.held, removals.gone.len());
+        if type_url == ADDRESS {
+            let services = &self.store.tables().services;
+            let gone = removals.gone.iter().filter(|name| services.get(*name).is_some());
+            counted = (services.len(), gone.count());
+        }
+        self.hold.announce(type_url, removals, counted);
+    }
+
     fn remove(&mut self, type_url: &'static str, name: &str) {
+        if self.hold.contains(type_url, name) {
+            return;
+        }
         self.store.remove(type_url, name);
         if let Some(kept) = &self.kept {
             let state = &mut *kept.state();

@@ -7,7 +7,8 @@ use std::mem;
 use std::sync::Arc;
 
 use super::messages::{
-    Mode, Request, Resource, ResourceStore, Response, SHARED_PLACEHOLDER, Subscription, WILDCARD,
+    Mode, Removals, Request, Resource, ResourceStore, Response, SHARED_PLACEHOLDER, Subscription,
+    WILDCARD,
 };
 use super::rejected::{NackBuilder, Rejected, check_name, truncate};
 use super::usage::{Usage, accounted_bytes};
@@ -157,23 +158,28 @@ impl TypeState {
         // Rejected resources that cannot be held are not in the initial versions, so the first
         // response of a stream contains them again.
         let was_unplaced = fresh && mem::take(&mut self.has_shared_placeholder);
+        let type_url = self.subscription.type_url;
         let unclaimed = mem::take(&mut self.omitted_initial_versions);
-        if unclaimed || resources.is_complete_state(self.subscription.type_url, response) {
-            self.remove_unnamed(response, usage, resources);
-        }
         let contradictions = contradictions(response);
+        let is_complete = unclaimed || resources.is_complete_state(type_url, response);
+        let removed = response.removed.iter();
+        let removed = removed.filter(|name| !contradictions.contains_key(name.as_str()));
+        let gone = self.gone(response, removed.clone(), is_complete);
+        let (held, held_of_all) = (self.held.len(), usage.entries());
+        let removals = Removals { is_first: fresh, held, held_of_all, gone: &gone };
+        resources.announce(type_url, &removals);
+        // Removals come first, because an address may move from a removed resource to a new
+        // one.
+        for name in removed {
+            self.rejected.clear(name);
+        }
+        for name in &gone {
+            self.remove(name, usage, resources);
+        }
         let mut nack = NackBuilder::default();
         for (name, (version, reason)) in &contradictions {
             nack.add(name, reason);
             self.reject(name, version, reason, usage, resources);
-        }
-        // Removals come first, because an address may move from a removed resource to a new
-        // one.
-        for name in &response.removed {
-            if !contradictions.contains_key(&**name) {
-                self.rejected.clear(name);
-                self.remove(name, usage, resources);
-            }
         }
         if self.held.is_empty() {
             self.held.reserve(response.resources.len());
@@ -294,20 +300,25 @@ impl TypeState {
         self.held.insert(Arc::clone(name), HeldResource { version, bytes });
     }
 
-    /// Removes resources that a complete response does not name. Rejections of named resources
-    /// remain.
-    fn remove_unnamed(
+    /// Returns the held resources that a response removes, in their order: those that it names as
+    /// removed and, if it is complete, those that it does not send. Rejections of resources that a
+    /// complete response sends remain.
+    fn gone<'a>(
         &mut self,
         response: &Response,
-        usage: &mut Usage,
-        resources: &mut impl ResourceStore,
-    ) {
-        let named: HashSet<&str> = response.resources.iter().map(|one| &*one.name).collect();
-        let gone = self.held.keys().filter(|name| !named.contains(&***name));
-        for name in gone.cloned().collect::<Vec<_>>() {
-            self.remove(&name, usage, resources);
+        removed: impl Iterator<Item = &'a String>,
+        is_complete: bool,
+    ) -> Vec<Arc<str>> {
+        let removed = removed.filter_map(|name| Some(self.held.get_key_value(&**name)?.0));
+        let mut gone: Vec<_> = removed.cloned().collect();
+        if is_complete {
+            let named: HashSet<&str> = response.resources.iter().map(|one| &*one.name).collect();
+            gone.extend(self.held.keys().filter(|name| !named.contains(&***name)).cloned());
+            self.rejected.retain_named(&named);
         }
-        self.rejected.retain_named(&named);
+        gone.sort_unstable();
+        gone.dedup();
+        gone
     }
 
     fn remove(&mut self, name: &str, usage: &mut Usage, resources: &mut impl ResourceStore) {

@@ -79,6 +79,19 @@ pub struct Response {
     pub removed: Vec<String>,
 }
 
+/// Removals by a response.
+#[derive(Clone, Copy, Debug)]
+pub struct Removals<'a> {
+    /// True for the first response of the type on a stream.
+    pub is_first: bool,
+    /// Number of resources of the type that are held before the response.
+    pub held: usize,
+    /// Number of resources of all types.
+    pub held_of_all: usize,
+    /// Names of the held resources that the response removes.
+    pub gone: &'a [Arc<str>],
+}
+
 /// Store of accepted resources. It decodes them and rejects those that it cannot use.
 pub trait ResourceStore {
     /// Stores a new resource, or a new version of one.
@@ -110,6 +123,10 @@ pub trait ResourceStore {
     fn is_complete_state(&self, _type_url: &str, _response: &Response) -> bool {
         false
     }
+
+    /// Announces the removals of a response before they are made. `gone` has the names of held
+    /// resources.
+    fn announce(&mut self, _type_url: &'static str, _removals: &Removals<'_>) {}
 
     /// Removes a stored resource or a placeholder.
     fn remove(&mut self, type_url: &'static str, name: &str);

@@ -27,7 +27,7 @@ pub use self::backoff::StreamEnd;
 pub(super) use self::usage::ENTRIES_MAX;
 
 pub use self::messages::{
-    Mode, Request, Resource, ResourceStore, Response, SHARED_PLACEHOLDER, Subscription,
+    Mode, Removals, Request, Resource, ResourceStore, Response, SHARED_PLACEHOLDER, Subscription,
 };
 
 /// Limit of names in one change of a subscription. Servers accept messages of 4 MiB, and a name

@@ -70,6 +70,11 @@ impl Usage {
         Ok(())
     }
 
+    /// Returns the number of entries.
+    pub(super) fn entries(&self) -> usize {
+        self.entries
+    }
+
     /// Records the removal of an entry.
     pub(super) fn drop(&mut self, bytes: usize) {
         self.entries = self.entries.saturating_sub(1);

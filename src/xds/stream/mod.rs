@@ -1,6 +1,7 @@
 //! gRPC stream of the delta ADS client: connects, applies responses, publishes snapshots, waits,
 //! and connects again.
 
+mod held;
 #[cfg(test)]
 mod tests;
 
@@ -10,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use h2::Reason;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status as GrpcStatus;
 use tracing::{debug, info, warn};
@@ -20,6 +21,7 @@ use super::client::{Client, Request, StreamEnd};
 use super::control_plane::{display_name, metric_label};
 use super::envoy::ENDPOINT;
 use super::first_answers::InitialEndpoints;
+use super::hold::Hold;
 use super::push::{self, Push};
 use super::store::AUTHORIZATION;
 use crate::config::ControlPlane;
@@ -73,6 +75,8 @@ pub struct Feed {
     pub kind: ControlPlaneKind,
     /// Location of the cache file.
     pub cache: Option<PathBuf>,
+    /// Time for which a mass removal is held.
+    pub hold: Duration,
     /// Pod that the requests describe.
     pub pod: Pod,
     /// Publisher of snapshots.
@@ -162,7 +166,7 @@ pub async fn run(feed: Feed) {
         } else {
             warn!(%address, ?wait, error = %why, "no stream to the control plane")
         }
-        sleep(wait).await;
+        let _ = timeout(wait, feed.release_on_command(&mut state)).await;
     }
 }
 
@@ -189,11 +193,14 @@ impl Feed {
         let (mut client, source) = self.kind.new_client_and_store();
         let answers = InitialEndpoints::default();
         let Some(file) = self.cache.clone() else {
-            return State { client, store: Recorder::new(source), answers };
+            let mut store = Recorder::new(source);
+            store.hold = Hold::new(self.hold);
+            return State { client, store, answers };
         };
         let cache =
             Cache { file, cluster: self.pod.cluster.clone(), network: self.pod.network.clone() };
         let mut store = Recorder::restore(cache, source, &mut client);
+        store.hold = Hold::new(self.hold);
         if let Some(saved) = store.saved() {
             self.metrics.xds().set_cache_time(saved);
             self.status.set_discovery(|known| known.saved = Some(saved));
@@ -250,6 +257,7 @@ impl Feed {
             info!(address = %self.plane.address, "connected to the control plane")
         }
         self.connected.notify_one();
+        state.store.hold.connected();
         self.metrics.xds().connected();
         self.status.set_discovery(|known| known.connect(SystemTime::now()));
         self.apply(state, &requests, responses, useful).await
@@ -270,6 +278,16 @@ impl Feed {
                 response = awaited(&state.client, heard, &mut responses) => response?,
                 () = state.answers.wait_deadline() => {
                     self.report_complete(state);
+                    continue;
+                }
+                () = held::end(&state.store.hold) => {
+                    let changes = self.release(state, "its time has passed");
+                    self.send_all(requests, changes).await?;
+                    continue;
+                }
+                () = self.status.release_requested() => {
+                    let changes = self.release(state, "requested by `strait release`");
+                    self.send_all(requests, changes).await?;
                     continue;
                 }
             };
@@ -382,6 +400,7 @@ impl Feed {
             state.store.store.set_policies_received();
         }
         let changes = self.follow(state);
+        self.report_hold(&mut state.store);
         self.update_types(state);
         let State { client, store, .. } = &*state;
         let rejected = client.rejected().map(|(_, name, why, _)| format!("{name}: {why}"));

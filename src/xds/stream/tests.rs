@@ -63,6 +63,7 @@ fn feed() -> Feed {
         },
         kind: ControlPlaneKind::Istio,
         cache: None,
+        hold: Duration::from_secs(600),
         pod: Pod {
             name: "eastwest".into(),
             namespace: "istio-system".into(),

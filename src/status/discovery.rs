@@ -1,0 +1,183 @@
+//! State of the stream to a control plane.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::rfc3339;
+
+/// State of the stream to a control plane, and of the resources received from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Discovery {
+    pub address: String,
+    pub connected: bool,
+    /// Start of the current state, connected or not.
+    #[serde(with = "rfc3339::option")]
+    pub since: Option<SystemTime>,
+    /// Reason for the end of the last stream, or for which it could not be opened.
+    pub why: Option<String>,
+    /// Failed attempts since the start, or since a response was last received.
+    pub retries: u32,
+    /// Time of the next attempt, if the stream is not open.
+    #[serde(with = "rfc3339::option")]
+    pub next_try: Option<SystemTime>,
+    pub types: Vec<ResourceType>,
+    /// Description of the state restored from disk, until the control plane has sent all of it.
+    pub from_disk: Option<String>,
+    /// Time at which the state on disk was saved.
+    #[serde(with = "rfc3339::option")]
+    pub saved: Option<SystemTime>,
+    /// Mass removal that is held.
+    pub hold: Option<HeldRemovals>,
+}
+
+/// Mass removal by the control plane that is held: the resources stay in force.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct HeldRemovals {
+    /// Number of removals of all types.
+    pub removals: usize,
+    /// Number of removed services.
+    pub services: usize,
+    /// Number of removed clusters. Under istiod they are the export set.
+    pub clusters: usize,
+    /// Names of the first clusters and services.
+    pub first: Vec<String>,
+    /// End of the hold.
+    #[serde(with = "rfc3339")]
+    pub until: SystemTime,
+}
+
+impl fmt::Display for HeldRemovals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { removals, services, clusters, first, until } = self;
+        let until = humantime::format_rfc3339_seconds(*until);
+        let more = (services + clusters).saturating_sub(first.len());
+        write!(
+            f,
+            "{removals} removals by the control plane ({services} services, {clusters} clusters) \
+             are held until {until}, and these stay in force: {}",
+            first.join(", ")
+        )?;
+        if more > 0 {
+            write!(f, " and {more} more")?;
+        }
+        write!(f, "; `strait release` applies the removals")
+    }
+}
+
+/// State of one resource type.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceType {
+    /// Display name, such as `addresses`.
+    pub name: Cow<'static, str>,
+    /// True if readiness does not wait for this type.
+    pub synced: bool,
+    /// Number of resources held.
+    pub held: usize,
+    /// Time of the last response that was accepted as a whole.
+    #[serde(with = "rfc3339::option")]
+    pub accepted: Option<SystemTime>,
+    /// System version of the last response that was accepted as a whole; empty if it had none.
+    pub version: String,
+    /// Number of responses accepted as a whole.
+    pub responses: u64,
+    /// Number of other responses.
+    pub nacks: u64,
+    pub rejected: usize,
+    /// True if `rejected` is a lower bound: of unlisted rejections only the largest number in one
+    /// message is counted.
+    pub at_least: bool,
+    /// First rejected resources, by name.
+    pub rejections: Vec<Rejection>,
+    /// Number of accepted resources, or parts of them, that are not used.
+    pub unused: usize,
+    /// First of these.
+    pub unused_first: Vec<Unused>,
+}
+
+impl ResourceType {
+    /// Formats the number of rejected resources.
+    pub fn rejected_count(&self) -> String {
+        format!("{}{}", if self.at_least { "at least " } else { "" }, self.rejected)
+    }
+}
+
+/// Accepted resource that is not used, or not as it specifies.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Unused {
+    pub name: String,
+    /// Unused part, and the reason.
+    pub why: String,
+}
+
+/// Resource whose last version was rejected.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rejection {
+    /// Name of the resource; empty if it has no usable name.
+    pub name: String,
+    /// Invalid field, and the error.
+    pub reason: String,
+    pub version: String,
+    /// Time of the first rejection for this reason.
+    #[serde(with = "rfc3339")]
+    pub since: SystemTime,
+}
+
+impl Discovery {
+    pub fn connect(&mut self, at: SystemTime) {
+        (self.connected, self.since, self.next_try) = (true, Some(at), None);
+    }
+
+    /// Records that the stream ended or could not be opened; the next attempt follows after
+    /// `wait`.
+    pub fn disconnect(&mut self, why: String, at: SystemTime, wait: Duration) {
+        if self.connected || self.since.is_none() {
+            self.since = Some(at);
+        }
+        self.connected = false;
+        self.why = Some(why);
+        self.retries = self.retries.saturating_add(1);
+        self.next_try = at.checked_add(wait);
+    }
+
+    /// Records the answer to a response of a type: accepted as a whole, or not.
+    pub fn record_answer(&mut self, name: &str, version: &str, accepted: bool) {
+        let mut types = self.types.iter_mut();
+        let Some(known) = types.find(|known| known.name == name) else {
+            return;
+        };
+        if accepted {
+            known.accepted = Some(SystemTime::now());
+            known.version = version.to_owned();
+            known.responses += 1;
+        } else {
+            known.nacks += 1;
+        }
+    }
+
+    /// Replaces the state of the types. A rejection keeps its time if its reason is unchanged.
+    /// Each type keeps the counts of [`record_answer`](Self::record_answer).
+    pub fn set_types(&mut self, mut types: Vec<ResourceType>) {
+        for new in &mut types {
+            let mut old = self.types.iter();
+            let Some(old) = old.find(|old| old.name == new.name) else {
+                continue;
+            };
+            new.accepted = new.accepted.max(old.accepted);
+            (new.responses, new.nacks) = (old.responses, old.nacks);
+            new.version.clone_from(&old.version);
+            for rejection in &mut new.rejections {
+                let mut known = old.rejections.iter();
+                let same =
+                    known.find(|old| old.name == rejection.name && old.reason == rejection.reason);
+                rejection.since = same.map_or(rejection.since, |same| same.since);
+            }
+        }
+        self.types = types;
+    }
+}
