@@ -43,6 +43,7 @@ use crate::config::{Config, Discovery, Source};
 use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
 use crate::datapath::limits::admission::Admission;
+use crate::datapath::limits::aging::Aging;
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Publisher;
 use crate::status::Status;
@@ -165,7 +166,7 @@ impl App {
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let configured = config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
-        let data_path = Arc::new(DataPath::new(
+        let mut data_path = DataPath::new(
             publisher.reader(),
             InboundTls::new(tls::rejecting_server_config()?),
             Arc::clone(&metrics),
@@ -173,7 +174,9 @@ impl App {
             Admission::new(raise_descriptor_limit()),
             configured.unwrap_or_else(|| memory.buffers()),
             DenyList::new(config.dial.allow.clone(), others.to_vec()),
-        ));
+        );
+        data_path.aging = config.limits.connection_age.map(|age| Arc::new(Aging::new(age)));
+        let data_path = Arc::new(data_path);
         let from = Arc::clone(&hand_over.sockets);
         let listeners =
             Listeners::new((&data_path, &front.status), others, config.drain.deadline, from);

@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use serde_json::json;
 
 use super::define::{
-    DrainTime, Hostname, LagTime, MaybeEmpty, NonEmpty, OneOrMore, Size, form, matching, section,
-    words,
+    DrainTime, Hostname, LagTime, MaybeEmpty, NonEmpty, OneOrMore, Size, TunnelTime, form,
+    matching, section, words,
 };
 use super::level::{Access, Directives};
 use crate::yaml::Value;
@@ -191,6 +191,14 @@ section! {
             None,
             "a quarter of the memory of the process, by its cgroup or the machine's size; less \
              while memory is short"
+        );
+        /// Age at which an HBONE connection of a peer is sent GOAWAY, so that its next tunnels use
+        /// a new connection, which another replica may accept. Open tunnels continue. The age
+        /// varies by a tenth; at most a hundredth of the connections, or one, retires per second,
+        /// and two of each peer.
+        connection_age: Option<Duration> as Option<TunnelTime> = default(
+            None,
+            "connections do not age"
         );
     }
 }

@@ -66,6 +66,8 @@ pub struct DataPath {
     pub admission: limits::admission::Admission,
     /// Limit of bytes that all tunnels hold.
     pub budget: Arc<limits::budget::BufferBudget>,
+    /// Ages of the connections of peers; none if they do not age.
+    pub aging: Option<Arc<limits::aging::Aging>>,
     /// Addresses that are never dialled.
     pub deny: Arc<dial::DenyList>,
 }
@@ -104,6 +106,7 @@ impl DataPath {
             metrics,
             lifecycle,
             admission,
+            aging: None,
             deny,
         }
     }

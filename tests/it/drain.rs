@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::support::raw::{Ending, GOAWAY, RawPeer};
+use crate::support::raw::{self, Ending, GOAWAY, RawPeer};
 use crate::support::{
     CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, run, until,
 };
@@ -119,6 +119,34 @@ fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
         let count = |reason: &str| log.matches(&format!("reason=\"{reason}\"")).count() as u64;
         assert_eq!(count("completed"), 2 * THIRD + 1);
         assert_eq!(count("drain_deadline"), THIRD);
+    });
+}
+
+#[test]
+fn a_connection_that_reaches_its_age_is_retired_and_its_tunnels_stay() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.more = "limits: {connection_age: 1s}\n".to_owned();
+        let gateway = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let mut peer = RawPeer::connect(&gateway).await;
+        peer.tunnel(1, ECHO).await;
+        let start = Instant::now();
+        while peer.next().await.expect("an open connection").kind != GOAWAY {}
+        assert!(start.elapsed() >= Duration::from_millis(800), "{:?}", start.elapsed());
+        peer.write(&raw::frame(raw::DATA, 0, 1, b"still there")).await;
+        let mut echoed = Vec::new();
+        while echoed != b"still there" {
+            let frame = peer.next().await.expect("an open connection");
+            if (frame.kind, frame.stream) == (raw::DATA, 1) {
+                echoed.extend_from_slice(&frame.payload);
+            }
+            assert_ne!(frame.kind, raw::RST_STREAM, "{frame:?}");
+        }
+        assert_eq!(gateway.metric("strait_connections_aged_total").await, 1.0);
+        let mut next = RawPeer::connect(&gateway).await;
+        next.tunnel(1, ECHO).await;
     });
 }
 

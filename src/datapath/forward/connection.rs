@@ -24,6 +24,7 @@ use crate::datapath::http2::streams::StreamKey;
 use crate::datapath::identity::Peer;
 use crate::datapath::io::gate::WakeGate;
 use crate::datapath::io::linger;
+use crate::datapath::limits::aging::Aged;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Reader, Snapshot};
 use crate::telemetry::Record;
@@ -48,6 +49,8 @@ const GOAWAY_GRACE: Duration = Duration::from_secs(1);
 /// Time from the GOAWAY to a peer that lost trust to the end of its connection. Its tunnels are
 /// reset within a second of the GOAWAY.
 const UNTRUSTED_CLOSE_DELAY: Duration = Duration::from_millis(1500);
+/// Pause before another attempt to retire an aged connection whose peer has enough such ones.
+const RETIREMENT_RETRY: Duration = Duration::from_secs(10);
 /// Pause between PINGs, the same as in ztunnel and Istio's Envoy on both sides.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Deadline for an answer. A peer that stops for 10 s is kept; a dead one is detected within 30 s.
@@ -107,12 +110,13 @@ where
         peer_generation: u64::MAX,
         is_for_gateway: false,
         generation: data_path.reader.generation(),
-        peer,
         held,
         slots: Arc::default(),
         is_used: false,
+        aged: data_path.aging.as_ref().map(|aging| aging.open(peer.charged_source())),
         goaway_at: None,
         ping_at: Instant::now(),
+        peer,
     };
     let socket = match end {
         None => driver.run(connection).await,
@@ -128,6 +132,10 @@ enum ConnectionEvent {
     PingDue,
     /// The deadline for the first CONNECT has passed.
     FirstConnectTimeout,
+    /// The age of connections is reached.
+    Aged,
+    /// The reserved time to retire an aged connection has come.
+    RetirementDue,
     /// GOAWAY is due.
     GoAwayDue,
     /// The certificate of the peer is no longer trusted.
@@ -181,6 +189,8 @@ struct ConnectionDriver<'a> {
     generation: watch::Receiver<u64>,
     /// True once a CONNECT was received.
     is_used: bool,
+    /// Count of the connection, if connections age.
+    aged: Option<Aged>,
     goaway_at: Option<Instant>,
     /// Time of the last PING.
     ping_at: Instant,
@@ -253,6 +263,17 @@ impl ConnectionDriver<'_> {
             ConnectionEvent::FirstConnectTimeout | ConnectionEvent::Closed => {
                 return Some(ConnectionEnd::ClosedByGateway);
             }
+            ConnectionEvent::Aged => {
+                let wait = self.aged.as_ref().map(Aged::reserve).unwrap_or_default();
+                events.push_after(wait, ConnectionEvent::RetirementDue);
+            }
+            ConnectionEvent::RetirementDue if !self.aged.as_mut().is_some_and(Aged::retire) => {
+                events.push_after(RETIREMENT_RETRY, ConnectionEvent::Aged);
+            }
+            ConnectionEvent::RetirementDue => {
+                self.data_path.metrics.connection_aged();
+                events.push_after(Duration::ZERO, ConnectionEvent::GoAwayDue);
+            }
             ConnectionEvent::GoAwayDue => {
                 self.goaway_at = Some(Instant::now());
                 connection.downstream.server.shut_down_gracefully();
@@ -321,6 +342,9 @@ impl ConnectionDriver<'_> {
             }
             ConnectionEvent::GoAwayDue
         }));
+        if let Some(aging) = &self.data_path.aging {
+            events.push_after(aging.lifetime(), ConnectionEvent::Aged);
+        }
         events.0.push(self.wait_for_drain_deadline());
         events.0.push(self.wait_for_change());
         if let Some(chain) = self.peer.chain.clone() {

@@ -1,7 +1,8 @@
-//! Limits of the data path: handshakes, buffered bytes, connections of bindings, route loops,
-//! descriptors, and tunnels to exposed services.
+//! Limits of the data path: handshakes, ages of connections, buffered bytes, connections of
+//! bindings, route loops, descriptors, and tunnels to exposed services.
 
 pub mod admission;
+pub mod aging;
 pub mod budget;
 pub mod clients;
 pub mod descriptors;

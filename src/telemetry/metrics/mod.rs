@@ -118,6 +118,8 @@ metrics! {
             "Connections closed before their handshake, by limit";
         frame_floods: Counter = "strait_connections_exhausted",
             "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
+        aged: Counter = "strait_connections_aged",
+            "Connections of peers that were sent GOAWAY because of their age";
         policies: Counters<1> = "strait_policy_refusals",
             "Refusals of tunnels by authorization policies, by outcome";
         reloads: Counters<2> = "strait_reload", "Reads of changed sources, by result";
@@ -321,6 +323,11 @@ impl Metrics {
     /// for.
     pub fn connection_exhausted(&self) {
         self.frame_floods.inc();
+    }
+
+    /// Counts a connection that is retired because of its age.
+    pub fn connection_aged(&self) {
+        self.aged.inc();
     }
 
     /// Sets the limit of buffered bytes, and returns the gauge of the bytes in use.

@@ -17,6 +17,9 @@ use crate::transit;
 use super::faults::{Fault, Faults};
 use super::load::Ended;
 
+/// Ages of the peers' connections at both gateways: they end in turn, and no tunnel may notice.
+const AGES: &str = "limits: {connection_age: 3s}\n";
+
 /// Service whose only endpoint is behind the gateway of the other network.
 pub const REMOTE: &str = "secret.app.svc.cluster.local:80";
 /// Gauges that are those of the start once all tunnels have ended.
@@ -57,6 +60,7 @@ impl World {
         let settings = east_settings(net, west_net, socket.path());
         let mut west_settings = transit::west(west_net, &[(11, 1, "TCP")]);
         west_settings.exposure = west_settings.exposure.replace(ECHO, REMOTE);
+        west_settings.more += AGES;
         let west = transit::start_west(&west_settings).await;
         let mut east = Gateway::spawn(&settings, mounted::mount);
         east.ready().await;
@@ -264,6 +268,7 @@ fn east_settings(net: Net, west: Net, folder: &Path) -> Settings<'static> {
          transit: always}}\n"
     );
     settings.more = settings.more.replace("deadline: 2s", "deadline: 1h");
+    settings.more += AGES;
     settings.take_over = Some(folder.join("take-over"));
     settings
 }
