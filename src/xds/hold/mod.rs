@@ -44,14 +44,12 @@ pub(super) struct Hold {
     most: usize,
 }
 
-/// Removals of a type since its first response on the stream.
+/// Time since the first response of a type on the stream.
 #[derive(Debug)]
 struct Window {
     end: Instant,
-    /// Number of resources that count at its start.
-    total: usize,
-    /// Number of those that were removed since.
-    removed: usize,
+    /// Largest number of resources that counted since.
+    most: usize,
 }
 
 impl Hold {
@@ -79,13 +77,14 @@ impl Hold {
         }
         let now = Instant::now();
         if removals.is_first {
-            self.windows.insert(type_url, Window { end: now + WINDOW, total, removed: 0 });
+            self.windows.insert(type_url, Window { end: now + WINDOW, most: 0 });
         }
         let Some(window) = self.windows.get_mut(type_url).filter(|window| now < window.end) else {
             return;
         };
-        window.removed = window.removed.saturating_add(gone);
-        self.is_mass |= window.removed >= REMOVALS_MIN && window.removed > window.total / 2;
+        window.most = window.most.max(total);
+        let missing = window.most - total.saturating_sub(gone);
+        self.is_mass |= missing >= REMOVALS_MIN && missing > window.most / 2;
         let waits = self.is_mass || (type_url == AUTHORIZATION && !self.is_complete());
         if removals.gone.is_empty() || !waits {
             return;

@@ -203,3 +203,20 @@ async fn a_control_plane_cannot_collect_held_resources_without_bound() {
     assert!(gateway.recorder.hold.removed().len() <= 26);
     assert!(gateway.in_force()[0] <= 26);
 }
+
+#[tokio::test(start_paused = true)]
+async fn removals_from_a_mesh_that_has_just_arrived_are_compared_with_all_of_it() {
+    let mut gateway = Gateway::with(0, TIME);
+    for part in 0..10 {
+        let services = (0..10).map(|index| service(part * 10 + index));
+        gateway.send(ADDRESS, services.collect(), Vec::new());
+    }
+    gateway.remove_services(12);
+    assert_eq!(gateway.in_force()[0], 88);
+    // One that comes and goes is not counted twice.
+    for _ in 0..60 {
+        gateway.send(ADDRESS, vec![service(0)], Vec::new());
+        gateway.send(ADDRESS, Vec::new(), vec!["app/s0.app".to_owned()]);
+    }
+    assert_eq!((gateway.in_force()[0], gateway.due_in()), (88, None));
+}
