@@ -201,21 +201,6 @@ impl Pool {
         held.filter(|(_, held)| *held > 0).collect()
     }
 
-    /// Returns the holder that has to give something back first: the largest, and of what it
-    /// consists of again the largest. Costs a pass over all holders.
-    pub fn largest(&self) -> Option<Source> {
-        let holders = self.holders();
-        let mut largest: Option<Source> = None;
-        loop {
-            let parts = holders.iter();
-            let parts = parts.filter(|(one, _)| one.parent() == largest.as_ref());
-            match parts.max_by_key(|(_, held)| *held) {
-                Some((part, _)) => largest = Some(part.clone()),
-                None => return largest,
-            }
-        }
-    }
-
     /// Returns the amounts by the metric label of their cluster. All together are what is held.
     pub fn held_by_cluster(&self) -> BTreeMap<String, i64> {
         let mut by_cluster = BTreeMap::new();

@@ -127,15 +127,16 @@ fn a_large_amount_needs_as_much_free_and_a_part_goes_back() {
 }
 
 #[test]
-fn the_largest_holder_is_found_level_by_level() {
+fn an_amount_that_moves_is_held_by_its_new_source_and_the_parents_of_that() {
     let pool = Pool::new(Resource::Handshakes, MAX);
-    assert_eq!(pool.largest(), None);
-    let sources = [(peer("west", "a"), 5), (peer("west", "b"), 6), (peer("north", "c"), 8)];
-    let held = sources.map(|(source, amount)| pool.account(&source).charge(amount));
-    assert_eq!(pool.largest(), Some(peer("west", "b")));
-    let mut moved = pool.account(&Source::prefix([192, 0, 2, 1].into())).charge(4);
-    moved.move_to(held[2].account());
-    assert_eq!(pool.largest(), Some(peer("north", "c")));
+    let held = pool.account(&peer("north", "c")).charge(8);
+    let address = Source::prefix([192, 0, 2, 1].into());
+    let mut moved = pool.account(&address).charge(4);
+    moved.move_to(held.account());
+    let held_by = |source: &Source| pool.account(source).held();
+    assert_eq!(held_by(&peer("north", "c")), 12);
+    assert_eq!(held_by(&Source::cluster(&"north".into())), 12);
+    assert_eq!((held_by(&address), pool.used()), (0, 12));
 }
 
 #[test]
