@@ -103,6 +103,8 @@ GET  /stats/prometheus  metrics, as on the metrics port
 GET  /drain/region      dry run of the same POST; changes nothing
 POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back; ?force also
                         where services are left without endpoints
+POST /drain/cluster     the same for ?cluster=CLUSTER
+POST /drain/endpoint    the same for ?endpoint=IP or UID
 POST /discovery/release applies the removals by the control plane that `discovery.hold` holds
 POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes
 POST /quitquitquit      starts the drain; a second one stops now
@@ -135,7 +137,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/explain", get(explain::explain))
         .route("/peers", get(status::peers::peers))
         .route("/status", get(status::status))
-        .route("/drain/region", get(regions::drain).post(regions::drain))
+        .route("/drain/{kind}", get(regions::drain).post(regions::drain))
         .route("/discovery/release", post(release))
         .route("/logging", post(logging))
         .route("/quitquitquit", post(quit))

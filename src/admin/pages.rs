@@ -31,6 +31,8 @@ pub struct StatusPage<L = ListenerRow> {
     pub source: SourceRow,
     /// Regions that an operator has evacuated, in their configuration syntax.
     pub evacuated: Vec<String>,
+    /// All that an operator has evacuated.
+    pub drained: Vec<DrainedRow>,
     pub certificates: Vec<CertificateRow>,
     pub crls: Vec<CrlRow>,
     /// Issuers of peers' certificates, with the busiest first.
@@ -63,6 +65,16 @@ impl<L> StatusPage<L> {
         let MeshCounts { services, workloads, .. } = self.mesh;
         pending.any(|what| what.starts_with("discovery")) && services == 0 && workloads == 0
     }
+}
+
+/// Part of the mesh that an operator has evacuated.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct DrainedRow {
+    /// `region`, `cluster` or `endpoint`.
+    pub kind: String,
+    pub name: String,
+    #[serde(with = "rfc3339")]
+    pub since: SystemTime,
 }
 
 /// Locality of the gateway.

@@ -1,4 +1,4 @@
-//! `strait drain region` and `strait release`: orders to the running gateway, through its admin
+//! `strait drain` and `strait release`: orders to the running gateway, through its admin
 //! port.
 
 use std::process::ExitCode;
@@ -24,6 +24,14 @@ pub(super) enum Command {
                             strait drain region us-east-2/us-east-2a --force\n  \
                             strait drain region us-east-2 --undo")]
     Region(Region),
+    /// Evacuates all workloads and gateways of a cluster, as `drain region` does for a region.
+    #[command(after_help = "Examples:\n  strait drain cluster west --dry-run\n  \
+                            strait drain cluster west --undo")]
+    Cluster(Cluster),
+    /// Evacuates one workload or gateway, as `drain region` does for a region.
+    #[command(after_help = "Examples:\n  strait drain endpoint 10.0.0.7\n  \
+                            strait drain endpoint east//Pod/app/echo-1 --undo")]
+    Endpoint(Endpoint),
 }
 
 #[derive(Debug, Args)]
@@ -31,6 +39,28 @@ pub(super) struct Region {
     /// A region, REGION/ZONE or REGION/ZONE/SUBZONE, as named in the mesh.
     #[arg(value_parser = region)]
     region: RegionPattern,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Cluster {
+    /// A cluster, as named in the mesh.
+    cluster: String,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Endpoint {
+    /// An IP address, or the uid of a workload.
+    endpoint: String,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, Args)]
+struct Options {
     /// Ends the evacuation.
     #[arg(long, conflicts_with = "force")]
     undo: bool,
@@ -68,16 +98,22 @@ pub(super) fn release(args: &Release) -> ExitCode {
 
 /// Sends the command to the gateway and prints the result.
 pub(super) fn run(command: &Command) -> ExitCode {
-    let Command::Region(args) = command;
+    let (kind, name, options) = match command {
+        Command::Region(Region { region, options }) => ("region", region.to_string(), options),
+        Command::Cluster(Cluster { cluster, options }) => ("cluster", cluster.clone(), options),
+        Command::Endpoint(Endpoint { endpoint, options }) => {
+            ("endpoint", endpoint.clone(), options)
+        }
+    };
     let query = [
-        ("region", Some(args.region.to_string())),
-        ("undo", args.undo.then(String::new)),
-        ("force", args.force.then(String::new)),
+        (kind, Some(name)),
+        ("undo", options.undo.then(String::new)),
+        ("force", options.force.then(String::new)),
     ];
     // A gateway without support for dry runs rejects GET, and changes nothing.
-    let method = if args.dry_run { Method::GET } else { Method::POST };
+    let method = if options.dry_run { Method::GET } else { Method::POST };
     run_admin_command(async {
-        let answer = args.admin.request(method, "/drain/region", &query).await?;
+        let answer = options.admin.request(method, &format!("/drain/{kind}"), &query).await?;
         // The body of a refusal has its reason; a refusal without a body is not from strait.
         match answer.status {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => answer.print_refusal().await,

@@ -272,7 +272,7 @@ mod tests {
         let bound = || BoundEndpoints::new(["west".into(), "north".into()], "echo.app".into(), 80);
         let region = RegionPattern::parse("us-north").expect("a region");
         let by_operator =
-            Change { overrides: Some(Override::Evacuate(region)), ..Change::default() };
+            Change { overrides: Some(Override::Evacuate(region.into())), ..Change::default() };
         let by_weight = Change {
             traffic: Some(Traffic::new([], region_weights(&[("us-north", 0)]))),
             ..Change::default()

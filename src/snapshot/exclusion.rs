@@ -7,7 +7,7 @@ use derive_more::Display;
 
 use super::mesh::{Place, Ports, Protocol, Scope, Service, Template, Workload};
 use super::remote::gateway_network;
-use crate::wire::HBONE_PORT;
+use crate::wire::{DrainTarget, HBONE_PORT};
 
 /// Reason for which a workload is not dialled for a service port, as far as the mesh determines it.
 ///
@@ -45,9 +45,9 @@ pub enum ExclusionReason {
     /// The workload is unhealthy, and the service requires healthy endpoints.
     #[display("unhealthy")]
     Unhealthy,
-    /// An operator has evacuated this region.
-    #[display("region {_0} is evacuated (`strait drain region`)")]
-    Evacuated(Arc<str>),
+    /// An operator has evacuated this part of the mesh.
+    #[display("{_0} is evacuated (`strait drain {}`)", _0.kind())]
+    Evacuated(DrainTarget),
     /// This region has weight 0 in the configuration.
     #[display("region {_0} is evacuated (weight 0 in `traffic`)")]
     NoWeight(Arc<str>),
@@ -228,7 +228,7 @@ mod tests {
         let weights = region_weights(&[("here", 1), ("shut", 0)]);
         let traffic = Traffic::new([("weighed.app".into(), weights)], TrafficRule::default());
         let flooded = RegionPattern::parse("flooded").expect("a region");
-        let order = Some(Override::Evacuate(flooded));
+        let order = Some(Override::Evacuate(flooded.into()));
         let changed = snapshot.balancing.with_changes(None, Some(traffic), order);
         snapshot.balancing = Arc::new(changed);
         exclusion_reason(&snapshot, service, workload, port)
@@ -299,7 +299,10 @@ mod tests {
         assert_eq!(weighed("shut"), Some(ExclusionReason::NoWeight("shut".into())));
         assert_eq!(weighed("there"), Some(ExclusionReason::NoRegion("there".into())));
         let flooded = reason_after(|_, workload| is_in(workload, "flooded"));
-        assert_eq!(flooded, Some(ExclusionReason::Evacuated("flooded".into())));
+        assert_eq!(
+            flooded,
+            DrainTarget::parse("region", "flooded").map(ExclusionReason::Evacuated)
+        );
         let strict = |region: &'static str| {
             reason_after(move |service, workload| {
                 service.preferences = Some(vec![Scope::Network, Scope::Node, Scope::Region]);

@@ -1,13 +1,14 @@
 //! Inputs of load balancing other than the mesh: the position of this gateway, the `traffic`
 //! configuration, and the overrides of an operator since the start.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::SystemTime;
 use std::{fmt, iter};
 
-use super::mesh::{Locality, Mesh, Scope, UNKNOWN_NAMESPACE};
+use super::mesh::{Locality, Mesh, Scope, UNKNOWN_NAMESPACE, Workload};
 use crate::config::{self, Distribution};
-use crate::wire::RegionPattern;
+use crate::wire::{DrainTarget, RegionPattern};
 
 /// Position of this gateway; its network comes with the mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,17 +34,17 @@ pub struct Balancing {
     pub position: Position,
     /// Traffic configuration.
     pub traffic: Traffic,
-    /// Regions that an operator has evacuated.
-    pub evacuated: BTreeSet<RegionPattern>,
+    /// Parts of the mesh that an operator has evacuated, and the times of the orders.
+    pub evacuated: BTreeMap<DrainTarget, SystemTime>,
 }
 
 /// Command of an operator to the running gateway; a restart discards it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Override {
-    /// Makes new tunnels avoid a region.
-    Evacuate(RegionPattern),
-    /// Ends the evacuation of a region.
-    Restore(RegionPattern),
+    /// Makes new tunnels avoid a part of the mesh.
+    Evacuate(DrainTarget),
+    /// Ends the evacuation of a part of the mesh.
+    Restore(DrainTarget),
 }
 
 /// Traffic configuration.
@@ -188,6 +189,16 @@ impl Regions {
     }
 }
 
+/// Returns whether a workload or gateway belongs to a part of the mesh.
+pub fn is_part_of(workload: &Workload, target: &DrainTarget) -> bool {
+    match target {
+        DrainTarget::Region(region) => matches_locality(region, &workload.locality),
+        DrainTarget::Cluster(cluster) => **cluster == *workload.cluster,
+        DrainTarget::Address(address) => workload.addresses.contains(address),
+        DrainTarget::Workload(uid) => **uid == *workload.uid,
+    }
+}
+
 /// Returns whether a pattern matches a locality.
 pub(super) fn matches_locality(pattern: &RegionPattern, locality: &Locality) -> bool {
     pattern.matches(&locality.region, &locality.zone, &locality.subzone)
@@ -256,6 +267,11 @@ impl Traffic {
 }
 
 impl Balancing {
+    /// Returns the evacuated part of the mesh that a workload or gateway belongs to.
+    pub(super) fn evacuated_with(&self, workload: &Workload) -> Option<&DrainTarget> {
+        self.evacuated.keys().find(|target| is_part_of(workload, target))
+    }
+
     /// Returns a copy with these changes applied.
     pub(super) fn with_changes(
         &self,
@@ -267,8 +283,10 @@ impl Balancing {
         next.position = position.unwrap_or(next.position);
         next.traffic = traffic.unwrap_or(next.traffic);
         match order {
-            Some(Override::Evacuate(region)) => drop(next.evacuated.insert(region)),
-            Some(Override::Restore(region)) => drop(next.evacuated.remove(&region)),
+            Some(Override::Evacuate(target)) => {
+                next.evacuated.entry(target).or_insert_with(SystemTime::now);
+            }
+            Some(Override::Restore(target)) => drop(next.evacuated.remove(&target)),
             None => {}
         }
         next

@@ -6,6 +6,7 @@
 pub mod authority;
 pub mod baggage;
 pub mod client_hello;
+mod drain;
 pub mod label;
 mod load;
 mod region;
@@ -16,6 +17,7 @@ mod transit;
 mod via;
 
 pub use authority::{Authority, AuthorityError, Host};
+pub use drain::DrainTarget;
 pub use load::{LOAD_HEADER, ServiceLoad};
 pub use region::RegionPattern;
 pub use spki::{SpkiHash, UNKNOWN_CLUSTER};

@@ -112,7 +112,7 @@ fn snapshot(config: &Config, keys: &Keys) -> Snapshot {
     let evacuated = keys
         .evacuated
         .as_deref()
-        .map(|region| Override::Evacuate(RegionPattern::parse(region).expect("a region")));
+        .map(|region| Override::Evacuate(RegionPattern::parse(region).expect("a region").into()));
     let exports: ExportSet = keys.exports.iter().map(|host| (host.as_str(), 80)).collect();
     let change = Change {
         mesh: Some((mesh, config.gateway.network.as_str().into())),

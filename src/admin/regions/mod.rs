@@ -7,7 +7,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use axum::extract::{Query, State};
+use axum::extract::{Path, Query, State};
 use axum::http::{Method, StatusCode};
 use serde::Deserialize;
 
@@ -16,11 +16,11 @@ use super::view::key_of;
 use crate::config::{self, Listener, ListenerProtocol};
 use crate::labels::escape_control;
 use crate::snapshot::builder::{self, Change};
-use crate::snapshot::traffic::Override;
+use crate::snapshot::traffic::{Override, is_part_of};
 use crate::snapshot::{BoundEndpoints, EndpointSet, Locality, Service, Shards, Snapshot};
-use crate::wire::RegionPattern;
+use crate::wire::DrainTarget;
 
-/// Maximum number of evacuated regions. Each workload is compared with all of them.
+/// Maximum number of evacuated parts of the mesh. Each workload is compared with all of them.
 const EVACUATED_MAX: usize = 64;
 
 /// Maximum number of services or regions in an answer.
@@ -29,19 +29,21 @@ const NAMED_MAX: usize = 50;
 /// Services by hostname, or derived services by label.
 type ServicesByName = Shards<Arc<str>, Arc<Service>>;
 
-/// Query parameters: `?region=REGION`, with `?undo` and `?force`, which need no value. Unknown
-/// parameters are errors, because a typo would change the effect.
+/// Query parameters: the name by its kind, such as `?region=REGION`, with `?undo` and `?force`,
+/// which need no value. Unknown parameters are errors, because a typo would change the effect.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Parameters {
     region: Option<String>,
+    cluster: Option<String>,
+    endpoint: Option<String>,
     undo: Option<String>,
     force: Option<String>,
 }
 
-/// Request of an operator about a region.
+/// Request of an operator about a part of the mesh.
 struct DrainRequest {
-    region: RegionPattern,
+    target: DrainTarget,
     /// True if an evacuation is undone.
     undo: bool,
     /// True to evacuate even if a service or a binding would lose its last endpoints.
@@ -50,24 +52,37 @@ struct DrainRequest {
     is_execution: bool,
 }
 
-/// Evacuates a region or undoes that, and reports the result. GET reports the result that the
-/// same POST would have.
+/// Evacuates a part of the mesh or undoes that, and reports the result. GET reports the result
+/// that the same POST would have.
 pub(super) async fn drain(
     method: Method,
+    Path(kind): Path<String>,
     State(state): State<AdminState>,
     Query(parameters): Query<Parameters>,
 ) -> (StatusCode, String) {
-    let region = parameters.region.as_deref().and_then(RegionPattern::parse);
-    let Some(region) = region else {
-        let text = "write ?region=REGION, a region, REGION/ZONE or REGION/ZONE/SUBZONE\n";
-        return (StatusCode::BAD_REQUEST, text.to_owned());
+    let name = match &*kind {
+        "region" => &parameters.region,
+        "cluster" => &parameters.cluster,
+        "endpoint" => &parameters.endpoint,
+        _ => {
+            let kinds = DrainTarget::KINDS.join(", ");
+            return (StatusCode::BAD_REQUEST, format!("/drain/KIND, with one of {kinds}\n"));
+        }
     };
-    if region.part_count() == 0 {
+    if kind == "region" && name.as_deref().is_some_and(|name| name == "*" || name == "*/*") {
         let text = "cannot evacuate every region; to stop this gateway use /quitquitquit\n";
         return (StatusCode::BAD_REQUEST, text.to_owned());
     }
+    let Some(target) = name.as_deref().and_then(|name| DrainTarget::parse(&kind, name)) else {
+        let text = match &*kind {
+            "region" => "write ?region=REGION, a region, REGION/ZONE or REGION/ZONE/SUBZONE\n",
+            "cluster" => "write ?cluster=CLUSTER\n",
+            _ => "write ?endpoint=ENDPOINT, an IP address or the uid of a workload\n",
+        };
+        return (StatusCode::BAD_REQUEST, text.to_owned());
+    };
     let order = DrainRequest {
-        region,
+        target,
         undo: parameters.undo.is_some(),
         force: parameters.force.is_some(),
         is_execution: method == Method::POST,
@@ -81,9 +96,9 @@ pub(super) async fn drain(
 impl DrainRequest {
     /// Builds the next snapshot and evaluates it. Publishes it if this is no preview.
     fn run(&self, state: &AdminState) -> (StatusCode, String) {
-        let region = self.region.clone();
+        let target = self.target.clone();
         let overrides =
-            if self.undo { Override::Restore(region) } else { Override::Evacuate(region) };
+            if self.undo { Override::Restore(target) } else { Override::Evacuate(target) };
         let change = Change { overrides: Some(overrides), ..Change::default() };
         let config = state.config.load();
         let check = |before: &Snapshot, next: &Snapshot| {
@@ -104,11 +119,13 @@ impl DrainRequest {
         }
         match state.publisher.update_if(change, check) {
             Ok(text) => {
-                let region = &self.region;
+                let evacuated = state.reader.snapshot().balancing.evacuated.len();
+                state.metrics.set_evacuated(evacuated);
+                let target = &self.target;
                 if self.undo {
-                    tracing::info!(%region, "evacuation of a region undone");
+                    tracing::info!(%target, "evacuation undone");
                 } else {
-                    tracing::info!(%region, force = self.force, "region evacuated");
+                    tracing::info!(%target, force = self.force, "evacuated");
                 }
                 (StatusCode::OK, text)
             }
@@ -121,30 +138,30 @@ impl DrainRequest {
         (before, next): (&Snapshot, &Snapshot),
         lost: &BTreeSet<String>,
     ) -> Result<String, (StatusCode, String)> {
-        let Self { region, .. } = self;
+        let target = self.subject();
         let evacuated = &before.balancing.evacuated;
-        let is_new = !evacuated.contains(region);
-        let (all, there) = (next.mesh.workloads.len(), count(next, region));
+        let is_new = !evacuated.contains_key(&self.target);
+        let (all, there) = (next.mesh.workloads.len(), count(next, &self.target));
         if there == 0 && is_new {
-            let hint = known_places_hint(next, region);
-            let text = format!("{region} cannot be evacuated: no workload is there{hint}\n");
+            let hint = known_names_hint(next, &self.target);
+            let text = format!("{target} cannot be evacuated: no workload is there{hint}\n");
             return Err((StatusCode::NOT_FOUND, text));
         }
         if is_new && evacuated.len() >= EVACUATED_MAX {
-            let text = format!("{EVACUATED_MAX} regions are evacuated already; undo one of them\n");
+            let text = format!("{EVACUATED_MAX} parts are evacuated already; undo one of them\n");
             return Err((StatusCode::CONFLICT, text));
         }
         let names = join_names(lost);
         if !lost.is_empty() && !self.force {
             let text = format!(
-                "{region} is not evacuated: no endpoint would be left for {names}; write --force \
+                "{target} is not evacuated: no endpoint would be left for {names}; write --force \
                  to refuse their tunnels\n"
             );
             return Err((StatusCode::CONFLICT, text));
         }
         let is = self.tense();
         let mut text = format!(
-            "{region} {is} evacuated: new tunnels avoid it, open ones go on; it ends with --undo \
+            "{target} {is} evacuated: new tunnels avoid it, open ones go on; it ends with --undo \
              or a restart\n{there} of {all} workloads are there\n"
         );
         if !lost.is_empty() {
@@ -154,19 +171,23 @@ impl DrainRequest {
     }
 
     fn undo(&self, before: &Snapshot) -> Result<String, (StatusCode, String)> {
-        let Self { region, .. } = self;
+        let target = self.subject();
         let evacuated = &before.balancing.evacuated;
-        if evacuated.contains(region) {
-            return Ok(format!("{region} {} used again\n", self.tense()));
+        if evacuated.contains_key(&self.target) {
+            return Ok(format!("{target} {} used again\n", self.tense()));
         }
         let others = if evacuated.is_empty() {
-            "no region is".to_owned()
+            "nothing is".to_owned()
         } else {
-            let all = evacuated.iter().map(ToString::to_string);
+            let all = evacuated.keys().map(ToString::to_string);
             format!("these are: {}", join_names(&all.collect()))
         };
-        let text = format!("{region} was not evacuated by an operator; {others}\n");
+        let text = format!("{target} was not evacuated by an operator; {others}\n");
         Err((StatusCode::NOT_FOUND, text))
+    }
+
+    fn subject(&self) -> String {
+        escape_control(&self.target.to_string())
     }
 
     fn tense(&self) -> &'static str {
@@ -174,28 +195,37 @@ impl DrainRequest {
     }
 }
 
-/// Counts the workloads of a region.
-fn count(snapshot: &Snapshot, region: &RegionPattern) -> usize {
+/// Counts the workloads of a part of the mesh.
+fn count(snapshot: &Snapshot, target: &DrainTarget) -> usize {
     let workloads = snapshot.mesh.workloads.values();
-    let is_there = |one: &Locality| region.matches(&one.region, &one.zone, &one.subzone);
-    workloads.filter(|one| is_there(&one.locality)).count()
+    workloads.filter(|one| is_part_of(one, target)).count()
 }
 
-/// Returns a hint with the localities of the mesh, at the depth of the requested one.
-fn known_places_hint(snapshot: &Snapshot, requested: &RegionPattern) -> String {
+/// Returns a hint with the regions, at the depth of the requested one, or the clusters of the mesh.
+fn known_names_hint(snapshot: &Snapshot, requested: &DrainTarget) -> String {
     let workloads = snapshot.mesh.workloads.values();
-    let place = |one: &Locality| {
-        let parts = [&one.region, &one.zone, &one.subzone].map(|part| &**part);
-        let parts = parts.into_iter().take(requested.part_count());
-        let parts: Vec<_> = parts.take_while(|part| !part.is_empty()).collect();
-        parts.join("/")
+    let mut names: BTreeSet<String> = match requested {
+        DrainTarget::Region(region) => {
+            let place = |one: &Locality| {
+                let parts = [&one.region, &one.zone, &one.subzone].map(|part| &**part);
+                let parts = parts.into_iter().take(region.part_count());
+                let parts: Vec<_> = parts.take_while(|part| !part.is_empty()).collect();
+                parts.join("/")
+            };
+            workloads.map(|one| place(&one.locality)).collect()
+        }
+        DrainTarget::Cluster(_) => workloads.map(|one| one.cluster.to_string()).collect(),
+        DrainTarget::Address(_) | DrainTarget::Workload(_) => {
+            return "; `strait status SERVICE` lists endpoints with their uids".to_owned();
+        }
     };
-    let mut places: BTreeSet<_> = workloads.map(|one| place(&one.locality)).collect();
-    places.remove("");
-    if places.is_empty() {
-        return ", as no `workloads[].locality` names a region".to_owned();
+    names.remove("");
+    match requested {
+        DrainTarget::Region(_) if names.is_empty() => {
+            ", as no `workloads[].locality` names a region".to_owned()
+        }
+        _ => format!("; write one of {}", join_names(&names)),
     }
-    format!("; write one of {}", join_names(&places))
 }
 
 /// Joins the names, at most [`NAMED_MAX`] of them.

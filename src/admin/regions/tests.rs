@@ -171,7 +171,7 @@ async fn a_region_is_evacuated_shown_and_put_back() {
     located(&fixture, &["us-east-2"]);
     let order = "/drain/region?region=us-east-2/*&force";
     let (status, text) = request(&fixture, "POST", order).await;
-    let want = "us-east-2 is evacuated: new tunnels avoid it, open ones go on; it ends with \
+    let want = "region us-east-2 is evacuated: new tunnels avoid it, open ones go on; it ends with \
                 --undo or a restart\n1 of 1 workloads are there\nno endpoint is left, and \
                 tunnels are rejected: app/echo.app\n";
     assert_eq!((status, &*text), (StatusCode::OK, want));
@@ -185,10 +185,10 @@ async fn a_region_is_evacuated_shown_and_put_back() {
     assert_eq!(dump["strait"]["evacuated"], serde_json::json!(["us-east-2"]));
     let undo = "/drain/region?region=us-east-2&undo";
     let (status, text) = request(&fixture, "POST", undo).await;
-    assert_eq!((status, &*text), (StatusCode::OK, "us-east-2 is used again\n"));
+    assert_eq!((status, &*text), (StatusCode::OK, "region us-east-2 is used again\n"));
     let (status, text) = request(&fixture, "POST", undo).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(text.ends_with("by an operator; no region is\n"), "{text}");
+    assert!(text.ends_with("by an operator; nothing is\n"), "{text}");
     let (_, text) = request(&fixture, "GET", "/status").await;
     assert!(text.contains(r#""evacuated":[]"#), "{text}");
 }
@@ -206,7 +206,7 @@ async fn a_region_in_which_nothing_is_is_refused_with_those_that_there_are() {
         for (method, order) in [("POST", ""), ("GET", ""), ("POST", "&force")] {
             let uri = format!("/drain/region?region=us-esat-2{order}");
             let (status, reported) = request(&fixture, method, &uri).await;
-            let want = format!("us-esat-2 cannot be evacuated: {text}");
+            let want = format!("region us-esat-2 cannot be evacuated: {text}");
             assert_eq!((status, reported), (StatusCode::NOT_FOUND, want));
         }
     }
@@ -224,14 +224,14 @@ async fn what_leaves_a_service_without_endpoints_is_refused_without_force() {
     let uri = "/drain/region?region=us-east-2";
     for method in ["POST", "GET"] {
         let (status, text) = request(&fixture, method, uri).await;
-        let want = "us-east-2 is not evacuated: no endpoint would be left for app/echo.app; \
+        let want = "region us-east-2 is not evacuated: no endpoint would be left for app/echo.app; \
                     write --force to refuse their tunnels\n";
         assert_eq!((status, &*text), (StatusCode::CONFLICT, want), "{method}");
     }
     let forced = format!("{uri}&force");
     let (status, text) = request(&fixture, "GET", &forced).await;
-    let want = "us-east-2 would be evacuated: new tunnels avoid it, open ones go on; it ends \
-                with --undo or a restart\n1 of 1 workloads are there\nno endpoint would be \
+    let want = "region us-east-2 would be evacuated: new tunnels avoid it, open ones go on; it \
+                ends with --undo or a restart\n1 of 1 workloads are there\nno endpoint would be \
                 left, and tunnels are rejected: app/echo.app\nnothing was changed\n";
     assert_eq!((status, &*text), (StatusCode::OK, want));
     assert!(fixture.state.reader.load().balancing.evacuated.is_empty());
@@ -241,12 +241,12 @@ async fn what_leaves_a_service_without_endpoints_is_refused_without_force() {
     let (status, _) = request(&fixture, "POST", uri).await;
     assert_eq!(status, StatusCode::OK);
     let (status, text) = request(&fixture, "GET", &format!("{uri}&undo")).await;
-    let want = "us-east-2 would be used again\nnothing was changed\n";
+    let want = "region us-east-2 would be used again\nnothing was changed\n";
     assert_eq!((status, &*text), (StatusCode::OK, want));
     assert_eq!(fixture.state.reader.load().balancing.evacuated.len(), 1);
     let (status, text) = request(&fixture, "POST", "/drain/region?region=mars&undo").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(text.ends_with("these are: us-east-2\n"), "{text}");
+    assert!(text.ends_with("these are: region us-east-2\n"), "{text}");
 }
 
 #[tokio::test]
@@ -269,4 +269,37 @@ async fn what_is_no_region_or_too_much_is_refused() {
     let (status, _) = request(&fixture, "POST", "/drain/region?region=r0").await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(fixture.state.reader.load().balancing.evacuated.len(), EVACUATED_MAX);
+}
+
+#[tokio::test]
+async fn a_cluster_or_an_endpoint_is_evacuated_as_a_region_is() {
+    let fixture = fixture();
+    located(&fixture, &["us-east-2"]);
+    for (kind, name) in
+        [("cluster", "east"), ("endpoint", "10.0.0.1"), ("endpoint", "east//Pod/app/echo-1")]
+    {
+        let path = format!("/drain/{kind}?{kind}={name}");
+        let (status, text) = request(&fixture, "POST", &path).await;
+        let want = format!("{kind} {name} is not evacuated: no endpoint would be left for app/");
+        assert!(status == StatusCode::CONFLICT && text.starts_with(&want), "{text}");
+        let (status, text) = request(&fixture, "POST", &format!("{path}&force")).await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+        assert_eq!(fixture.state.metrics.encode().matches("strait_evacuated 1\n").count(), 1);
+        let (_, text) = request(&fixture, "GET", "/status?service=echo").await;
+        let why = format!("\"unused\":\"{kind} {name} is evacuated (`strait drain {kind}`)\"");
+        assert!(text.contains(&why), "{text}");
+        let row = format!(r#""drained":[{{"kind":"{kind}","name":"{name}","since":"2"#);
+        assert!(text.contains(&row), "{text}");
+        let (status, text) = request(&fixture, "POST", &format!("{path}&undo")).await;
+        assert_eq!((status, text), (StatusCode::OK, format!("{kind} {name} is used again\n")));
+    }
+    for (path, want) in [
+        ("/drain/cluster?cluster=esat", "; write one of east\n"),
+        ("/drain/endpoint?endpoint=10.9.9.9", "lists endpoints with their uids\n"),
+        ("/drain/cluster?region=east", "write ?cluster=CLUSTER\n"),
+        ("/drain/zone?region=east", "with one of region, cluster, endpoint\n"),
+    ] {
+        let (status, text) = request(&fixture, "POST", path).await;
+        assert!(status.is_client_error() && text.ends_with(want), "{path}: {text}");
+    }
 }

@@ -17,8 +17,8 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::pages::{
-    CertificateRow, CrlRow, GatewayRow, IssuerRow, ListenerRow, LocalityRow, MeshCounts, ReloadRow,
-    ServiceEndpointRow, ServiceRow, ServiceRows, SourceRow, StatusPage,
+    CertificateRow, CrlRow, DrainedRow, GatewayRow, IssuerRow, ListenerRow, LocalityRow,
+    MeshCounts, ReloadRow, ServiceEndpointRow, ServiceRow, ServiceRows, SourceRow, StatusPage,
 };
 use super::view::{Member, View, key_of};
 use super::{AdminState, pending};
@@ -26,6 +26,7 @@ use crate::config::{Config, Discovery};
 use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
 use crate::status::{Certificate, Crl, ReloadSource, RemoteGatewayStatus, ResourceUsage};
+use crate::wire::DrainTarget;
 
 use exposure::{AnonymousAccess, exposed_to};
 
@@ -132,6 +133,7 @@ fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> StatusPage {
         },
         source: source(state, &config),
         evacuated: evacuated(&snapshot).collect(),
+        drained: drained(&snapshot).collect(),
         certificates: status.certificates().into_iter().map(certificate_row).collect(),
         crls: status.crls().into_iter().map(crl_row).collect(),
         issuers,
@@ -157,8 +159,18 @@ fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> StatusPage {
 
 /// Returns the regions that an operator has evacuated, in their configuration syntax.
 pub(super) fn evacuated(snapshot: &Snapshot) -> impl Iterator<Item = String> {
-    let regions = snapshot.balancing.evacuated.iter();
-    regions.map(ToString::to_string)
+    let targets = snapshot.balancing.evacuated.keys();
+    targets.filter(|target| target.kind() == "region").map(DrainTarget::name)
+}
+
+/// Returns everything that an operator has evacuated.
+fn drained(snapshot: &Snapshot) -> impl Iterator<Item = DrainedRow> {
+    let targets = snapshot.balancing.evacuated.iter();
+    targets.map(|(target, since)| DrainedRow {
+        kind: target.kind().to_owned(),
+        name: target.name(),
+        since: *since,
+    })
 }
 
 /// Returns the source of the mesh, with the state of the stream to a control plane.

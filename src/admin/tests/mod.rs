@@ -222,7 +222,7 @@ async fn every_endpoint_of_the_index_exists() {
             count += 1;
         }
     }
-    assert_eq!(count, 12);
+    assert_eq!(count, 14);
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ Problems
   11 of addresses are rejected
 
 Operator  until a restart
-  us-east-2 is evacuated; `strait drain region us-east-2 --undo` puts it back
+  region us-east-2 is evacuated (1m ago); `strait drain region us-east-2 --undo` puts it back
 
 Listeners
   NAME   ADDRESS        PROTOCOL  ROUTED         SOURCES                   STATE

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
 
-use crate::admin::pages::{GatewayRow, ServiceRow, ServiceRows, StatusPage};
+use crate::admin::pages::{DrainedRow, GatewayRow, ServiceRow, ServiceRows, StatusPage};
 use crate::cli::text::{BOLD, GREEN, RED, Text, or_dash};
 use crate::labels::{count, join};
 use crate::status::{Discovery, HostnameStatus, ResourceType};
@@ -73,12 +73,12 @@ pub(super) fn page(page: &StatusPage<Listener>, one: bool, color: bool) -> Strin
             text.line(&format!("  {problem}"));
         }
     }
-    if !page.evacuated.is_empty() {
+    if !page.drained.is_empty() {
         text.heading("Operator", "until a restart");
     }
-    for region in &page.evacuated {
-        let undo = format!("`strait drain region {region} --undo` puts it back");
-        text.line(&format!("  {region} is evacuated; {undo}"));
+    for DrainedRow { kind, name, since } in &page.drained {
+        let undo = format!("`strait drain {kind} {name} --undo` puts it back");
+        text.line(&format!("  {kind} {name} is evacuated ({}); {undo}", ago(page.at, *since)));
     }
     listeners(&mut text, &page.listeners);
     text.heading("Discovery", &format!("{} {}", page.source.kind, page.source.place));

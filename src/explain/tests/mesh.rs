@@ -76,7 +76,7 @@ impl Generated {
             names: Some(names(&mut rng)),
             position: Some(Position { cluster: "east".into(), locality, ..Position::default() }),
             traffic: Some(traffic(&mut rng)),
-            overrides: (rng.u8(..8) == 0).then(|| Override::Evacuate(pattern(&mut rng))),
+            overrides: (rng.u8(..8) == 0).then(|| Override::Evacuate(pattern(&mut rng).into())),
             ..Change::default()
         };
         let snapshot = build(&Snapshot::default(), change);

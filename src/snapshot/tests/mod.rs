@@ -358,10 +358,10 @@ fn change_inputs(rng: &mut Rng, reported: &mut Inputs) -> Option<Override> {
             let place = rng.choice(&PLACES[1..]).expect("a place");
             let pattern = RegionPattern::parse(place).expect("a pattern");
             return Some(if reported.evacuated.remove(place) {
-                Override::Restore(pattern)
+                Override::Restore(pattern.into())
             } else {
                 reported.evacuated.insert(place);
-                Override::Evacuate(pattern)
+                Override::Evacuate(pattern.into())
             });
         }
         _ => {}
@@ -505,7 +505,7 @@ fn any_service_is_shared_out_as_mesh_and_configuration_say() {
             mesh: Some((Mesh::new([of], workloads), NETWORK.into())),
             traffic: Some(reported.traffic()),
             position: Some(oracle::position()),
-            overrides: pattern.map(Override::Evacuate),
+            overrides: pattern.map(|one| Override::Evacuate(one.into())),
             ..Change::default()
         };
         let snapshot = build(&Snapshot::default(), change);

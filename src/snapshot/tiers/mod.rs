@@ -16,7 +16,7 @@ use super::endpoints::{Entries, Entry, Found, PartKey, Tier};
 use super::exclusion::remote_network;
 use super::mesh::{Assignment, LocalityWeight, Scope, Service, Workload};
 use super::remote_gateways::Rank;
-use super::traffic::{Balancing, Count, Regions, Spill, matches_locality};
+use super::traffic::{Balancing, Count, Regions, Spill};
 use super::{Endpoint, EndpointSet, ExclusionReason, Subset};
 
 /// Ranking of the endpoints of one service port.
@@ -294,9 +294,8 @@ impl<'a> Ranking<'a> {
         part: Option<usize>,
     ) -> Result<Placement, ExclusionReason> {
         let locality = &workload.locality;
-        let mut evacuated = self.balancing.evacuated.iter();
-        if let Some(region) = evacuated.find(|region| matches_locality(region, locality)) {
-            return Err(ExclusionReason::Evacuated(region.to_string().into()));
+        if let Some(target) = self.balancing.evacuated_with(workload) {
+            return Err(ExclusionReason::Evacuated(target.clone()));
         }
         let (order, tier) = self.tier(workload)?;
         let (place, weight) = match self.localities {

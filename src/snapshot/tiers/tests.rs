@@ -408,9 +408,9 @@ fn an_operator_evacuates_a_region_and_takes_it_back() {
         let overrides = Some(order);
         build(snapshot, Change { overrides, ..Change::default() })
     };
-    let second = order(&first, Override::Evacuate(region("us-west")));
+    let second = order(&first, Override::Evacuate(region("us-west").into()));
     assert_eq!(groups(&second), ["same network 100% 3/3"]);
-    assert_eq!(set(&second).left_out(), [ExclusionReason::Evacuated("us-west".into())]);
+    assert_eq!(set(&second).left_out(), [ExclusionReason::Evacuated(region("us-west").into())]);
     // Neither a change of the mesh nor one of the configuration ends the evacuation.
     let mesh = Mesh::new([service(&[])], workloads(&EVERYWHERE[..4]));
     let change = Change {
@@ -419,7 +419,7 @@ fn an_operator_evacuates_a_region_and_takes_it_back() {
     };
     let third = build(&second, change);
     assert_eq!(groups(&third), ["all 100% 1/1"]);
-    let fourth = order(&third, Override::Restore(region("us-west/*")));
+    let fourth = order(&third, Override::Restore(region("us-west/*").into()));
     assert_eq!(groups(&fourth), ["plain, 4 ready"]);
     let generations = [&first, &second, &third, &fourth].map(|one| one.generation);
     assert_eq!(generations, [first.generation; 4], "open tunnels go on");

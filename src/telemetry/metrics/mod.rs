@@ -118,6 +118,8 @@ metrics! {
             "Connections closed before their handshake, by limit";
         frame_floods: Counter = "strait_connections_exhausted",
             "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
+        evacuated: Gauge = "strait_evacuated",
+            "Parts of the mesh that an operator has evacuated (strait drain)";
         aged: Counter = "strait_connections_aged",
             "Connections of peers that were sent GOAWAY because of their age";
         policies: Counters<1> = "strait_policy_refusals",
@@ -323,6 +325,11 @@ impl Metrics {
     /// for.
     pub fn connection_exhausted(&self) {
         self.frame_floods.inc();
+    }
+
+    /// Sets the number of parts of the mesh that an operator has evacuated.
+    pub fn set_evacuated(&self, count: usize) {
+        self.evacuated.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// Counts a connection that is retired because of its age.
