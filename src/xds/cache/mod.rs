@@ -1,7 +1,7 @@
 //! Last good state of the control plane on disk, for a start without a control plane.
 //!
 //! A [`Recorder`] wraps a [`MeshStore`] and keeps each accepted resource as received, if a file is
-//! configured. Removals that are [held](super::hold) reach neither. A separate task writes the file
+//! configured. Removals that `hold` holds back reach neither. A separate task writes the file
 //! every five seconds, or up to every minute if writes are slow.
 
 mod file;
