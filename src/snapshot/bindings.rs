@@ -141,6 +141,9 @@ impl BoundEndpoints {
 /// or by weight 0. Other weights of regions do not distribute connections, because gateways of the
 /// configuration have no region.
 fn evacuation(ranking: &Ranking<'_>, gateway: &Endpoint) -> Option<ExclusionReason> {
+    if let Some(target) = ranking.evacuated_address(gateway) {
+        return Some(ExclusionReason::Evacuated(target.clone()));
+    }
     let has_region = !gateway.definition.locality.region.is_empty();
     ranking.exclusion(&gateway.definition).filter(|why| match why {
         ExclusionReason::Evacuated(_) => true,
@@ -159,7 +162,7 @@ mod tests {
     use super::super::traffic::{Override, Traffic};
     use super::super::{NetworkRule, NetworkTable};
     use super::*;
-    use crate::wire::RegionPattern;
+    use crate::wire::{DrainTarget, RegionPattern};
 
     /// Returns a network of a cluster with gateways at these last octets.
     fn network(name: &str, cluster: &str, gateways: &[u8]) -> (Arc<str>, NetworkRule) {
@@ -271,8 +274,10 @@ mod tests {
         let before = snapshot(Mesh::new([service()], pods));
         let bound = || BoundEndpoints::new(["west".into(), "north".into()], "echo.app".into(), 80);
         let region = RegionPattern::parse("us-north").expect("a region");
-        let by_operator =
-            Change { overrides: Some(Override::Evacuate(region.into())), ..Change::default() };
+        let order =
+            |target| Change { overrides: Some(Override::Evacuate(target)), ..Change::default() };
+        let by_operator = order(region.into());
+        let by_address = order(DrainTarget::parse("endpoint", "192.0.2.4").expect("an address"));
         let by_weight = Change {
             traffic: Some(Traffic::new([], region_weights(&[("us-north", 0)]))),
             ..Change::default()
@@ -285,7 +290,11 @@ mod tests {
         };
         let west = ["192.0.2.1", "192.0.2.2", "192.0.2.3"];
         assert_eq!(of(&before).len(), 4);
-        for (change, why) in [(by_operator, "strait drain region"), (by_weight, "weight 0")] {
+        for (change, why) in [
+            (by_operator, "strait drain region"),
+            (by_address, "strait drain endpoint"),
+            (by_weight, "weight 0"),
+        ] {
             let next = build(&before, change);
             assert_eq!(of(&next), west);
             let unused = bound().unused(&next);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use std::{fmt, iter};
 
+use super::endpoint::Endpoint;
 use super::mesh::{Locality, Mesh, Scope, UNKNOWN_NAMESPACE, Workload};
 use crate::config::{self, Distribution};
 use crate::wire::{DrainTarget, RegionPattern};
@@ -270,6 +271,13 @@ impl Balancing {
     /// Returns the evacuated part of the mesh that a workload or gateway belongs to.
     pub(super) fn evacuated_with(&self, workload: &Workload) -> Option<&DrainTarget> {
         self.evacuated.keys().find(|target| is_part_of(workload, target))
+    }
+
+    /// Returns the evacuated address of an endpoint: a gateway of another network has no workload
+    /// with its address.
+    pub(super) fn evacuated_address(&self, endpoint: &Endpoint) -> Option<&DrainTarget> {
+        let address = DrainTarget::Address(endpoint.address.ip());
+        self.evacuated.get_key_value(&address).map(|(target, _)| target)
     }
 
     /// Returns a copy with these changes applied.

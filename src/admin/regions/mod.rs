@@ -1,5 +1,5 @@
-//! `/drain/region`: evacuation of a region by an operator, and its reversal. POST executes it;
-//! GET returns a preview of the same POST.
+//! `/drain/KIND`: evacuation of a part of the mesh by an operator, and its reversal. POST executes
+//! it; GET returns a preview of the same POST.
 
 #[cfg(test)]
 mod tests;

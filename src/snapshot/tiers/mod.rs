@@ -18,6 +18,7 @@ use super::mesh::{Assignment, LocalityWeight, Scope, Service, Workload};
 use super::remote_gateways::Rank;
 use super::traffic::{Balancing, Count, Regions, Spill};
 use super::{Endpoint, EndpointSet, ExclusionReason, Subset};
+use crate::wire::DrainTarget;
 
 /// Ranking of the endpoints of one service port.
 #[derive(Debug)]
@@ -193,6 +194,11 @@ impl<'a> Ranking<'a> {
             && !self.by_latency
     }
 
+    /// Returns the evacuated address of an endpoint.
+    pub(super) fn evacuated_address(&self, endpoint: &Endpoint) -> Option<&DrainTarget> {
+        self.balancing.evacuated_address(endpoint)
+    }
+
     /// Returns the reason for which the location of a workload excludes it, if it does.
     pub(super) fn exclusion(&self, workload: &Workload) -> Option<ExclusionReason> {
         match self.placement(workload, None) {
@@ -213,7 +219,11 @@ impl<'a> Ranking<'a> {
         let mut left_out = BTreeSet::new();
         for Entry { endpoint, count, part } in entries.list {
             let is_ready = count.ready > 0;
-            let placement = match self.placement(&endpoint.definition, part) {
+            let placement = match self.evacuated_address(&endpoint) {
+                Some(target) => Err(ExclusionReason::Evacuated(target.clone())),
+                None => self.placement(&endpoint.definition, part),
+            };
+            let placement = match placement {
                 Ok(placement) if ranks_networks && placement.tier == Tier::Any => {
                     Placement { tier: Tier::Same(Scope::Network), ..placement }
                 }
