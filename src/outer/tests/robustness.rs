@@ -377,6 +377,15 @@ pub(super) fn stop_auto_advance() -> JoinSet<()> {
     busy
 }
 
+/// Advances the paused clock, and lets the PINGs that are then due be acknowledged: the next advance
+/// could otherwise pass their deadline.
+async fn advance(time: Duration) {
+    tokio::time::advance(time).await;
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Lets the tasks run until a condition holds.
 async fn until(what: &str, is_so: impl Fn() -> bool) {
     let wait = async {
@@ -416,10 +425,10 @@ async fn at_its_maximum_age_a_connection_is_replaced_and_keeps_its_tunnels() {
     let _busy = stop_auto_advance();
     let (world, gateway) = World::with(Answer::Echo).await;
     let mut first = world.open(&gateway).await.expect("a tunnel");
-    tokio::time::advance(AGE_MAX - Duration::from_secs(60)).await;
+    advance(AGE_MAX - Duration::from_secs(60)).await;
     let mut second = world.open(&gateway).await.expect("a tunnel");
     assert_eq!(gateway.connections(), 1);
-    tokio::time::advance(Duration::from_secs(60)).await;
+    advance(Duration::from_secs(60)).await;
     let mut third = world.open(&gateway).await.expect("a tunnel");
     until("a second connection", || gateway.connections() == 2 && usable(&world) == 1).await;
     let mut fourth = world.open(&gateway).await.expect("a tunnel");
@@ -437,10 +446,7 @@ async fn a_connection_without_tunnels_is_closed_at_the_idle_limit() {
     let since = Instant::now();
     while usable(&world) == 1 {
         assert!(since.elapsed() < 2 * IDLE_MAX, "it is closed");
-        tokio::time::advance(Duration::from_secs(1)).await;
-        for _ in 0..200 {
-            tokio::task::yield_now().await;
-        }
+        advance(Duration::from_secs(1)).await;
     }
     let time = since.elapsed();
     assert!(time >= IDLE_MAX, "{time:?}");

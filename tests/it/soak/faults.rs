@@ -102,7 +102,9 @@ impl Faults {
         let is_cause = |done: &&Done| {
             // A client that rests notices a break by its second write after it.
             let effect = EFFECT + 3 * tunnel.plan.rest;
-            let is_near = (done.from..=done.to + effect).contains(&tunnel.at);
+            // The last bytes of a client may still be on their way when it has ended.
+            let early = if tunnel.is_complete() { EFFECT } else { Duration::ZERO };
+            let is_near = (done.from..=done.to + effect + early).contains(&(tunnel.at + early));
             is_near && done.fault.breaks(tunnel)
         };
         self.done.iter().rev().find(is_cause).map(|done| done.name)
