@@ -55,7 +55,7 @@ pub struct Attack {
     pub run: Run,
 }
 
-/// What an attacker does.
+/// Work of an attacker.
 #[derive(Clone, Copy)]
 pub enum Run {
     Attack(fn(Reach) -> Running),

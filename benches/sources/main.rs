@@ -1,6 +1,6 @@
 //! One source that takes what it can, beside a victim with another identity: over one gateway, over
-//! the gateways of two networks, and through a binding. `make sources` runs it. `make fairness` lets a
-//! cluster make noise that is none of an attacker, but more than its share.
+//! the gateways of two networks, and through a binding. `make sources` runs it. `make fairness`
+//! measures a quiet cluster beside one that does more than its share.
 //!
 //! Exits with 1 if the victim loses a request or a tunnel of this build, or waits too long for one.
 

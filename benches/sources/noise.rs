@@ -15,6 +15,7 @@ use tokio::sync::{Mutex, Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::attacks::{Attack, Entrance, Reach, Run, preface};
 use crate::gateways::NOISE;
@@ -35,7 +36,7 @@ const RETRY: Duration = Duration::from_millis(50);
 const REQUEST: [u8; 64] = [b'e'; 64];
 const CHUNK: usize = 16 * 1024;
 
-/// What the noisy cluster does.
+/// Kind of work of the noisy cluster.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
     /// New tunnels with one request each.
@@ -50,7 +51,7 @@ pub enum Work {
     Abandoned,
 }
 
-/// What the noisy cluster does, how often, and from how many connections.
+/// Work of the noisy cluster, its rate, and its number of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
     work: Work,
@@ -116,9 +117,13 @@ impl Noise {
             }
             Work::Abandoned => {
                 let each = rate / u32::try_from(self.connections).expect("few");
+                let mut running = JoinSet::new();
+                for _ in 0..self.connections {
+                    let stream = preface(gateway, Arc::clone(&tls)).await.ok();
+                    running.spawn(abandoned((gateway, Arc::clone(&tls)), stream, each));
+                }
                 let _ = ready.send(());
-                let all = (0..self.connections).map(|_| abandoned(gateway, Arc::clone(&tls), each));
-                all.collect::<JoinSet<_>>().join_all().await;
+                running.join_all().await;
             }
         }
     }
@@ -217,12 +222,20 @@ async fn handshake(gateway: SocketAddr, tls: Arc<ClientConfig>) {
     }
 }
 
-/// Opens streams at a rate, and resets each at once.
-async fn abandoned(gateway: SocketAddr, tls: Arc<ClientConfig>, rate: u32) {
+/// Opens streams at a rate, and resets each at once. Connects again after the end of a connection.
+async fn abandoned(
+    (gateway, tls): (SocketAddr, Arc<ClientConfig>),
+    mut first: Option<TlsStream<TcpStream>>,
+    rate: u32,
+) {
     let mut tick = interval((Duration::from_secs(1) / rate).max(TICK));
     let per_tick = (TICK * rate).as_secs().max(1);
     loop {
-        let Ok(stream) = preface(gateway, Arc::clone(&tls)).await else {
+        let stream = match first.take() {
+            Some(stream) => Ok(stream),
+            None => preface(gateway, Arc::clone(&tls)).await,
+        };
+        let Ok(stream) = stream else {
             sleep(RETRY).await;
             continue;
         };

@@ -23,7 +23,7 @@ const TIMER_PERIOD: Duration = Duration::from_millis(500);
 /// Serves the sockets that the acceptor hands over, each in a task of its own.
 pub async fn run_worker(data_path: Arc<DataPath>, mut queue: WorkerQueue) {
     queue.turns.enter();
-    turns::enter();
+    turns::enter(&data_path.turns);
     let mut tick = interval(TIMER_PERIOD);
     loop {
         let accepted = tokio::select! {

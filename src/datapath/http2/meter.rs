@@ -134,7 +134,7 @@ pub struct FrameMeter {
 }
 
 impl FrameMeter {
-    /// Starts a turn of the connection, which is shorter if the worker is shared with other sources.
+    /// Starts a turn of the connection. It is shorter if other sources use the worker.
     pub fn begin_turn(&mut self, is_shared: bool) {
         self.turn = if is_shared { TURN_WORK_MAX - SHARED_TURN_WORK_MAX } else { 0 };
     }

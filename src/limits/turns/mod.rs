@@ -3,24 +3,29 @@
 //! tokio runs tasks in the order of their wake-ups. A source with a thousand tasks would have a
 //! thousand places in this order, and another one a single place. Here a source with credit runs at
 //! once, and the tasks of one that has used up its part of the round wait until nobody with credit
-//! is ready (docs/decisions/0024-fair-shares-of-worker-time.md).
+//! is ready (docs/decisions/0024-fair-worker-time.md).
 
+mod time;
 mod tree;
 
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use pin_project_lite::pin_project;
 use slab::Slab;
 
+use self::time::Nanos;
 use self::tree::Tree;
 use super::Source;
 
-/// Time of turns after which the sockets are polled, while other sources have tasks: one of them may
-/// become ready then. Otherwise a longer time costs fewer system calls.
+pub use self::time::{UsedTime, WorkerTime};
+
+/// Time of turns after which the sockets are polled, while other sources have tasks: one of them
+/// may become ready then. Otherwise a longer time costs fewer system calls.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 const POLL_INTERVAL_ALONE: Duration = Duration::from_micros(500);
 /// Time after which a turn should end while other sources have tasks.
@@ -59,16 +64,18 @@ struct Task {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
-    /// In the tree.
-    Ready,
-    /// It runs once tokio polls it.
-    Selected,
+    /// In the tree since this time.
+    Ready(Instant),
+    /// It was ready at this time, and runs once tokio polls it.
+    Selected(Instant),
 }
 
 /// Answer to a task that tokio polls.
 enum Turn {
     Now,
     Later,
+    /// It is a part of the task that runs.
+    Nested,
 }
 
 /// Waker of the task that runs next.
@@ -78,10 +85,10 @@ enum Next {
 }
 
 impl Scheduler {
-    fn new() -> Self {
+    fn new(time: Arc<WorkerTime>) -> Self {
         let now = Instant::now();
         Self {
-            tree: Tree::default(),
+            tree: Tree::new(time),
             tasks: Slab::new(),
             selected: None,
             running: None,
@@ -90,22 +97,26 @@ impl Scheduler {
         }
     }
 
-    /// Lets a task run if its source has credit or it was selected. Otherwise it waits.
+    /// Lets a task run if its source is alone or has credit, or if it was selected. Otherwise it
+    /// waits.
     fn begin(&mut self, id: usize, cx: &Context<'_>) -> (Turn, Option<Next>) {
-        let task = &mut self.tasks[id];
+        if self.running.is_some() {
+            return (Turn::Nested, None);
+        }
+        let (task, now) = (&mut self.tasks[id], Instant::now());
         match task.state {
-            State::Selected => {}
-            State::Ready => {
+            State::Selected(since) => self.tree.note_wait(task.node, nanos(now - since)),
+            State::Ready(_) => {
                 task.set_waker(cx);
                 return (Turn::Later, None);
             }
             State::Idle => {
-                let (node, now) = (task.node, Instant::now());
+                let node = task.node;
                 if self.tree.is_empty() && now - self.ended > IDLE_GAP {
                     self.tree.note_idle();
                 }
-                if !self.tree.has_credit(node) {
-                    task.state = State::Ready;
+                if self.tree.is_shared() && !self.tree.has_credit(node) {
+                    task.state = State::Ready(now);
                     task.set_waker(cx);
                     self.tree.push(node, id);
                     let next = if self.selected.is_none() { self.select(now, true) } else { None };
@@ -113,7 +124,7 @@ impl Scheduler {
                 }
             }
         }
-        self.running = Some((id, Instant::now()));
+        self.running = Some((id, now));
         (Turn::Now, None)
     }
 
@@ -122,12 +133,10 @@ impl Scheduler {
         let (id, begun) = self.running.take()?;
         let (task, now) = (&mut self.tasks[id], Instant::now());
         self.ended = now;
-        let time = i64::try_from((now - begun).as_nanos()).unwrap_or(i64::MAX);
-        self.tree.charge(task.node, time);
-        if task.state != State::Selected {
+        self.tree.charge(task.node, nanos(now - begun));
+        if !matches!(std::mem::replace(&mut task.state, State::Idle), State::Selected(_)) {
             return None;
         }
-        task.state = State::Idle;
         let interval = if self.tree.is_shared() { POLL_INTERVAL } else { POLL_INTERVAL_ALONE };
         self.select(now, now - self.polled >= interval)
     }
@@ -136,7 +145,9 @@ impl Scheduler {
     fn select(&mut self, now: Instant, is_poll_due: bool) -> Option<Next> {
         self.selected = self.tree.pop();
         let task = &mut self.tasks[self.selected?];
-        task.state = State::Selected;
+        if let State::Ready(since) = task.state {
+            task.state = State::Selected(since);
+        }
         let waker = task.waker.take()?;
         if !is_poll_due {
             return Some(Next::AtOnce(waker));
@@ -151,8 +162,8 @@ impl Scheduler {
         let mut next = None;
         match task.state {
             State::Idle => {}
-            State::Ready => self.tree.remove(task.node, id),
-            State::Selected => next = self.select(Instant::now(), false),
+            State::Ready(_) => self.tree.remove(task.node, id),
+            State::Selected(_) => next = self.select(Instant::now(), false),
         }
         self.tree.leave(task.node);
         (task, next)
@@ -180,10 +191,14 @@ impl Next {
     }
 }
 
+fn nanos(time: Duration) -> Nanos {
+    Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX)
+}
+
 /// Makes this thread a worker, whose tasks run in the order of their sources.
-pub fn enter() {
+pub fn enter(time: &Arc<WorkerTime>) {
     SCHEDULER.with_borrow_mut(|scheduler| {
-        scheduler.get_or_insert_with(Scheduler::new);
+        scheduler.get_or_insert_with(|| Scheduler::new(Arc::clone(time)));
     });
 }
 
@@ -216,7 +231,8 @@ pub fn is_shared() -> bool {
     scheduled(|scheduler| (scheduler.tree.is_shared(), None)).unwrap_or(false)
 }
 
-/// Returns true if the task that runs should end its turn soon, because another source may be ready.
+/// Returns true if the task that runs should end its turn soon, because another source may be
+/// ready.
 pub fn is_over() -> bool {
     let is_over = |scheduler: &mut Scheduler| {
         let is_shared = scheduler.tree.is_shared();
@@ -290,7 +306,7 @@ impl<F: Future> Future for Turns<F> {
         let _running = match scheduled(|scheduler| scheduler.begin(id, cx)) {
             Some(Turn::Later) => return Poll::Pending,
             Some(Turn::Now) => Some(Running),
-            None => None,
+            Some(Turn::Nested) | None => None,
         };
         this.future.poll(cx)
     }

@@ -1,3 +1,5 @@
+//! Division of time, by the tree alone and by tasks on a worker.
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -5,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, yield_now};
 
-use super::tree::{Nanos, Tree};
+use super::time::Nanos;
+use super::tree::Tree;
 use super::*;
 
 fn cluster(name: &str) -> Source {
@@ -26,7 +29,11 @@ struct Busy {
 
 impl Busy {
     fn new(sources: &[(Source, usize, Nanos)]) -> Self {
-        let (mut tree, mut tasks) = (Tree::default(), Vec::new());
+        Self::with(Tree::new(Arc::default()), sources)
+    }
+
+    fn with(mut tree: Tree, sources: &[(Source, usize, Nanos)]) -> Self {
+        let mut tasks = Vec::new();
         for (source, count, turn) in sources {
             for _ in 0..*count {
                 let node = tree.enter(source);
@@ -83,6 +90,27 @@ fn clusters_have_equal_time_whatever_their_tasks_and_turns_are() {
 }
 
 #[test]
+fn weights_divide_the_time_of_clusters_and_all_of_it_is_counted() {
+    let weights = [("b", 1), ("c", 100)].map(|(name, weight)| (name.to_owned(), weight));
+    let time = Arc::new(WorkerTime::new(HashMap::from(weights)));
+    let all = ["a", "b", "c"].map(|name| (identity(name, "1"), 100, 8_000));
+    let mut busy = Busy::with(Tree::new(Arc::clone(&time)), &all);
+    busy.run(SECOND);
+    let used = busy.used(&all);
+    for (used, weight) in used.iter().zip([10, 1, 100]) {
+        assert!((used - SECOND * weight / 111).abs() <= 3_000_000, "{used}, weight {weight}");
+    }
+    busy.tree.note_wait(busy.tasks[0].0, 5_000);
+    let counted = time.used().into_iter().map(|row| (row.cluster, nanos(row.used), row.waited));
+    let counted: Vec<_> = counted.collect();
+    let waited = [5_000, 0, 0].map(Duration::from_nanos);
+    let wanted = ["a", "b", "c"].into_iter().zip(used).zip(waited);
+    let wanted: Vec<_> =
+        wanted.map(|((name, used), waited)| (name.to_owned(), used, waited)).collect();
+    assert_eq!(counted, wanted);
+}
+
+#[test]
 fn identities_divide_the_time_of_their_cluster() {
     let all = [
         (identity("a", "1"), 500, 8_000),
@@ -101,7 +129,7 @@ fn a_gateway_divides_its_time_between_itself_and_its_first_peers() {
     let gateway = identity("west", "gateway");
     let behind = gateway.behind(&"north".into());
     let all = [
-        (gateway.clone(), 1, 8_000),
+        (gateway, 1, 8_000),
         (behind.identity(&"1".into()), 100, 8_000),
         (behind.identity(&"2".into()), 1, 8_000),
         (identity("east", "1"), 1, 8_000),
@@ -142,7 +170,7 @@ fn an_unused_share_goes_to_others() {
 
 #[test]
 fn credit_returns_after_a_pause_and_debt_is_bounded() {
-    let mut tree = Tree::default();
+    let mut tree = Tree::new(Arc::default());
     let node = tree.enter(&identity("a", "1"));
     tree.charge(node, 60 * SECOND);
     assert!(!tree.has_credit(node));
@@ -155,7 +183,7 @@ fn credit_returns_after_a_pause_and_debt_is_bounded() {
 
 #[test]
 fn sources_without_tasks_are_forgotten() {
-    let mut tree = Tree::default();
+    let mut tree = Tree::new(Arc::default());
     let gateway = identity("west", "gateway");
     let all = [gateway.behind(&"north".into()).identity(&"1".into()), gateway, cluster("east")];
     let nodes: Vec<_> = all.iter().map(|source| tree.enter(source)).collect();
@@ -178,7 +206,7 @@ fn compute(time: Duration) {
 
 #[tokio::test]
 async fn a_task_with_credit_precedes_all_tasks_of_a_source_without() {
-    enter();
+    enter(&Arc::default());
     let (noisy, quiet) = (identity("noisy", "1"), identity("quiet", "1"));
     let turns = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
@@ -217,8 +245,9 @@ async fn a_task_with_credit_precedes_all_tasks_of_a_source_without() {
 
 #[tokio::test]
 async fn tasks_that_panic_end_or_are_aborted_leave_their_turn_to_others() {
-    enter();
+    enter(&Arc::default());
     let source = identity("a", "1");
+    let other = of(&identity("b", "1"), std::future::pending::<()>());
     let mut tasks = JoinSet::new();
     for number in 0..300 {
         tasks.spawn(of(&source, async move {
@@ -241,6 +270,7 @@ async fn tasks_that_panic_end_or_are_aborted_leave_their_turn_to_others() {
     }
     assert_eq!((ended, panicked), (100, 100));
     tasks.shutdown().await;
+    drop(other);
     SCHEDULER.with_borrow(|scheduler| {
         let scheduler = scheduler.as_ref().expect("a scheduler");
         assert!(scheduler.tasks.is_empty() && scheduler.tree.is_empty());
@@ -250,7 +280,7 @@ async fn tasks_that_panic_end_or_are_aborted_leave_their_turn_to_others() {
 
 #[tokio::test]
 async fn a_task_pays_for_the_source_that_it_verifies() {
-    enter();
+    enter(&Arc::default());
     let (unknown, known) = (Source::prefix([192, 0, 2, 1].into()), identity("a", "1"));
     let verified = known.clone();
     let _others = [&unknown, &known].map(|source| of(source, std::future::pending::<()>()));
@@ -266,6 +296,23 @@ async fn a_task_pays_for_the_source_that_it_verifies() {
         })
     };
     assert_eq!((has_credit(&unknown), has_credit(&known)), (Some(true), Some(false)));
+}
+
+#[tokio::test]
+async fn a_future_within_another_has_its_turns() {
+    enter(&Arc::default());
+    let (outer, inner) = (identity("a", "1"), identity("b", "1"));
+    let nested = of(&inner, async {
+        yield_now().await;
+        7
+    });
+    let outer = of(&outer, async move {
+        yield_now().await;
+        nested.await
+    });
+    assert_eq!(tokio::spawn(outer).await.expect("a task"), 7);
+    let idle = SCHEDULER.with_borrow(|one| one.as_ref().map(|one| (one.running, one.tasks.len())));
+    assert_eq!(idle, Some((None, 0)));
 }
 
 #[test]

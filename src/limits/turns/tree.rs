@@ -1,21 +1,20 @@
 //! Order of tasks: deficit round robin between sources, at each level of their tree.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use slab::Slab;
 
+use super::time::{ClusterTime, DEFAULT_WEIGHT, Nanos, WorkerTime};
 use crate::limits::Source;
 
-/// Nanoseconds of a worker.
-pub(super) type Nanos = i64;
-
-/// Time that a cluster, a prefix, or a binding uses in a round, and so before any other that is
-/// ready. It is that of about five short tunnels.
-const QUANTUM: Nanos = 250_000;
+/// Time that a cluster of weight 1 uses in a round, and so before others that are ready. Bindings,
+/// all prefixes together, and other clusters have ten times as much: about five short tunnels.
+const QUANTUM: Nanos = 25_000;
 /// Time that a part of one, such as an identity, uses in a round of its parent.
 const PART_QUANTUM: Nanos = 100_000;
-/// Limit of the debt of a source, in quanta. It bounds the rounds that a source waits after one long
-/// turn.
+/// Limit of the debt of a source, in quanta. It bounds the rounds that a source waits after one
+/// long turn.
 const DEBT_MAX: Nanos = 10;
 
 /// Root of all sources, and the parent of prefixes, whose peers are not verified yet.
@@ -25,6 +24,7 @@ const UNVERIFIED: usize = 1;
 /// Tasks that are ready, by source.
 #[derive(Debug)]
 pub(super) struct Tree {
+    time: Arc<WorkerTime>,
     nodes: Slab<Node>,
     by_source: HashMap<Source, usize>,
     /// Number of times that nothing was ready. All credit is full after each of them.
@@ -35,6 +35,8 @@ pub(super) struct Tree {
 #[derive(Debug)]
 struct Node {
     source: Option<Source>,
+    /// Time that its cluster has used; None for a part of one.
+    time: Option<Arc<ClusterTime>>,
     parent: usize,
     /// Number of its tasks and parts.
     users: usize,
@@ -70,6 +72,7 @@ impl Node {
     fn new(source: Option<Source>, parent: usize, quantum: Nanos) -> Self {
         Self {
             source,
+            time: None,
             parent,
             users: 0,
             quantum,
@@ -87,16 +90,16 @@ impl Node {
     }
 }
 
-impl Default for Tree {
-    fn default() -> Self {
-        let mut nodes = Slab::new();
-        nodes.insert(Node::new(None, ROOT, QUANTUM));
-        nodes.insert(Node::new(None, ROOT, QUANTUM));
-        Self { nodes, by_source: HashMap::new(), idle: 0 }
-    }
-}
-
 impl Tree {
+    /// Creates an empty tree, which adds to this time.
+    pub(super) fn new(time: Arc<WorkerTime>) -> Self {
+        let mut nodes = Slab::new();
+        for _ in [ROOT, UNVERIFIED] {
+            nodes.insert(Node::new(None, ROOT, QUANTUM * DEFAULT_WEIGHT));
+        }
+        Self { time, nodes, by_source: HashMap::new(), idle: 0 }
+    }
+
     /// Returns the node of a source for one more task, until [`Self::leave`].
     pub(super) fn enter(&mut self, source: &Source) -> usize {
         if let Some(&node) = self.by_source.get(source) {
@@ -106,9 +109,10 @@ impl Tree {
         let (parent, quantum) = match source.parent() {
             Some(parent) => (self.enter(parent), PART_QUANTUM),
             None if source.address().is_some() => (UNVERIFIED, PART_QUANTUM),
-            None => (ROOT, QUANTUM),
+            None => (ROOT, QUANTUM * self.time.weight(source)),
         };
         let mut node = Node::new(Some(source.clone()), parent, quantum);
+        node.time = source.parent().is_none().then(|| self.time.of(source));
         (node.users, node.round, node.idle) = (1, self.nodes[parent].rounds, self.idle);
         let node = self.nodes.insert(node);
         self.by_source.insert(source.clone(), node);
@@ -173,6 +177,21 @@ impl Tree {
             let credit = self.renew(at) - time;
             let node = &mut self.nodes[at];
             node.credit = credit.max(-DEBT_MAX * node.quantum);
+            if let Some(cluster) = &node.time {
+                cluster.add_used(time);
+            }
+            at = node.parent;
+        }
+    }
+
+    /// Notes the time for which a task of a source was ready before its turn.
+    pub(super) fn note_wait(&self, node: usize, time: Nanos) {
+        let mut at = node;
+        while at != ROOT {
+            let node = &self.nodes[at];
+            if let Some(cluster) = &node.time {
+                cluster.add_waited(time);
+            }
             at = node.parent;
         }
     }
