@@ -255,3 +255,23 @@ fn three_thousand_tunnels_that_break_mid_upload_do_not_end_their_connection() {
         assert_eq!(gateway.metric("strait_connections_total").await, 1.0);
     });
 }
+
+#[test]
+fn the_time_of_workers_is_counted_by_cluster() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, server);
+        let client = gateway.client(identities()).await;
+        let seconds = async |cluster: &str| {
+            gateway.metric(&format!("strait_worker_seconds_total{{cluster=\"{cluster}\"}}")).await
+        };
+        let (handshake, before) = (seconds("prefixes").await, seconds("west").await);
+        assert!(handshake > 0.0, "the handshake is that of an address");
+        moving(&client, b'd').await;
+        assert!(seconds("west").await > before);
+        assert_eq!(seconds("prefixes").await, handshake);
+        let page = gateway.scrape().await;
+        assert!(page.contains("strait_worker_wait_seconds_total{cluster=\"west\"} "), "{page}");
+    });
+}
