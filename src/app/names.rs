@@ -187,8 +187,7 @@ fn missing_targets(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<S
     if let Some(region) = region.filter(|_| !has_endpoint(config, alias, snapshot)) {
         let services = alias.to.iter();
         let services = services.filter_map(|to| snapshot.service_by_name(&to.host));
-        let names: Vec<_> =
-            services.map(|of| format!("{}/{}", of.namespace, of.hostname)).collect();
+        let names: Vec<_> = services.map(|of| of.key()).collect();
         let mut instances = snapshot.mesh.workloads.values();
         let is_known = instances.any(|one| {
             let is_there = *one.locality.region == *region;

@@ -165,7 +165,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
     let is_tls = route.is_passthrough();
     let route_by = if is_tls { "sni" } else { "authority" };
     RouteRow {
-        service: format!("{}/{}", service.namespace, service.hostname),
+        service: service.key(),
         port: route.port(),
         by: by.to_owned(),
         description,

@@ -106,7 +106,7 @@ impl<'a> WantedHosts<'a> {
             let waypoints = behind.filter(is_reached).flat_map(|of| &of.waypoints);
             let waypoints =
                 waypoints.filter_map(|waypoint| self.snapshot.waypoint(&waypoint.gateway.place));
-            waypoints.map(|of| format!("{}/{}", of.namespace, of.hostname)).collect()
+            waypoints.map(|of| of.key()).collect()
         })
     }
 }

@@ -278,7 +278,7 @@ impl Snapshot {
     /// Returns whether `exposure.default` exposes a service without an entry. A service that is
     /// visible only in its namespace (`exportTo: ["."]`) needs an entry.
     pub fn is_exposed_by_default(&self, host: &str) -> bool {
-        let is_private = |service: &Arc<Service>| service.definition.private;
+        let is_private = |service: &Arc<Service>| service.private;
         self.exposure.exposes_all() && !self.services.get(host).is_some_and(is_private)
     }
 
