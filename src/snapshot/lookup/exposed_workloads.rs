@@ -84,11 +84,7 @@ impl Snapshot {
 
     /// Returns the addresses at which workloads of a service are exposed, each with the uid of one.
     fn exposed_addresses(&self, host: &str) -> BTreeSet<(IpAddr, Arc<str>)> {
-        let opens = || {
-            let entry = self.exposure_host(host);
-            let mut entries = self.exposure.entries(&entry).iter();
-            entries.any(|entry| entry.workloads)
-        };
+        let opens = || self.exposure_entries(host).iter().any(|entry| entry.workloads);
         let service = self.services.get(host).filter(|_| opens());
         let name = service.map(|of| of.key());
         let members = name.map(|name| self.index.members_of(&name)).into_iter().flatten();
