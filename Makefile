@@ -36,7 +36,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy strict-client promtool peers certs compare-identity fuzz floods sources soak upgrades bench bench-xds \
+.PHONY: help demo quick test check lint envoy strict-client promtool peers certs compare-identity fuzz floods sources fairness soak upgrades bench bench-xds \
   parts protos \
   check-deploy image check-image
 
@@ -80,6 +80,11 @@ sources: SECONDS = 20
 sources: envoy ## let one source take what it can beside a victim, 20 minutes (SECONDS=20 each, BEFORE=PROGRAM)
 	cargo bench --locked --bench sources -- --seconds $(SECONDS) \
 	  $(if $(BEFORE),--before '$(abspath $(BEFORE))')
+
+fairness: SECONDS = 5
+fairness: envoy ## a quiet cluster beside a noisy one, 6 minutes (SECONDS=5 each, BEFORE=PROGRAM)
+	cargo bench --locked --bench sources -- --noise --seconds $(SECONDS) \
+	  $(if $(BEFORE),--before '$(abspath $(BEFORE))') $(ARGS)
 
 upgrades: COUNT = 50
 upgrades: RATE = 500

@@ -11,12 +11,14 @@ use rustls::pki_types::ServerName;
 use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::gateways::{DEAD, SECRET};
+use crate::noise::Noise;
 use crate::support::raw;
 use crate::support::{ECHO, GATEWAY, identities, try_echo};
 use crate::world::Topology;
@@ -31,6 +33,8 @@ const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", ECH
 pub struct Reach {
     pub gateway: SocketAddr,
     pub binding: SocketAddr,
+    /// Address at which a noisy cluster has its endpoint.
+    pub noise: SocketAddr,
 }
 
 type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -48,7 +52,27 @@ pub struct Attack {
     pub name: &'static str,
     pub topology: Topology,
     pub victim: Entrance,
-    pub run: fn(Reach) -> Running,
+    pub run: Run,
+}
+
+/// Work of an attacker.
+#[derive(Clone, Copy)]
+pub enum Run {
+    Attack(fn(Reach) -> Running),
+    Noise(Noise),
+}
+
+impl Run {
+    /// Runs until it is dropped. Reports when its effects may be measured.
+    pub async fn begin(self, reach: Reach, ready: oneshot::Sender<()>) {
+        match self {
+            Self::Attack(run) => {
+                let _ = ready.send(());
+                run(reach).await;
+            }
+            Self::Noise(noise) => noise.run(reach, ready).await,
+        }
+    }
 }
 
 /// All attacks, in the order of the report.
@@ -57,73 +81,73 @@ pub const ATTACKS: [Attack; 12] = [
         name: "1-byte DATA on 3 connections with 40 streams, to another network",
         topology: Topology::Two,
         victim: Entrance::Hbone,
-        run: |at| Box::pin(small_writes(at.gateway)),
+        run: Run::Attack(|at| Box::pin(small_writes(at.gateway))),
     },
     Attack {
         name: "60 clients of a plaintext binding with 1-byte writes",
         topology: Topology::Two,
         victim: Entrance::Hbone,
-        run: |at| Box::pin(binding_writes(at.binding)),
+        run: Run::Attack(|at| Box::pin(binding_writes(at.binding))),
     },
     Attack {
         name: "1,000 abandoned CONNECTs/s to another network",
         topology: Topology::Two,
         victim: Entrance::Hbone,
-        run: |at| Box::pin(abandoned(at.gateway)),
+        run: Run::Attack(|at| Box::pin(abandoned(at.gateway))),
     },
     Attack {
         name: "500 CONNECTs/s that only the next gateway refuses",
         topology: Topology::Two,
         victim: Entrance::Hbone,
-        run: |at| Box::pin(refused(at.gateway)),
+        run: Run::Attack(|at| Box::pin(refused(at.gateway))),
     },
     Attack {
         name: "200 CONNECTs/s with 14 KB of obs-text in baggage",
         topology: Topology::Two,
         victim: Entrance::Hbone,
-        run: |at| Box::pin(obs_text(at.gateway)),
+        run: Run::Attack(|at| Box::pin(obs_text(at.gateway))),
     },
     Attack {
         name: "6,900 tunnels of one peer to another network",
         topology: Topology::Two,
         victim: Entrance::Hbone,
-        run: |at| Box::pin(hold(at.gateway, 69)),
+        run: Run::Attack(|at| Box::pin(hold(at.gateway, 69))),
     },
     Attack {
         name: "200 CONNECTs/s with 14 KB of obs-text in baggage, beside clients of a binding",
         topology: Topology::Two,
         victim: Entrance::Binding,
-        run: |at| Box::pin(obs_text(at.gateway)),
+        run: Run::Attack(|at| Box::pin(obs_text(at.gateway))),
     },
     Attack {
         name: "6,900 tunnels of one peer to another network, beside clients of a binding",
         topology: Topology::Two,
         victim: Entrance::Binding,
-        run: |at| Box::pin(hold(at.gateway, 69)),
+        run: Run::Attack(|at| Box::pin(hold(at.gateway, 69))),
     },
     Attack {
         name: "6,900 connections of one client of a binding, beside other clients",
         topology: Topology::Two,
         victim: Entrance::Binding,
-        run: |at| Box::pin(hold_binding(at.binding, 6900)),
+        run: Run::Attack(|at| Box::pin(hold_binding(at.binding, 6900))),
     },
     Attack {
         name: "1,900 tunnels of one first peer, 2,048 descriptors at the next gateway",
         topology: Topology::TwoWithFewDescriptors,
         victim: Entrance::Hbone,
-        run: |at| Box::pin(hold(at.gateway, 19)),
+        run: Run::Attack(|at| Box::pin(hold(at.gateway, 19))),
     },
     Attack {
         name: "300 connections with 15 bytes of a record",
         topology: Topology::One,
         victim: Entrance::Hbone,
-        run: |at| Box::pin(partial_records(at.gateway)),
+        run: Run::Attack(|at| Box::pin(partial_records(at.gateway))),
     },
     Attack {
         name: "20 CONNECTs each second to a service of 400 dead endpoints",
         topology: Topology::One,
         victim: Entrance::Hbone,
-        run: |at| Box::pin(dead(at.gateway)),
+        run: Run::Attack(|at| Box::pin(dead(at.gateway))),
     },
 ];
 
@@ -225,7 +249,7 @@ async fn obs_text(address: SocketAddr) {
 /// Sends the frames of a new stream at each interval, on a connection of hand-written HTTP/2.
 async fn raw_rounds(address: SocketAddr, every: Duration, round: fn(u32) -> Vec<u8>) {
     loop {
-        if let Ok(stream) = preface(address).await {
+        if let Ok(stream) = preface(address, tls()).await {
             let (mut read, mut write) = tokio::io::split(stream);
             let writes = async {
                 let (mut tick, mut stream) = (interval(every), 1);
@@ -253,11 +277,14 @@ async fn raw_rounds(address: SocketAddr, every: Duration, round: fn(u32) -> Vec<
 }
 
 /// Connects by TLS, and sends the preface and SETTINGS of HTTP/2.
-async fn preface(address: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
+pub async fn preface(
+    address: SocketAddr,
+    tls: Arc<ClientConfig>,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
-    let mut stream = TlsConnector::from(tls()).connect(name, stream).await?;
+    let mut stream = TlsConnector::from(tls).connect(name, stream).await?;
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await?;
     let settings = raw::frame(raw::SETTINGS, 0, 0, &[]);
     stream.write_all(&settings).await?;
@@ -342,7 +369,7 @@ async fn partial_records(address: SocketAddr) {
 }
 
 async fn partial_record(address: SocketAddr) -> std::io::Result<()> {
-    let mut stream = preface(address).await?;
+    let mut stream = preface(address, tls()).await?;
     let (socket, _) = stream.get_mut();
     let header = [23, 3, 3, 0x40, 0x11];
     socket.write_all(&header).await?;

@@ -1,7 +1,7 @@
 //! Configurations of the gateways, for Strait and for Envoy.
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -16,6 +16,10 @@ const WEST_GATEWAY: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
 pub const SECRET: &str = "secret.app.svc.cluster.local:80";
 /// Service whose endpoints do not listen.
 pub const DEAD: &str = "dead.app.svc.cluster.local:80";
+/// Service of a noisy cluster, whose endpoint the attacker runs.
+pub const NOISE: &str = "noise.app.svc.cluster.local:80";
+/// Last byte of the address of its endpoint.
+pub const NOISE_HOST: u8 = 12;
 /// Number of endpoints of [`DEAD`].
 const DEAD_ENDPOINTS: usize = 400;
 
@@ -51,7 +55,7 @@ impl Program {
         match self {
             Self::Strait(program) => Running::Strait(Gateway::start(&alone(net, program)).await),
             Self::Envoy(program) => {
-                let yaml = with_dead_service(ENVOY, net);
+                let yaml = with_other_services(ENVOY, net);
                 let leaf = identities().leaf(GATEWAY);
                 let template = (yaml.as_str(), &names(net)[..]);
                 Running::Envoy(Envoy::start(program, net, 1, &leaf, template).await)
@@ -118,12 +122,19 @@ fn settings(net: Net, program: &Path) -> Settings<'static> {
 fn alone(net: Net, program: &Path) -> Settings<'static> {
     let mut settings = settings(net, program).endpoints(&[(11, 1, "TCP")]);
     settings.mesh += &dead_workloads(net);
-    let dead = "services:
-  - {name: dead, namespace: app, hostname: dead.app.svc.cluster.local, vips: [],
-     ports: {80: 9000}}
-";
-    settings.mesh = settings.mesh.replacen("services:\n", dead, 1);
-    let _ = writeln!(settings.exposure, "    - {{service: \"{DEAD}\", to: [{{cluster: west}}]}}");
+    settings.mesh += &workload(net.ip(NOISE_HOST), "noise");
+    let services = ["dead", "noise"].map(|name| {
+        format!(
+            "  - {{name: {name}, namespace: app, hostname: {name}.app.svc.cluster.local, vips: [],
+     ports: {{80: 9000}}}}\n"
+        )
+    });
+    let services = format!("services:\n{}", services.concat());
+    settings.mesh = settings.mesh.replacen("services:\n", &services, 1);
+    for (service, cluster) in [(DEAD, "west"), (NOISE, "east")] {
+        let to = format!("to: [{{cluster: {cluster}}}]");
+        let _ = writeln!(settings.exposure, "    - {{service: \"{service}\", {to}}}");
+    }
     settings.more += "limits: {buffers: 32MiB}\n";
     settings
 }
@@ -188,30 +199,39 @@ fn names(net: Net) -> [(&'static str, String); 2] {
     [("AUTHORITY", authority), ("APPLICATION", net.ip(11).to_string())]
 }
 
-/// Adds [`DEAD`] to [`ENVOY`], with the retries that istiod configures by default.
-fn with_dead_service(yaml: &str, net: Net) -> String {
-    let host = format!(
-        "            - name: dead
-              domains: [\"{DEAD}\"]
+/// Adds [`DEAD`], with the retries that istiod configures by default, and [`NOISE`] to [`ENVOY`],
+/// and admits both clusters.
+fn with_other_services(yaml: &str, net: Net) -> String {
+    let host = |name: &str, service: &str| {
+        format!(
+            "            - name: {name}
+              domains: [\"{service}\"]
               retry_policy: {{retry_on: connect-failure, num_retries: 2}}
-              routes: [{{match: {{connect_matcher: {{}}}}, route: {{cluster: dead, timeout: 0s, \
-         upgrade_configs: [{{upgrade_type: CONNECT, connect_config: {{}}}}]}}}}]
-          http_filters:"
-    );
+              routes: [{{match: {{connect_matcher: {{}}}}, route: {{cluster: {name}, timeout: 0s, \
+             upgrade_configs: [{{upgrade_type: CONNECT, connect_config: {{}}}}]}}}}]\n"
+        )
+    };
     let endpoint = |address: SocketAddr| {
         let (ip, port) = (address.ip(), address.port());
         let socket = format!("{{address: \"{ip}\", port_value: {port}}}");
         format!("{{endpoint: {{address: {{socket_address: {socket}}}}}}}")
     };
-    let endpoints: Vec<_> = dead_endpoints(net).map(endpoint).collect();
-    let cluster = format!(
-        "  - name: dead
+    let limits = "max_connections: 100000, max_pending_requests: 100000, max_requests: 100000";
+    let cluster = |name: &str, endpoints: &[String]| {
+        format!(
+            "  - name: {name}
     connect_timeout: 5s
-    load_assignment: {{cluster_name: dead, endpoints: [{{lb_endpoints: [{}]}}]}}
+    circuit_breakers: {{thresholds: [{{{limits}}}]}}
+    load_assignment: {{cluster_name: {name}, endpoints: [{{lb_endpoints: [{}]}}]}}
 ",
-        endpoints.join(", ")
-    );
-    yaml.replacen("          http_filters:", &host, 1) + &cluster
+            endpoints.join(", ")
+        )
+    };
+    let filters = "          http_filters:";
+    let hosts = host("dead", DEAD) + &host("noise", NOISE) + filters;
+    let dead: Vec<_> = dead_endpoints(net).map(endpoint).collect();
+    let yaml = yaml.replacen(filters, &hosts, 1).replace("spiffe://west.local/", "spiffe://");
+    yaml + &cluster("dead", &dead) + &cluster("noise", &[endpoint(net.address(NOISE_HOST, 9000))])
 }
 
 /// Adds a plaintext listener to [`ENVOY_TRANSIT`], whose connections become CONNECTs.
@@ -244,14 +264,14 @@ fn dead_endpoints(net: Net) -> impl Iterator<Item = SocketAddr> {
 
 /// Returns the workloads of [`DEAD`].
 fn dead_workloads(net: Net) -> String {
-    let mut text = String::new();
-    for ip in dead_endpoints(net).map(|address| address.ip()) {
-        let _ = writeln!(
-            text,
-            "  - {{uid: \"east/{ip}\", namespace: app, clusterId: east, network: east,
+    dead_endpoints(net).map(|address| workload(address.ip(), "dead")).collect()
+}
+
+/// Returns a workload of a service in namespace `app`.
+fn workload(ip: IpAddr, service: &str) -> String {
+    format!(
+        "  - {{uid: \"east/{ip}\", namespace: app, clusterId: east, network: east,
      workloadIps: [\"{ip}\"], protocol: TCP,
-     services: {{app/dead.app.svc.cluster.local: {{80: 9000}}}}}}"
-        );
-    }
-    text
+     services: {{app/{service}.app.svc.cluster.local: {{80: 9000}}}}}}\n"
+    )
 }

@@ -1,7 +1,8 @@
 //! One source that takes what it can, beside a victim with another identity: over one gateway, over
-//! the gateways of two networks, and through a binding. `make sources` runs it.
+//! the gateways of two networks, and through a binding. `make sources` runs it. `make fairness`
+//! measures a quiet cluster beside one that does more than its share.
 //!
-//! Exits with 1 if the victim loses a request or a tunnel of this build.
+//! Exits with 1 if the victim loses a request or a tunnel of this build, or waits too long for one.
 
 // As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
 #![expect(unreachable_pub, reason = "a bench exports nothing, and plain `pub` reads better")]
@@ -20,6 +21,8 @@ mod envoy;
 mod gateways;
 #[cfg(test)]
 mod held;
+#[cfg(test)]
+mod noise;
 #[cfg(test)]
 mod pool;
 #[cfg(test)]

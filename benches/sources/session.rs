@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -15,16 +15,18 @@ use crate::common::table::{head, line};
 use crate::common::{commit, print_uncaptured};
 use crate::gateways::Program;
 use crate::held::{HeldTunnels, TUNNELS};
+use crate::noise::NOISE_ROWS;
 use crate::support::raise_descriptor_limit;
 use crate::victim::{Latency, Victim, Way};
 use crate::world::{Build, World};
 use crate::{envoy, pool};
 
-/// Priority of the attackers. The victim shares their processor, and must not wait for it.
-const NICENESS: i32 = 15;
 /// Warm-up of the victim, and the time in which it is measured at rest.
 const WARM_UP: Duration = Duration::from_millis(500);
 const REST: Duration = Duration::from_secs(2);
+/// Bar of p99 beside noise: this multiple of p99 alone, or this much more.
+const NOISE_FACTOR: f64 = 1.5;
+const NOISE_TIME: Duration = Duration::from_millis(2);
 /// Name of this build.
 const THIS: &str = "this";
 /// Columns of the table.
@@ -47,6 +49,9 @@ pub struct Options {
     /// Another build of strait, measured beside this one
     #[arg(long, value_name = "PROGRAM")]
     before: Option<PathBuf>,
+    /// Noise of another cluster in place of attacks
+    #[arg(long)]
+    noise: bool,
     /// Only attacks whose names contain this, or `pool`; nothing is written to a file then
     #[arg(long, value_name = "PART")]
     only: Option<String>,
@@ -73,7 +78,8 @@ pub fn run(options: &Options) -> ExitCode {
     let (report, missed) = runtime.block_on(all(options, &commit));
     print_uncaptured(&report);
     if options.only.is_none() {
-        let path = format!("{}/benches/results/sources-{commit}.md", env!("CARGO_MANIFEST_DIR"));
+        let name = if options.noise { "fairness" } else { "sources" };
+        let path = format!("{}/benches/results/{name}-{commit}.md", env!("CARGO_MANIFEST_DIR"));
         fs::write(&path, report).expect("a file of results");
         print_uncaptured(&format!("written to {path}\n"));
     }
@@ -107,38 +113,65 @@ async fn builds(before: Option<&PathBuf>) -> Vec<Build> {
 /// Returns the report, and the number of rows of this build that harm the victim.
 async fn all(options: &Options, commit: &str) -> (String, usize) {
     let builds = builds(options.before.as_ref()).await;
-    let (seconds, pinned) = (options.seconds, pin_load());
-    let mut report = format!(
-        "# One source beside a victim, at {commit}
-
-Made by `make sources SECONDS={seconds}`: {pinned}, one worker each, fresh processes for each row.
-The attacker has a certificate of the victim's cluster with another identity, or is a local client
-of a binding. The victim opens 200 tunnels a second, and holds {TUNNELS} others. Lost are requests
-without an answer; ended are held tunnels. Memory is the growth of the first gateway's private dirty
-pages.
-
-"
-    );
-    report += &head(&COLUMNS);
+    let pinned = pin_load();
+    let mut report =
+        if options.noise { about_noise(options, commit) } else { about_attacks(options, commit) };
+    report = report.replace("PINNED", pinned) + &head(&COLUMNS);
     let mut missed = 0;
     let wants = |name: &str| options.only.as_ref().is_none_or(|part| name.contains(part.as_str()));
-    for attack in ATTACKS.iter().filter(|attack| wants(attack.name)) {
+    let attacks = if options.noise { &NOISE_ROWS[..] } else { &ATTACKS };
+    let time = Duration::from_secs(options.seconds);
+    let rest = if options.noise { time } else { REST };
+    for attack in attacks.iter().filter(|attack| wants(attack.name)) {
         for build in builds.iter().filter(|build| build.applies_to(attack.topology)) {
             let world = World::start(build, attack.topology).await;
-            let row = measure(&world, attack, Duration::from_secs(seconds)).await;
+            let row = measure(&world, attack, (rest, time)).await;
             let text = row.line(attack.name, &build.name);
             print_uncaptured(&text);
             report += &text;
-            missed += usize::from(build.name.starts_with(THIS) && row.is_harmed());
+            let is_missed = row.is_harmed() || options.noise && row.is_slow();
+            missed += usize::from(build.name.starts_with(THIS) && is_missed);
         }
     }
-    if wants("pool") {
+    if !options.noise && wants("pool") {
         report += &pool::table(&builds).await;
     }
     (report, missed)
 }
 
-async fn measure(world: &World, attack: &Attack, time: Duration) -> Row {
+fn about_attacks(options: &Options, commit: &str) -> String {
+    format!(
+        "# One source beside a victim, at {commit}
+
+Made by `make sources SECONDS={}`: PINNED, one worker each, fresh processes for each row.
+The attacker has a certificate of the victim's cluster with another identity, or is a local client
+of a binding. The victim opens 200 tunnels a second, and holds {TUNNELS} others. Lost are requests
+without an answer; ended are held tunnels. Memory is the growth of the first gateway's private dirty
+pages.
+
+",
+        options.seconds
+    )
+}
+
+fn about_noise(options: &Options, commit: &str) -> String {
+    format!(
+        "# A quiet cluster beside a noisy one, at {commit}
+
+Made by `make fairness SECONDS={}`: PINNED, one worker each, fresh processes for each row.
+The quiet cluster opens 200 tunnels a second, and holds {TUNNELS} others. The noisy one has an
+identity, a service and an endpoint of its own, and the lowest priority on the processor of the
+load. Lost are requests without an answer; ended are held tunnels. A row of this build misses its
+bar if something is lost or ended, or if p99 is more than 1.5 times that alone, and more than 2 ms
+above it.
+
+",
+        options.seconds
+    )
+}
+
+/// Measures the victim at rest and under an attack, for these times.
+async fn measure(world: &World, attack: &Attack, (rest, time): (Duration, Duration)) -> Row {
     let process: Process = world.first;
     let way = async || match attack.victim {
         Entrance::Hbone => Way::hbone(world.address).await,
@@ -148,39 +181,56 @@ async fn measure(world: &World, attack: &Attack, time: Duration) -> Row {
     let victim = Victim::start(way().await);
     sleep(WARM_UP).await;
     let at_rest = Instant::now();
-    sleep(REST).await;
-    let (memory, peak, begun) = (process.private_dirty(), Peak::of(process), Instant::now());
-    let reach = Reach { gateway: world.address, binding: world.binding };
-    let (stop, run) = (oneshot::channel::<()>(), attack.run);
-    let (stop, stopped) = stop;
+    sleep(rest).await;
+    let (memory, peak, rested) = (process.private_dirty(), Peak::of(process), Instant::now());
+    let reach = Reach { gateway: world.address, binding: world.binding, noise: world.noise };
+    let (stop, stopped) = oneshot::channel::<()>();
+    let ((ready, is_ready), run) = (oneshot::channel(), attack.run);
     let attacker = std::thread::spawn(move || {
-        // Affects only this thread: Linux has a priority for each.
-        rustix::process::setpriority_process(None, NICENESS).expect("a lower priority");
+        // The victim shares its processor, and must not wait for it.
+        run_when_idle();
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             tokio::select! {
-                () = run(reach) => {}
+                () = run.begin(reach, ready) => {}
                 _ = stopped => {}
             }
         });
     });
+    is_ready.await.expect("an attacker that begins");
+    let begun = Instant::now();
     sleep(time).await;
     let (ended, tunnels) = (Instant::now(), held.ended());
     let requests = victim.finish().await;
     drop(stop);
     attacker.join().expect("an attacker that stops");
     Row {
-        rest: requests.latency(at_rest, begun),
+        rest: requests.latency(at_rest, rested),
         under: requests.latency(begun, ended),
         ended: tunnels,
         grown: peak.bytes().saturating_sub(memory),
     }
 }
 
+/// Lets this thread run while no other one of its processor does. A lower priority alone would
+/// leave it up to 3 ms before another one that becomes ready.
+fn run_when_idle() {
+    let thread = rustix::thread::gettid().to_string();
+    // chrt is in util-linux, as taskset.
+    let set = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).output().expect("chrt");
+    assert!(set.status.success(), "chrt: {set:?}");
+}
+
 impl Row {
     fn is_harmed(&self) -> bool {
         self.under.lost + self.ended > 0
+    }
+
+    /// Returns whether p99 beside noise is worse than alone by more than its bar.
+    fn is_slow(&self) -> bool {
+        let (Some(rest), Some(under)) = (self.rest.p99, self.under.p99) else { return true };
+        under > rest.mul_f64(NOISE_FACTOR).max(rest + NOISE_TIME)
     }
 
     fn line(&self, attack: &str, build: &str) -> String {

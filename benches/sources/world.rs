@@ -6,7 +6,7 @@ use tokio::net::{TcpListener, TcpSocket};
 
 use crate::common::machine::{CPU_OF_GATEWAYS, processors};
 use crate::common::process::Process;
-use crate::gateways::{Next, Program, Running};
+use crate::gateways::{NOISE_HOST, Next, Program, Running};
 use crate::support::{Endpoint, Net};
 
 /// Limit of descriptors, more than the tunnels of all attackers need.
@@ -44,6 +44,8 @@ pub struct World {
     pub address: SocketAddr,
     /// Plaintext listener of the binding.
     pub binding: SocketAddr,
+    /// Address of the endpoint of a noisy cluster.
+    pub noise: SocketAddr,
     /// Address of the victim at the binding. Attackers have the default one of the host.
     pub client: IpAddr,
     pub first: Process,
@@ -95,6 +97,7 @@ impl World {
         Self {
             address: here.address(1, 15008),
             binding: here.address(1, BINDING),
+            noise: here.address(NOISE_HOST, 9000),
             client: here.ip(21),
             first: processes[processes.len() - 1],
             _gateways: gateways,
@@ -105,7 +108,7 @@ impl World {
 
 /// Listens for all streams of an attacker at once. A dropped handshake would cost a gateway a
 /// second.
-fn listen(address: SocketAddr) -> TcpListener {
+pub fn listen(address: SocketAddr) -> TcpListener {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(address).expect("a free address");
     socket.listen(DESCRIPTORS).expect("a listener")

@@ -45,6 +45,7 @@ use crate::datapath::dial::DenyList;
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::aging::Aging;
 use crate::lifecycle::Lifecycle;
+use crate::limits::turns::WorkerTime;
 use crate::snapshot::Publisher;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
@@ -176,6 +177,8 @@ impl App {
             DenyList::new(config.dial.allow.clone(), others.to_vec()),
         );
         data_path.aging = config.limits.connection_age.map(|age| Arc::new(Aging::new(age)));
+        let weights = config.limits.clusters.iter().map(|one| (one.name.clone(), one.weight));
+        data_path.turns = Arc::new(WorkerTime::new(weights.collect()));
         let data_path = Arc::new(data_path);
         let from = Arc::clone(&hand_over.sockets);
         let listeners =

@@ -73,6 +73,8 @@ impl Sockets {
         };
         let shares = Arc::downgrade(&pools);
         data_path.metrics.set_pools(move || shares.upgrade().map_or_else(Vec::new, |read| read()));
+        let turns = Arc::clone(&data_path.turns);
+        data_path.metrics.set_worker_time(move || turns.used());
         let state = AdminState {
             reader: data_path.reader.clone(),
             publisher: Arc::clone(&app.publisher),

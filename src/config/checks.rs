@@ -58,7 +58,8 @@ impl Sections {
         let clients = root.find("bindings[].to[].cluster");
         let clients = clients.into_iter().chain(root.find("exposure.bindings.to[].cluster"));
         let consumers = root.find("names.aliases[].consumers[]");
-        let named = audiences.into_iter().chain(clients).chain(consumers);
+        let weights = root.find("limits.clusters[].name");
+        let named = audiences.into_iter().chain(clients).chain(consumers).chain(weights);
         for value in named.chain(bound_clusters(root)) {
             let Some(cluster) = value.word().filter(|cluster| !clusters.contains(*cluster)) else {
                 continue;

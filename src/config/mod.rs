@@ -60,8 +60,9 @@ pub use listeners::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use networks::Network;
 pub use sections::{
-    ADMIN, Admin, DRAIN_DEADLINE, DRAIN_LAG, Dial, Dns, Drain, Enforcement, Gateway, Limits,
-    Locality, LocalityOrigin, Log, LogFormat, METRICS, Metrics, Policy, READINESS, Readiness,
+    ADMIN, Admin, ClusterWeight, DRAIN_DEADLINE, DRAIN_LAG, Dial, Dns, Drain, Enforcement, Gateway,
+    Limits, Locality, LocalityOrigin, Log, LogFormat, METRICS, Metrics, Policy, READINESS,
+    Readiness,
 };
 pub use subsets::{ServiceSubset, SubsetShare};
 pub use traffic::{Distribution, RegionWeight, Traffic};

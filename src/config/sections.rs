@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::define::{
     DrainTime, Hostname, LagTime, MaybeEmpty, NonEmpty, OneOrMore, Size, TunnelTime, form,
-    matching, section, words,
+    matching, repeated, section, whole, words,
 };
 use super::level::{Access, Directives};
 use crate::yaml::Value;
@@ -185,7 +185,7 @@ section! {
 
 section! {
     /// Limits of resources.
-    pub struct Limits at "limits" or default, derive(Copy, Eq) {
+    pub struct Limits at "limits" or default, derive(Eq) {
         /// Bytes that all tunnels together may hold for slow readers.
         buffers: Option<usize> as Option<Size> = default(
             None,
@@ -200,7 +200,28 @@ section! {
             None,
             "connections do not age"
         );
+        /// Clusters with more or less of the workers' time than others while time is short.
+        clusters: Vec<ClusterWeight> = default(Vec::new());
     }
+}
+
+section! {
+    /// Weight of a cluster. Clusters that need more time than there is get it by their weights, and
+    /// the identities of a cluster get equal parts.
+    pub struct ClusterWeight at "limits.clusters[]", derive(Eq),
+        compare(|_, read| repeated(read, |one| one.name.clone()))
+    {
+        /// Name of the cluster.
+        name: String = required("west");
+        /// Weight. That of a cluster without an entry is 10.
+        weight: u32 as TimeWeight = required("20");
+    }
+}
+
+form! {
+    /// Weight of a cluster.
+    TimeWeight => u32, "a whole number from 1 to 100", whole(1_u32, 100_u32),
+        |value, _| value.number(1, 100), |weight| json!(weight);
 }
 
 section! {

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use rustls::pki_types::CertificateDer;
 
-use crate::limits;
+use crate::limits::{self, turns};
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, PeerCluster, Snapshot};
 use crate::telemetry::Source;
@@ -195,5 +195,6 @@ pub fn admit(
         let detail = format!("{full}: {}", source.principal);
         HandshakeError::new(HandshakeRefusal::OverShare, &detail)
     })?;
+    turns::charge_to(holders.source());
     Ok(Peer { not_after: chain.not_after(), holders: Some(holders), chain: Some(chain), ..peer })
 }

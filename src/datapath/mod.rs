@@ -44,6 +44,7 @@ pub mod limits;
 use std::sync::Arc;
 
 use crate::lifecycle::Lifecycle;
+use crate::limits::turns::WorkerTime;
 use crate::outer::{AddressFilter, Pool};
 use crate::snapshot::{LinkFactors, Reader};
 use crate::telemetry::Metrics;
@@ -68,6 +69,8 @@ pub struct DataPath {
     pub budget: Arc<limits::budget::BufferBudget>,
     /// Ages of the connections of peers; none if they do not age.
     pub aging: Option<Arc<limits::aging::Aging>>,
+    /// Time of the workers that clusters have used, and their weights.
+    pub turns: Arc<WorkerTime>,
     /// Addresses that are never dialled.
     pub deny: Arc<dial::DenyList>,
 }
@@ -107,6 +110,7 @@ impl DataPath {
             lifecycle,
             admission,
             aging: None,
+            turns: Arc::default(),
             deny,
         }
     }

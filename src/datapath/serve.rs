@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tokio::time::interval;
 
+use crate::limits::turns;
+
 use super::accept::{AcceptedConnection, WorkerQueue};
 use super::forward::{self, connection};
 use super::handshake::{HandshakeError, Session};
@@ -21,6 +23,7 @@ const TIMER_PERIOD: Duration = Duration::from_millis(500);
 /// Serves the sockets that the acceptor hands over, each in a task of its own.
 pub async fn run_worker(data_path: Arc<DataPath>, mut queue: WorkerQueue) {
     queue.turns.enter();
+    turns::enter(&data_path.turns);
     let mut tick = interval(TIMER_PERIOD);
     loop {
         let accepted = tokio::select! {
@@ -33,13 +36,14 @@ pub async fn run_worker(data_path: Arc<DataPath>, mut queue: WorkerQueue) {
         };
         let Some(accepted) = accepted else { return };
         let shared = Arc::clone(&data_path);
+        let source = accepted.resources.descriptor.holders().source().clone();
         if accepted.listener.binding().is_some() {
             let served = forward::binding::run(shared, accepted);
-            data_path.lifecycle.spawn(served);
+            data_path.lifecycle.spawn(turns::of(&source, served));
         } else if accepted.listener.rules().is_passthrough() {
-            data_path.lifecycle.spawn(passthrough::run(shared, accepted));
+            data_path.lifecycle.spawn(turns::of(&source, passthrough::run(shared, accepted)));
         } else {
-            data_path.lifecycle.spawn(serve_hbone(shared, accepted));
+            data_path.lifecycle.spawn(turns::of(&source, serve_hbone(shared, accepted)));
         }
     }
 }

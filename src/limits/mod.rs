@@ -7,6 +7,7 @@ mod places;
 mod pool;
 mod rate;
 mod source;
+pub mod turns;
 
 use thiserror::Error;
 

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info};
 
 use crate::lifecycle::Lifecycle;
-use crate::limits::{self, LimitReached, OwnedPool, Resource, Source};
+use crate::limits::{self, LimitReached, OwnedPool, Resource, Source, turns};
 use crate::reason::Reason;
 #[cfg(test)]
 use crate::snapshot::EndpointState;
@@ -317,7 +317,7 @@ impl GatewayConnections {
         connections.attempts += 1;
         connections.of(source).attempts += 1;
         let (gateway, context, started) = (Arc::clone(self), context.clone(), Instant::now());
-        let source = source.clone();
+        let (source, open) = (source.clone(), turns::of(source, open));
         tokio::spawn(async move {
             let opened = gateway.run_attempt(open, started).await;
             gateway.finish(opened, source, started, &context);
@@ -368,8 +368,8 @@ impl GatewayConnections {
         connections.add(&source, connection);
         drop(connections);
         // It may still send bytes of tunnels that have ended.
-        let running = drive(Arc::downgrade(self), source, context.clone(), driver);
-        context.lifecycle.spawn_closing(running);
+        let running = drive(Arc::downgrade(self), source.clone(), context.clone(), driver);
+        context.lifecycle.spawn_closing(turns::of(&source, running));
     }
 
     /// Notes the answer to a CONNECT of a source on a connection that was opened at this time.

@@ -12,6 +12,7 @@ use prometheus_client::metrics::{MetricType, counter::Counter};
 use prometheus_client::registry::Registry;
 
 use crate::limits::OwnedPool;
+use crate::limits::turns::UsedTime;
 use crate::status::RemoteGatewayStatus;
 
 /// Limit of gateways with metrics. Those with the lowest addresses have them.
@@ -69,6 +70,28 @@ impl Collector for Collected<OwnedPool> {
         let kind = MetricType::Gauge;
         let described = encoder.encode_descriptor("strait_share_used", help, None, kind)?;
         used.encode(described)
+    }
+}
+
+impl Collector for Collected<UsedTime> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        type Seconds = Family<[(&'static str, String); 1], Counter<f64, AtomicU64>>;
+        let (used, waited) = (Seconds::default(), Seconds::default());
+        let rows = self.rows();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        for row in rows {
+            let labels = [("cluster", row.cluster)];
+            used.get_or_create(&labels).inc_by(row.used.as_secs_f64());
+            waited.get_or_create(&labels).inc_by(row.waited.as_secs_f64());
+        }
+        let help = "Time of workers that the sources of a cluster have used.";
+        let kind = MetricType::Counter;
+        used.encode(encoder.encode_descriptor("strait_worker_seconds", help, None, kind)?)?;
+        let help =
+            "Time for which tasks of a cluster were ready while others had their turns, in sum.";
+        waited.encode(encoder.encode_descriptor("strait_worker_wait_seconds", help, None, kind)?)
     }
 }
 

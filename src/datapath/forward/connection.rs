@@ -25,6 +25,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::io::gate::WakeGate;
 use crate::datapath::io::linger;
 use crate::datapath::limits::aging::Aged;
+use crate::limits::turns;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Reader, Snapshot};
 use crate::telemetry::Record;
@@ -420,7 +421,7 @@ impl ConnectionDriver<'_> {
             slot: self.slots.try_take(),
         };
         let forward = hbone::run(Box::new(connect), request.target);
-        self.data_path.lifecycle.spawn(forward);
+        self.data_path.lifecycle.spawn(turns::of(self.held.descriptor.holders().source(), forward));
     }
 
     /// Looks up the cluster and the role of the peer again if the snapshot has changed.

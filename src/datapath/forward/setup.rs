@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::future::poll_fn;
-use std::mem::{swap, take};
+use std::mem::{replace, swap, take};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::policy::Permit;
+use crate::limits::turns;
 use crate::reason::{OUTCOME_HEADER, Reason};
 use crate::wire::{LOAD_HEADER, ServiceLoad};
 
@@ -74,9 +75,15 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Takes the commands that were sent, in order.
-    pub fn take_commands(&self) -> Vec<Command> {
-        lock(&self.commands).as_mut().map(take).unwrap_or_default()
+    /// Takes the first commands of those that were sent. Returns true if others are left.
+    pub fn take_commands(&self, most: usize) -> (Vec<Command>, bool) {
+        let mut commands = lock(&self.commands);
+        let Some(commands) = commands.as_mut() else { return (Vec::new(), false) };
+        if commands.len() <= most {
+            return (take(commands), false);
+        }
+        let rest = commands.split_off(most);
+        (replace(commands, rest), true)
     }
 
     /// Rejects all later commands. Returns those that were not taken.
@@ -292,6 +299,7 @@ impl PendingConnect {
         let has_first_peer = permit.route().first_peer().is_some();
         if let Some(holders) = permit.holders().filter(|_| has_first_peer) {
             account.move_to(holders.source());
+            turns::charge_to(holders.source());
         }
         account.check_room()
     }

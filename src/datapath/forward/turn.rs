@@ -22,6 +22,7 @@ use super::tunnel_copy::{Step, TunnelCopy};
 use crate::datapath::handshake::Transport;
 use crate::datapath::io::buffer::BUFFER_BYTES;
 use crate::datapath::limits::budget::{BufferAccount, BufferSource};
+use crate::limits::turns;
 use crate::reason::Reason;
 
 use super::setup::{Command, Mailbox, Setup, SetupGuard, TunnelWaker};
@@ -124,7 +125,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// follows.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         self.mailbox.register(cx);
-        self.downstream.server.meter.begin_turn();
+        self.downstream.server.meter.begin_turn(turns::is_shared());
         match self.poll_rounds(cx) {
             Ok(true) => yield_turn(cx),
             Ok(false) => {}
@@ -142,7 +143,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         let mut has_more = true;
         for _ in 0..ROUNDS {
             has_more = self.poll_round(cx)?;
-            if !has_more || self.downstream.server.meter.is_turn_over() {
+            if !has_more || self.downstream.server.meter.is_turn_over() || turns::is_over() {
                 break;
             }
         }
@@ -152,7 +153,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Runs one round. Returns true if there may be more to do at once.
     fn poll_round(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
-        for command in self.mailbox.take_commands() {
+        let (commands, has_commands) = self.mailbox.take_commands(TUNNELS_PER_ROUND);
+        for command in commands {
             self.run_command(command);
         }
         let skips_read = self.downstream.is_stalled();
@@ -185,7 +187,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
         // A read that was skipped has registered no waker.
         let can_send = !self.ready.is_empty() || self.downstream.server.has_writable();
-        Ok(has_read || is_flushed && (skips_read || can_send))
+        Ok(has_commands || has_read || is_flushed && (skips_read || can_send))
     }
 
     /// Lists the tunnels that were woken.

@@ -63,6 +63,8 @@ const STREAMS_PER_CREDIT: usize = 8;
 /// run. It is exceeded by one frame at most. 256 small DATA frames, each with a write of its own,
 /// take about half a millisecond.
 const TURN_WORK_MAX: u64 = 512;
+/// Limit while other sources have tasks on the worker.
+const SHARED_TURN_WORK_MAX: u64 = 128;
 
 /// Credit that prices use up, and that time, bytes and answers earn.
 #[derive(Debug)]
@@ -132,9 +134,9 @@ pub struct FrameMeter {
 }
 
 impl FrameMeter {
-    /// Starts a turn of the connection.
-    pub fn begin_turn(&mut self) {
-        self.turn = 0;
+    /// Starts a turn of the connection. It is shorter if other sources use the worker.
+    pub fn begin_turn(&mut self, is_shared: bool) {
+        self.turn = if is_shared { TURN_WORK_MAX - SHARED_TURN_WORK_MAX } else { 0 };
     }
 
     /// Returns true if the turn has had its work.
@@ -514,13 +516,13 @@ mod tests {
     async fn the_work_of_a_turn_is_bounded_also_if_bytes_pay_for_it() {
         for length in [0, 1, 32, 1_000] {
             let mut meter = meter();
-            meter.begin_turn();
+            meter.begin_turn(false);
             let frames = (0..).take_while(|_| {
                 let charged = meter.received_data(length, true, None);
                 charged.is_ok() && !meter.is_turn_over()
             });
             assert_eq!(frames.count(), 255, "{length} bytes");
-            meter.begin_turn();
+            meter.begin_turn(false);
             assert!(!meter.is_turn_over());
         }
     }

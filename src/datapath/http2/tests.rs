@@ -38,7 +38,7 @@ fn server() -> Server {
 fn receive(server: &mut Server, input: &[u8]) -> Result<Vec<Event>, ConnectionError> {
     let (mut at, mut all) = (0, Vec::new());
     while at < input.len() {
-        server.meter.begin_turn();
+        server.meter.begin_turn(false);
         let mut events = Vec::new();
         at = server.receive(input, at, &mut events)?;
         for event in &events {
@@ -212,7 +212,7 @@ async fn a_turn_receives_a_bounded_number_of_frames_and_the_next_continues() {
     let input = data.repeat(1_000);
     let (mut at, mut turns, mut count) = (0, 0, 0);
     while at < input.len() {
-        server.meter.begin_turn();
+        server.meter.begin_turn(false);
         let mut events = Vec::new();
         let next = server.receive(&input, at, &mut events).expect("credit");
         assert!(next - at <= 257 * data.len(), "{}", next - at);

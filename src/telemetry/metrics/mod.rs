@@ -28,6 +28,7 @@ use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition, logging};
 use crate::config::{Access, Link};
 use crate::labels::labelled;
+use crate::limits::turns::UsedTime;
 use crate::limits::{OwnedPool, Rate};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::{LinkUsage, ReducedLink, ReloadSource, RemoteGatewayStatus};
@@ -154,6 +155,7 @@ metrics! {
         xds: XdsMetrics = XdsMetrics::register(r);
         remote_gateways: Collected<RemoteGatewayStatus> = Collected::register(r);
         pools: Collected<OwnedPool> = Collected::register(r);
+        worker_time: Collected<UsedTime> = Collected::register(r);
         dial_seconds: Histogram = register(r, "strait_dial_seconds",
             "Duration of successful dials", Histogram::new(DIAL_BUCKETS));
         pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
@@ -304,6 +306,11 @@ impl Metrics {
     /// Sets the source of the pools of resources that sources share, once.
     pub fn set_pools(&self, pools: impl Fn() -> Vec<OwnedPool> + Send + Sync + 'static) {
         self.pools.set(pools);
+    }
+
+    /// Sets the source of the time of workers that clusters have used, once.
+    pub fn set_worker_time(&self, rows: impl Fn() -> Vec<UsedTime> + Send + Sync + 'static) {
+        self.worker_time.set(rows);
     }
 
     /// Counts a worker that has stood still.

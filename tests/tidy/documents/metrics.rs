@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use strait::config::{Link, LinkBudget};
+use strait::limits::turns::UsedTime;
 use strait::limits::{OwnedPool, Pool, Resource, Source};
 use strait::reason::Reason;
 use strait::status::RemoteGatewayStatus;
@@ -62,6 +63,8 @@ fn sampled(metrics: &Arc<Metrics>) {
     });
     let descriptors = Pool::new(Resource::Descriptors, 100);
     let held = descriptors.account(&Source::cluster(&"west".into())).charge(1);
+    let used = UsedTime { cluster: "west".into(), ..UsedTime::default() };
+    metrics.set_worker_time(move || vec![used.clone()]);
     metrics.set_pools(move || vec![OwnedPool::new(held.account().pool(), None)]);
     metrics.set_link_budgets(
         Some(&[Link {
