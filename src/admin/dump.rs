@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::status::evacuated;
-use super::view::{Member, View, key_of};
+use super::view::{Member, View};
 use super::{AdminState, stream};
 use crate::snapshot::Endpoint;
 use crate::snapshot::authorization::{Action, Condition, Match, Policy, PolicyScope, StringMatch};
@@ -185,7 +185,7 @@ fn endpoint_to_json(member: &Member<'_>, service: &Service) -> Value {
     addresses.sort_unstable();
     json!({
         "workloadUid": member.workload.uid,
-        "service": key_of(service),
+        "service": service.key(),
         "port": targets,
         "status": health_of(member.workload),
         "weight": member.workload.capacity,

@@ -61,7 +61,7 @@ impl<'a> View<'a> {
 
     /// Returns the workloads of a service, in the order of the mesh.
     pub(super) fn members(&self, service: &Service) -> Vec<Member<'a>> {
-        let key = key_of(service);
+        let key = service.key();
         let built = self.snapshot.services.get(&service.hostname);
         // Of several services with one hostname the snapshot serves one.
         let own = built.filter(|built| *built.namespace == *service.namespace);
@@ -151,11 +151,6 @@ impl<'a> View<'a> {
 fn is_in_network(endpoint: &Endpoint, network: &str) -> bool {
     let remote = endpoint.remote.as_ref();
     remote.is_some_and(|remote| *remote.network == *network)
-}
-
-/// Returns `namespace/hostname`, the key of a service in workloads.
-pub(super) fn key_of(service: &Service) -> String {
-    format!("{}/{}", service.namespace, service.hostname)
 }
 
 fn workloads(mesh: &Mesh) -> impl Iterator<Item = &Workload> {

@@ -195,7 +195,7 @@ fn check_bindings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 
 /// Returns true if a workload of the service has a hostname instead of addresses.
 fn is_by_name(mesh: &Mesh, service: &Service) -> bool {
-    let key = format!("{}/{}", service.namespace, service.hostname);
+    let key = service.key();
     let mut workloads = mesh.workloads.values();
     workloads.any(|one| {
         let by_name = one.addresses.is_empty() && !one.hostname.is_empty();

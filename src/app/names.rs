@@ -1,5 +1,7 @@
 //! Warnings about aliases and names that lead nowhere in the mesh, or to an unexpected service.
 
+use std::iter;
+
 use crate::config::{Alias, Config, Discovery};
 use crate::snapshot::{self, Audience, Snapshot};
 
@@ -75,7 +77,7 @@ fn unexposed_targets(
     config: &Config,
     alias: &Alias,
     snapshot: &Snapshot,
-    is_received: bool,
+    is_from_file: bool,
 ) -> Vec<String> {
     let consumers: Vec<_> = match &alias.consumers {
         Some(consumers) => consumers.iter().map(|of| Some(of.as_str())).collect(),
@@ -86,7 +88,7 @@ fn unexposed_targets(
         let port = target.port.or(alias.name.port);
         let service = snapshot.service_by_name(&target.host);
         let host = service.map_or(&*target.host, |service| &*service.hostname);
-        let exposed = |of: &&Option<&str>| is_exposed(snapshot, host, port, **of, is_received);
+        let exposed = |of: &&Option<&str>| is_exposed(snapshot, host, port, **of, is_from_file);
         for consumer in consumers.iter().filter(|of| !exposed(of)) {
             let how = remedy(config, snapshot, host, port, *consumer);
             wrong.push(match consumer {
@@ -104,28 +106,20 @@ fn is_exposed(
     host: &str,
     port: Option<u16>,
     cluster: Option<&str>,
-    is_received: bool,
+    is_from_file: bool,
 ) -> bool {
-    let entry = snapshot.exposure_host(host);
-    let entries = snapshot.exposure.entries(&entry).iter();
-    let mut to = entries
-        .filter(|entry| port.is_none_or(|port| entry.applies_to(port)))
-        .flat_map(|entry| &entry.to);
-    let admits = |to: &Audience| {
-        let is_its = |own: &str| cluster.is_none_or(|cluster| *own == *cluster);
-        to.anyone || to.cluster.as_deref().is_none_or(is_its)
+    let is_its = |own: &str| cluster.is_none_or(|cluster| *own == *cluster);
+    let admits = |to: &Audience| to.anyone || to.cluster.as_deref().is_none_or(is_its);
+    let ports = iter::once(port.unwrap_or_default());
+    let by_rules = || {
+        snapshot.is_exposed_to_any(host, ports, |entry| {
+            port.is_none_or(|port| entry.applies_to(port)) && entry.to.iter().any(admits)
+        })
     };
-    let is_silent = || !snapshot.exposure.has_entry(&entry);
-    let is_exported = || {
-        let exposed = snapshot.is_exposed_by_default(host);
-        exposed || !is_received || snapshot.is_exported(host, port.unwrap_or_default())
-    };
-    let by_link = || {
-        let mut linked = snapshot.clusters_by_link(host);
-        linked.any(|own| cluster.is_none_or(|cluster| own == cluster))
-    };
+    // A control plane may export it.
+    let is_undecided = !is_from_file && snapshot.exposure_entries(host).is_empty();
     !snapshot.is_cluster_local(host)
-        && (to.any(admits) || by_link() || (is_silent() && is_exported()))
+        && (is_undecided || snapshot.clusters_by_link(host).any(is_its) || by_rules())
 }
 
 /// Returns the remedy for an alias whose service is not exposed to a cluster.
@@ -145,8 +139,7 @@ fn remedy(
         Some(cluster) => format!("{{cluster: {cluster}}}"),
         None => "its peers".to_owned(),
     };
-    let entry = snapshot.exposure_host(host);
-    let mut entries = snapshot.exposure.entries(&entry).iter();
+    let mut entries = snapshot.exposure_entries(host).iter();
     let about = entries.find(|entry| port.is_none_or(|port| entry.applies_to(port)));
     let line = about.and_then(|about| {
         let entry = config.exposure.services.get(about.index)?;
@@ -187,8 +180,7 @@ fn missing_targets(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<S
     if let Some(region) = region.filter(|_| !has_endpoint(config, alias, snapshot)) {
         let services = alias.to.iter();
         let services = services.filter_map(|to| snapshot.service_by_name(&to.host));
-        let names: Vec<_> =
-            services.map(|of| format!("{}/{}", of.namespace, of.hostname)).collect();
+        let names: Vec<_> = services.map(|of| of.key()).collect();
         let mut instances = snapshot.mesh.workloads.values();
         let is_known = instances.any(|one| {
             let is_there = *one.locality.region == *region;

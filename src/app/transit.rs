@@ -75,17 +75,10 @@ fn reachable(rule: &TransitRule, snapshot: &Snapshot) -> Option<String> {
 
 /// Returns whether peers have the default transit to a service.
 fn relies_on_default(snapshot: &Snapshot, service: &Service) -> bool {
-    let host = &*service.hostname;
-    let entry = snapshot.exposure_host(host);
-    if snapshot.is_cluster_local(host) {
-        return false;
-    }
-    if snapshot.exposure.has_entry(&entry) {
-        let mut entries = snapshot.exposure.entries(&entry).iter();
-        return entries.any(|entry| entry.transit.is_none() && !entry.to.is_empty());
-    }
-    let mut ports = service.definition.ports.keys();
-    snapshot.is_exposed_by_default(host) || ports.any(|port| snapshot.is_exported(host, *port))
+    let ports = service.definition.ports.keys().copied();
+    snapshot.is_exposed_to_any(&service.hostname, ports, |entry| {
+        entry.transit.is_none() && !entry.to.is_empty()
+    })
 }
 
 /// Returns the findings of rules under a control plane, whose services are known only at run time.

@@ -49,28 +49,6 @@ pub(super) fn dump(args: &DumpArgs) -> ExitCode {
     })
 }
 
-/// Requests `path` with `query` by GET and passes the result to `done`: the whole body for status
-/// 200, the gateway's error message for 400.
-pub(super) fn fetch_whole(
-    admin: &Admin,
-    path: &str,
-    query: &impl Serialize,
-    done: impl FnOnce(Result<Vec<u8>, String>) -> anyhow::Result<ExitCode>,
-) -> ExitCode {
-    run_admin_command(async {
-        let answer = admin.request(Method::GET, path, query).await?;
-        let status = answer.status;
-        match status {
-            StatusCode::OK => done(Ok(answer.read().await?)),
-            StatusCode::BAD_REQUEST => {
-                let why = answer.read().await?;
-                done(Err(String::from_utf8_lossy(&why).into_owned()))
-            }
-            _ => Err(unexpected_server(status)),
-        }
-    })
-}
-
 /// Runs `asking` to its exit code. An error, such as no answer, is printed and exits 2.
 pub(super) fn run_admin_command(
     asking: impl Future<Output = anyhow::Result<ExitCode>>,
@@ -124,12 +102,6 @@ impl Admin {
     }
 }
 
-/// Decodes an answer of a gateway of this version.
-pub(super) fn decode<T: DeserializeOwned>(answer: &[u8]) -> anyhow::Result<T> {
-    let answer = serde_json::from_slice(answer);
-    answer.context("cannot decode the gateway's answer; use the gateway's version of strait")
-}
-
 /// Prints the text; a reader that closes the pipe is not an error.
 pub(super) fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -163,12 +135,21 @@ impl AdminResponse {
         Ok(ExitCode::FAILURE)
     }
 
-    /// Decodes the body of a successful answer.
+    /// Decodes the body of a successful answer of a gateway of this version.
+    ///
+    /// # Errors
+    /// The gateway's own, if it refuses the request.
     pub(super) async fn decode<T: DeserializeOwned>(self) -> anyhow::Result<T> {
-        let StatusCode::OK = self.status else {
-            return Err(unexpected_server(self.status));
-        };
-        decode(&self.read().await?)
+        let status = self.status;
+        if ![StatusCode::OK, StatusCode::BAD_REQUEST].contains(&status) {
+            return Err(unexpected_server(status));
+        }
+        let body = self.read().await?;
+        if status == StatusCode::BAD_REQUEST {
+            bail!("{}", String::from_utf8_lossy(&body).trim_end());
+        }
+        let answer = serde_json::from_slice(&body);
+        answer.context("cannot decode the gateway's answer; use the gateway's version of strait")
     }
 
     /// Reads the whole body, up to [`RESPONSE_BYTES_MAX`].

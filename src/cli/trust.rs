@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
-use serde::Deserialize;
+use http::Method;
+use serde::de::IgnoredAny;
 
-use super::ask::{self, Admin};
+use super::ask::{Admin, print, run_admin_command};
 use crate::admin::IssuerRow;
+use crate::admin::pages::StatusPage;
 use crate::labels::count;
 use crate::wire::UNKNOWN_CLUSTER;
 
@@ -37,24 +38,17 @@ pub(super) struct Issuers {
     admin: Admin,
 }
 
-/// Part of the JSON status page that this command reads.
-#[derive(Deserialize)]
-struct Page {
-    issuers: Vec<IssuerRow>,
-}
-
 /// Requests the issuers and prints them.
 pub(super) fn run(command: &Command) -> ExitCode {
     let Command::Issuers(args) = command;
-    ask::fetch_whole(&args.admin, "/status", &[("format", "json")], |answer| {
-        let page = answer.map_err(anyhow::Error::msg)?;
-        let page: Page = serde_json::from_slice(&page)
-            .context("cannot decode the gateway's answer; use the gateway's version of strait")?;
+    run_admin_command(async {
+        let answer = args.admin.request(Method::GET, "/status", &()).await?;
+        let page: StatusPage<IgnoredAny> = answer.decode().await?;
         if page.issuers.is_empty() {
             eprintln!("no peer has connected yet; retry after the first connection");
             return Ok(ExitCode::FAILURE);
         }
-        print!("{}", trust_section(&page.issuers));
+        print(&trust_section(&page.issuers));
         Ok(ExitCode::SUCCESS)
     })
 }

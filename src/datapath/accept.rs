@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use backon::{BackoffBuilder, ExponentialBuilder};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -252,12 +251,7 @@ pub async fn run(
     workers: Vec<WorkerHandle>,
 ) {
     let share = data_path.admission.pool.register_listener();
-    let backoff = ExponentialBuilder::default()
-        .with_min_delay(BACKOFF_MIN)
-        .with_max_delay(BACKOFF_MAX)
-        .with_jitter()
-        .without_max_times();
-    let mut delays = backoff.build();
+    let mut backoff = BACKOFF_MIN;
     loop {
         let accept = async {
             while !share.has_free_descriptor() {
@@ -276,7 +270,7 @@ pub async fn run(
         };
         match accepted {
             Ok((stream, address)) => {
-                delays = backoff.build();
+                backoff = BACKOFF_MIN;
                 dispatch(data_path, &listener, &share, &workers, stream, address);
             }
             Err(_) if listener.drain.is_draining() => {}
@@ -286,7 +280,9 @@ pub async fn run(
             }
             Err(error) => {
                 data_path.metrics.accept_error(AcceptError::Resource);
-                let delay = delays.next().unwrap_or(BACKOFF_MAX);
+                // Jitter, so that listeners do not try together.
+                let delay = backoff.mul_f64(1.0 + fastrand::f64());
+                backoff = (2 * backoff).min(BACKOFF_MAX);
                 warn!(%error, ?delay, "cannot accept connections; existing tunnels continue");
                 sleep(delay).await;
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::config::{self, Inner};
 use crate::outer::ExpectedWorkloads;
-use crate::snapshot::{BoundEndpoints, Caller, Service, Snapshot};
+use crate::snapshot::{BoundEndpoints, Caller, Service, Snapshot, mesh};
 
 use super::limits::clients::ClientLimits;
 
@@ -39,15 +39,16 @@ impl Binding {
         let clusters = config.cluster.iter().map(|cluster| cluster.as_str().into());
         let (name, namespace) = host.split_once('.').unwrap_or((&*host, ""));
         let namespace = namespace.split('.').next().unwrap_or_default();
+        let definition = mesh::Service {
+            name: name.into(),
+            namespace: namespace.into(),
+            hostname: Arc::clone(&host),
+            ..mesh::Service::default()
+        };
         let limit = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
         Self {
             authority: config.service.to_string().into(),
-            service: Arc::new(Service {
-                name: name.into(),
-                namespace: namespace.into(),
-                hostname: Arc::clone(&host),
-                ..Service::default()
-            }),
+            service: Arc::new(Service { definition: Arc::new(definition), ..Service::default() }),
             port,
             endpoints: BoundEndpoints::new(clusters, Arc::clone(&host), port),
             workloads: ExpectedWorkloads {

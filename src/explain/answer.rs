@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::http2::tunnel::REJECTED_TUNNEL_RESET;
 use crate::reason::{HandshakeRefusal, Reason};
 
 /// Predicted outcome of a tunnel, with the decisions that lead to it.
@@ -282,7 +281,7 @@ impl Outcome {
                 format!("{status}")
             }
             RejectionForm::Reset => {
-                let code = format!("{:?}", REJECTED_TUNNEL_RESET);
+                let code = format!("{:?}", reason.reset_after_answer());
                 outcome.status = Some(200);
                 outcome.reset = Some(code.clone());
                 format!("200, then RST_STREAM {code}")

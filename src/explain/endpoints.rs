@@ -358,10 +358,7 @@ fn list_unused(
         }
         _ => vec![(route.service(), route.port())],
     };
-    let keys = services.iter().map(|(service, port)| {
-        let key = format!("{}/{}", service.namespace, service.hostname);
-        (key, *service, *port)
-    });
+    let keys = services.iter().map(|(service, port)| (service.key(), *service, *port));
     let keys: Vec<_> = keys.collect();
     let workloads = snapshot.mesh.workloads.sorted().into_iter();
     for workload in workloads.map(|of| &**of).filter(is_out) {

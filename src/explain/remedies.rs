@@ -138,9 +138,8 @@ pub(super) fn address(state: &ExplainState<'_>, peer: &Peer, ip: IpAddr, port: u
         }
         Some((service, of, false)) => {
             let host = &*service.hostname;
-            let entry = snapshot.exposure_host(host);
-            let entries = snapshot.exposure.entries(&entry).iter();
-            match entries.clone().find(|entry| entry.applies_to(of)) {
+            let mut entries = snapshot.exposure_entries(host).iter();
+            match entries.find(|entry| entry.applies_to(of)) {
                 Some(entry) => {
                     let place = state.places.service(entry.index);
                     format!("add `workloads: true` to {place}")
@@ -223,8 +222,7 @@ pub(super) fn name(
              them)"
         );
     }
-    let entry = snapshot.exposure_host(host);
-    let entry = snapshot.exposure.entries(&entry).first();
+    let entry = snapshot.exposure_entries(host).first();
     let given = entry.filter(|_| sni::normalise(name).is_some());
     match given {
         Some(entry) => format!(

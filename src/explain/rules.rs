@@ -165,7 +165,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
     let is_tls = route.is_passthrough();
     let route_by = if is_tls { "sni" } else { "authority" };
     RouteRow {
-        service: format!("{}/{}", service.namespace, service.hostname),
+        service: service.key(),
         port: route.port(),
         by: by.to_owned(),
         description,
@@ -499,7 +499,7 @@ fn not_linked(snapshot: &Snapshot, peer: &Peer) -> RuleRow {
 
 fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> RuleRow {
     let (snapshot, ServicePort { host, port }) = (state.snapshot, subject.to);
-    let has_entry = snapshot.exposure.has_entry(&snapshot.exposure_host(host));
+    let has_entry = !snapshot.exposure_entries(host).is_empty();
     let new_entry = || remedies::new_entry(host, port, peer, subject.is_workload);
     let admission = || remedies::admission(state.places, &subject.entries, peer);
     let (description, change) = match subject.exposed {

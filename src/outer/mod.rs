@@ -10,7 +10,6 @@
 mod connection;
 mod gateway;
 mod inner;
-mod outcome;
 mod pool;
 mod ranks;
 mod request;
@@ -32,7 +31,6 @@ use crate::snapshot::RemoteGateway;
 #[cfg(test)]
 pub(crate) use gateway::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX};
 pub use inner::{InnerTarget, open_inner};
-pub use outcome::{OUTCOME_HEADER, outcome_of};
 pub use pool::Pool;
 #[cfg(test)]
 pub(crate) use ranks::Ranks;

@@ -5,12 +5,11 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::reason::Reason;
+use crate::reason::{OUTCOME_HEADER, Reason};
 use crate::wire::{LOAD_HEADER, VIA_HEADER, Via};
 
 use super::Failure;
 use super::connection::Slot;
-use super::outcome::{OUTCOME_HEADER, reason_of};
 use super::stream::{Held, Stream};
 
 /// Header with the identity of the peer that the first gateway has verified.
@@ -161,7 +160,7 @@ pub(super) async fn send(
     }
     let outcome = response.headers().get(OUTCOME_HEADER);
     let outcome = outcome.map(HeaderValue::as_bytes);
-    let reason = reason_of(response.status(), outcome);
+    let reason = Reason::of_answer(response.status(), outcome);
     let label = String::from_utf8_lossy(outcome.unwrap_or(b"none"));
     let status = response.status().as_u16();
     let detail = format!("the gateway answered {status}, outcome {}", label.escape_debug());

@@ -4,6 +4,8 @@
 //! the peer, and the log level. Stages return a reason and decide none of these.
 #![warn(missing_docs)]
 
+mod outcome;
+
 use std::io;
 
 use http::StatusCode;
@@ -11,6 +13,8 @@ use rustix::io::Errno;
 use tracing::Level;
 
 use crate::labels::labelled;
+
+pub use outcome::OUTCOME_HEADER;
 
 labelled! {
     /// Reason for the end of a tunnel, from a rejected CONNECT to a clean close in both
@@ -265,6 +269,26 @@ impl Reason {
             Self::NotConnect => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             _ => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Returns the RST_STREAM code that a CONNECT gets instead of an answer: if the drain left no
+    /// time to try, or the peer sent too much early data or has used up its frame credit.
+    pub const fn reset_before_answer(self) -> Option<h2::Reason> {
+        match self {
+            Self::DrainDeadline => Some(h2::Reason::REFUSED_STREAM),
+            Self::EarlyData | Self::CreditExhausted => Some(h2::Reason::ENHANCE_YOUR_CALM),
+            _ => None,
+        }
+    }
+
+    /// Returns the RST_STREAM code for a tunnel that is rejected after 200 was sent. It is the same
+    /// for all reasons, to disclose nothing to the peer (RFC 9113 section 8.5,
+    /// docs/wire-contract.md 1.5), unless the peer violated HTTP/2.
+    pub fn reset_after_answer(self) -> h2::Reason {
+        match self {
+            Self::Malformed => self.reset_code(),
+            _ => h2::Reason::CONNECT_ERROR,
         }
     }
 

@@ -89,7 +89,7 @@ impl BoundEndpoints {
             mesh::Service { hostname: Arc::clone(&self.host), ..mesh::Service::default() };
         let known = snapshot.services.get(&*self.host);
         let service = known.map_or(&unknown, |known| &known.definition);
-        let name = format!("{}/{}", service.namespace, service.hostname);
+        let name = service.key();
         let of = (service, name.as_str());
         // Its namespace selects the rule of `traffic`, and its own preferences do not apply.
         let unranked =

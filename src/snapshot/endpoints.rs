@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use derive_more::Display;
+use derive_more::{Deref, Display};
 use tokio::time::Instant;
 
 use super::alias_table::AliasTable;
@@ -17,15 +17,10 @@ use super::traffic::{Count, Spill};
 use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors, Subset};
 
 /// Service and the endpoints that this gateway may dial for it.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Deref)]
 pub struct Service {
-    /// Name of the service.
-    pub name: Arc<str>,
-    /// Namespace of the service.
-    pub namespace: Arc<str>,
-    /// Hostname by which peers request the service.
-    pub hostname: Arc<str>,
     /// Definition as received from the source.
+    #[deref(forward)]
     pub definition: Arc<mesh::Service>,
     /// Endpoints per service port, as HBONE listeners dial them. If the service has waypoints, only
     /// tunnels that come from a waypoint use them.

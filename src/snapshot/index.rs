@@ -164,7 +164,7 @@ impl Index {
 
     /// Returns a service with its members, at one of its ports or at the requested one.
     pub(super) fn part<'a>(&'a self, service: &'a mesh::Service, port: Option<u16>) -> Behind<'a> {
-        let name = format!("{}/{}", service.namespace, service.hostname);
+        let name = service.key();
         Behind { service, port, members: self.members_of(&name), name }
     }
 

@@ -38,10 +38,8 @@ impl Mesh {
         services: impl IntoIterator<Item = Service>,
         workloads: impl IntoIterator<Item = Workload>,
     ) -> Self {
-        let services = services.into_iter().map(|service| {
-            let name = format!("{}/{}", service.namespace, service.hostname);
-            (name.into(), Arc::new(service))
-        });
+        let services = services.into_iter();
+        let services = services.map(|service| (service.key().into(), Arc::new(service)));
         let workloads = workloads.into_iter();
         let workloads = workloads.map(|one| (Arc::clone(&one.uid), Arc::new(one)));
         Self { services: services.collect(), workloads: workloads.collect(), ..Self::default() }
@@ -157,6 +155,13 @@ pub struct Service {
     pub private: bool,
     /// Load balancing of each port, from an Envoy control plane.
     pub assignments: BTreeMap<u16, Arc<Assignment>>,
+}
+
+impl Service {
+    /// Returns `namespace/hostname`, by which workloads refer to the service.
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.hostname)
+    }
 }
 
 /// Load balancing of a service port from an Envoy control plane, beyond the fields of WDS

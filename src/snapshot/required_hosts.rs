@@ -75,7 +75,7 @@ impl<'a> WantedHosts<'a> {
         &self,
         namespace: &str,
         host: &'a str,
-        mut ports: impl Iterator<Item = u16>,
+        ports: impl Iterator<Item = u16>,
     ) -> bool {
         let snapshot = self.snapshot;
         if self.passthrough_names.contains(&snapshot.names.stem(host).ok_or(host)) {
@@ -84,15 +84,8 @@ impl<'a> WantedHosts<'a> {
         if snapshot.is_cluster_local(host) || !snapshot.may_answer(host, namespace) {
             return false;
         }
-        if snapshot.clusters_by_link(host).next().is_some() {
-            return true;
-        }
-        let entry = snapshot.exposure_host(host);
-        if snapshot.exposure.has_entry(&entry) {
-            let mut entries = snapshot.exposure.entries(&entry).iter();
-            return entries.any(|entry| !entry.to.is_empty());
-        }
-        snapshot.is_exposed_by_default(host) || ports.any(|port| snapshot.is_exported(host, port))
+        snapshot.clusters_by_link(host).next().is_some()
+            || snapshot.is_exposed_to_any(host, ports, |entry| !entry.to.is_empty())
     }
 
     fn reachable_waypoints(&self) -> &HashSet<String> {
@@ -106,7 +99,7 @@ impl<'a> WantedHosts<'a> {
             let waypoints = behind.filter(is_reached).flat_map(|of| &of.waypoints);
             let waypoints =
                 waypoints.filter_map(|waypoint| self.snapshot.waypoint(&waypoint.gateway.place));
-            waypoints.map(|of| format!("{}/{}", of.namespace, of.hostname)).collect()
+            waypoints.map(|of| of.key()).collect()
         })
     }
 }

@@ -68,9 +68,6 @@ impl Snapshot {
             parts.iter().flat_map(|part| self.index.remote.networks(&part.name, self.network()));
         let networks: BTreeSet<_> = networks.collect();
         Service {
-            name: Arc::clone(&definition.name),
-            namespace: Arc::clone(&definition.namespace),
-            hostname: Arc::clone(&definition.hostname),
             definition: Arc::clone(definition),
             passthrough_ports: if self.has_passthrough {
                 own.keys().map(|port| (*port, set(*port, true))).collect()
@@ -187,7 +184,7 @@ impl Snapshot {
     /// Returns whether a workload of a service in the own network, or all of its instances in
     /// another one, are in a subset, whatever is ready.
     pub fn has_subset(&self, service: &Service, subset: &Subset) -> bool {
-        let name = format!("{}/{}", service.namespace, service.hostname);
+        let name = service.key();
         let mut own = self.mesh.workloads.values().filter(|one| {
             let is_of_service = one.services.get(&*name).is_some();
             is_of_service && remote_network(one, self.network()).is_none()

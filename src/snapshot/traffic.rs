@@ -244,6 +244,7 @@ impl Traffic {
     }
 
     /// Returns the rules of services by hostname, with the rule for every service.
+    #[cfg(test)]
     pub fn new(
         services: impl IntoIterator<Item = (Arc<str>, TrafficRule)>,
         every: TrafficRule,

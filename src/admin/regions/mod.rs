@@ -12,7 +12,6 @@ use axum::http::{Method, StatusCode};
 use serde::Deserialize;
 
 use super::AdminState;
-use super::view::key_of;
 use crate::config::{self, Listener, ListenerProtocol};
 use crate::labels::escape_control;
 use crate::snapshot::builder::{self, Change};
@@ -244,7 +243,6 @@ fn services_without_endpoints(
     before: &Snapshot,
     next: &Snapshot,
 ) -> BTreeSet<String> {
-    let key = |service: &Service| key_of(&service.definition);
     let lost_in = |old: &ServicesByName, new: &ServicesByName| {
         let same = |(host, old): (&Arc<str>, &Arc<Service>)| {
             Some((Arc::clone(old), new.get(host)?.clone()))
@@ -257,12 +255,10 @@ fn services_without_endpoints(
     let aliases = lost_in(&before.derived_services, &next.derived_services);
     let aliases = aliases.iter().map(|of| format!("alias {}", of.hostname));
     let all = before.services.values();
-    let stranded = all.filter(|service| {
-        let definition = &service.definition;
-        next.lacks_waypoint(definition) && !before.lacks_waypoint(definition)
-    });
-    let stranded = stranded.map(|service| key(service));
-    let lost = services.iter().map(|service| key(service)).chain(aliases);
+    let stranded =
+        all.filter(|service| next.lacks_waypoint(service) && !before.lacks_waypoint(service));
+    let stranded = stranded.map(|service| service.key());
+    let lost = services.iter().map(|service| service.key()).chain(aliases);
     lost.chain(stranded).collect()
 }
 

@@ -34,7 +34,7 @@ async fn a_service_whose_waypoint_loses_its_endpoints_is_named() {
     let fixture = fixture();
     let mut mesh = mesh();
     let waypoint = Arc::clone(mesh.services.sorted()[0]);
-    let name = key_of(&waypoint);
+    let name = waypoint.key();
     let gateway = mesh::GatewayAddress {
         place: mesh::Place::Name(name.clone()),
         port: crate::wire::HBONE_PORT,

@@ -38,14 +38,14 @@ pub(super) fn exposed_to(
 /// No peer may reach it, with the reason.
 fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, String> {
     let host = &*service.hostname;
-    if snapshot.scope.local.contains(host) {
+    if snapshot.is_cluster_local(host) {
         return Err("nobody: it is private to its cluster".to_owned());
     }
     let mut by_link: Vec<_> = snapshot.clusters_by_link(host).collect();
     by_link.sort_unstable();
     let by_link = by_link.into_iter();
     let by_link = by_link.map(|cluster| format!("cluster {cluster} (links)"));
-    let entries = snapshot.exposure.entries(&snapshot.exposure_host(host));
+    let entries = snapshot.exposure_entries(host);
     if !entries.is_empty() {
         let default = snapshot.default_transit(host);
         let reported = entries.iter().flat_map(|entry| of_entry(entry, default));
@@ -138,14 +138,8 @@ impl<'a> AnonymousAccess<'a> {
         let ports = join(ports.filter(|port| self.is_open(host, **port)), ", ");
         if !ports.is_empty() {
             let istio = self.istio.iter();
-            lines.extend(istio.map(|listener| {
-                line(
-                    listener,
-                    &ports,
-                    "server name in Istio's \
-                                                                      format",
-                )
-            }));
+            let requested = "server name in Istio's format";
+            lines.extend(istio.map(|listener| line(listener, &ports, requested)));
         }
         lines
     }

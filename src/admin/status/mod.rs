@@ -20,7 +20,7 @@ use super::pages::{
     CertificateRow, CrlRow, DrainedRow, GatewayRow, IssuerRow, ListenerRow, LocalityRow,
     MeshCounts, ReloadRow, ServiceEndpointRow, ServiceRow, ServiceRows, SourceRow, StatusPage,
 };
-use super::view::{Member, View, key_of};
+use super::view::{Member, View};
 use super::{AdminState, pending};
 use crate::config::{Config, Discovery};
 use crate::snapshot::Snapshot;
@@ -330,7 +330,7 @@ fn service_row(
         unused: view.not_dialled_reason(gateway),
     });
     ServiceRow {
-        service: key_of(service),
+        service: service.key(),
         ports: service.ports.keys().copied().collect(),
         used: members.iter().filter(is_used).count(),
         total: members.len(),

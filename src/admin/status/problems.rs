@@ -3,7 +3,6 @@
 use std::time::SystemTime;
 
 use crate::admin::pages::StatusPage;
-use crate::admin::view::key_of;
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 use crate::status::Status;
@@ -120,7 +119,7 @@ fn missing_waypoints(snapshot: &Snapshot) -> Option<String> {
     let others = others(lost.count(), "; so are those of");
     Some(format!(
         "tunnels to {} are rejected: its waypoint {} is unknown or has no HBONE endpoint{others}",
-        key_of(first),
+        first.key(),
         first.waypoint_names()
     ))
 }

@@ -5,7 +5,9 @@ mod text;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::ask::{self, Admin};
+use http::Method;
+
+use super::ask::{Admin, print, run_admin_command};
 use crate::app;
 use crate::config::Source;
 use crate::explain::{Answer, Question};
@@ -56,9 +58,9 @@ pub(super) fn run(args: &Args) -> ExitCode {
     if let Some(file) = &args.config {
         return explain_from_files(&Source::file(file), &args.question, args.json);
     }
-    ask::fetch_whole(&args.admin, "/explain", &args.question, |answer| match answer {
-        Ok(bytes) => Ok(print_answer(&ask::decode(&bytes)?, args.json)),
-        Err(why) => Ok(print_error(&why)),
+    run_admin_command(async {
+        let answer = args.admin.request(Method::GET, "/explain", &args.question).await?;
+        Ok(print_answer(&answer.decode().await?, args.json))
     })
 }
 
@@ -90,6 +92,6 @@ fn print_answer(answer: &Answer, json: bool) -> ExitCode {
     } else {
         text::page(answer)
     };
-    ask::print(&text);
+    print(&text);
     ExitCode::from(u8::from(!answer.outcome.opened))
 }

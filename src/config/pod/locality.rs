@@ -21,9 +21,8 @@ const PARTS: [(&str, &str); 3] = [
 pub(super) fn locality(builder: &mut Builder<'_>) -> Option<Node> {
     let parts = parts(builder.environment);
     let by = parts.first()?.1.by.clone();
-    let entries = parts.iter();
-    let entries = entries.map(|(key, setting)| (*key, Some(builder.text(setting))));
-    let entries = entries.collect();
+    let entries: Vec<_> =
+        parts.iter().map(|(key, setting)| (*key, builder.text(setting))).collect();
     let map = builder.map(entries);
     Some(builder.node(&by, map.kind))
 }

@@ -79,22 +79,20 @@ pub struct Defaults {
 impl Defaults {
     /// Returns the settings of a pod with this environment and these arguments.
     pub fn new(environment: &Environment, flags: &Flags) -> Self {
-        let mut builder =
-            Builder { environment, origins: Vec::new(), findings: environment.findings().clone() };
-        let entries = vec![
-            ("gateway", Some(builder.gateway())),
-            ("identity", Some(builder.identity())),
-            ("trust", Some(builder.trust())),
-            ("listeners", Some(builder.listeners())),
-            ("discovery", Some(builder.discovery())),
-            ("workers", builder.workers()),
-            ("admin", Some(builder.admin())),
-            ("metrics", Some(builder.metrics())),
-            ("readiness", Some(builder.readiness())),
-            ("drain", builder.drain()),
-            ("log", builder.log(flags)),
-        ];
-        let root = builder.map(entries);
+        let findings = environment.findings().clone();
+        let root = Node::made(0, Kind::Null);
+        let mut builder = Builder { environment, origins: Vec::new(), findings, root };
+        builder.gateway();
+        builder.identity();
+        builder.trust();
+        builder.listeners();
+        builder.discovery();
+        builder.workers();
+        builder.set("admin.bind", setting("127.0.0.1:15000"));
+        builder.metrics();
+        builder.readiness();
+        builder.drain();
+        builder.log(flags);
         for (name, what) in UNHEARD {
             let setting = environment.first(&[name]);
             if let Some(setting) = setting.filter(|setting| truth(&setting.value) != Some(false)) {
@@ -102,7 +100,8 @@ impl Defaults {
                 builder.warn(&setting, what, "");
             }
         }
-        Self { layer: Layer { root, origins: builder.origins }, findings: builder.findings }
+        let Builder { origins, findings, root, .. } = builder;
+        Self { layer: Layer { root, origins }, findings }
     }
 
     /// Returns the layer below this file, or below none. The pod's trust domain stands for its
@@ -153,6 +152,7 @@ struct Builder<'a> {
     environment: &'a Environment,
     origins: Vec<String>,
     findings: Findings,
+    root: Node,
 }
 
 impl Builder<'_> {
@@ -193,38 +193,42 @@ impl Builder<'_> {
         }
     }
 
-    fn map(&mut self, entries: Vec<(&str, Option<Node>)>) -> Node {
-        let entries = entries.into_iter().filter_map(|(key, value)| {
-            let value = value?;
-            Some(Entry { key: key.into(), position: value.position, value })
-        });
+    fn map<'k>(&mut self, entries: impl IntoIterator<Item = (&'k str, Node)>) -> Node {
+        let entries = entries.into_iter();
+        let entries =
+            entries.map(|(key, value)| Entry { key: key.into(), position: value.position, value });
         let entries = Kind::Map(entries.collect());
         self.node(DEFAULT, entries)
     }
 
-    fn list(&mut self, items: Vec<Node>) -> Node {
-        self.node(DEFAULT, Kind::List(items.into()))
+    /// Puts a value at a path of keys.
+    fn put(&mut self, path: &str, value: Node) {
+        let nested = path.rsplit('.').fold(value, |value, key| self.map([(key, value)]));
+        self.root = nested.over(&self.root);
     }
 
-    /// Makes the value of the first variable that is set.
-    fn first(&mut self, names: &[&str]) -> Option<Node> {
-        let setting = self.environment.first(names)?;
-        Some(self.text(&setting))
+    fn put_list(&mut self, path: &str, items: impl Into<Box<[Node]>>) {
+        let list = self.node(DEFAULT, Kind::List(items.into()));
+        self.put(path, list);
     }
 
-    fn path(&mut self, relative: &str) -> Node {
-        let path = self.environment.path(relative);
-        self.text(&setting(&path))
+    /// Puts text at a path of keys, if there is any.
+    fn set(&mut self, path: &str, setting: impl Into<Option<Setting>>) {
+        if let Some(setting) = setting.into() {
+            let text = self.text(&setting);
+            self.put(path, text);
+        }
     }
 
-    fn gateway(&mut self) -> Node {
-        let cluster = self.text(&self.cluster());
+    fn gateway(&mut self) {
+        self.set("gateway.cluster", self.cluster());
         let names = ["ISTIO_META_NETWORK", "NETWORK", "ISTIO_META_REQUESTED_NETWORK_VIEW"];
         let network = self.environment.first(&names);
         let network = network.or_else(|| self.environment.label(LABELS, NETWORK_LABEL));
-        let network = network.map(|network| self.text(&network));
-        let locality = locality::locality(self);
-        self.map(vec![("cluster", Some(cluster)), ("network", network), ("locality", locality)])
+        self.set("gateway.network", network);
+        if let Some(locality) = locality::locality(self) {
+            self.put("gateway.locality", locality);
+        }
     }
 
     fn cluster(&self) -> Setting {
@@ -234,7 +238,7 @@ impl Builder<'_> {
 
     /// Makes `identity`: certificates in files if there are any, else a SPIFFE Workload API if its
     /// socket is mounted, else Istio's authority.
-    fn identity(&mut self) -> Node {
+    fn identity(&mut self) {
         let environment = self.environment;
         if let Some((true, by)) = self.flag("FILE_MOUNTED_CERTS") {
             return self.files(&by, MOUNTED);
@@ -249,89 +253,77 @@ impl Builder<'_> {
         let path = format!("{SOCKETS}/{}", socket.value);
         if environment.has(&path) {
             let value = format!("unix://{}", environment.absolute(&path));
-            let (kind, socket) = (self.text(&setting("spiffe")), Setting { value, ..socket });
-            let socket = self.text(&socket);
-            return self.map(vec![("kind", Some(kind)), ("socket", Some(socket))]);
+            self.set("identity.kind", setting("spiffe"));
+            return self.set("identity.socket", Setting { value, ..socket });
         }
-        let kind = self.text(&setting("istio-ca"));
-        let address = self.address(&["CA_ADDR", "CA_ADDRESS"]);
-        let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
-        let san = ["ISTIOD_SAN", "ALT_CA_HOSTNAME"];
-        entries.extend(self.control_plane("CA_ROOT_CA", &san, "CA_HEADER_"));
-        entries.extend([
-            ("trust_domain", Some(self.text(&self.trust_domain()))),
-            ("namespace", self.first(&["POD_NAMESPACE"])),
-            ("service_account", self.first(&ACCOUNT)),
-            ("ttl", self.first(&["SECRET_TTL"])),
-        ]);
+        self.set("identity.kind", setting("istio-ca"));
+        let addresses = ["CA_ADDR", "CA_ADDRESS"];
+        self.control_plane("identity", &addresses, "CA_ROOT_CA", "ALT_CA_HOSTNAME", "CA_HEADER_");
+        self.set("identity.trust_domain", self.trust_domain());
+        self.set("identity.namespace", environment.first(&["POD_NAMESPACE"]));
+        self.set("identity.service_account", environment.first(&ACCOUNT));
+        self.set("identity.ttl", environment.first(&["SECRET_TTL"]));
         if environment.has(MEMORY) {
-            let cache = self.path(&format!("{MEMORY}/strait-identity"));
-            entries.push(("cache", Some(cache)));
+            let cache = environment.path(&format!("{MEMORY}/strait-identity"));
+            self.set("identity.cache", setting(&cache));
         }
-        self.map(entries)
     }
 
-    fn files(&mut self, by: &str, folder: &str) -> Node {
+    fn files(&mut self, by: &str, folder: &str) {
         let setting = |value: &str| Setting { value: value.to_owned(), by: by.to_owned() };
-        let mut entries = vec![("kind", Some(self.text(&setting("files"))))];
+        self.set("identity.kind", setting("files"));
         for (key, file) in ["chain", "key", "roots"].into_iter().zip(FILES) {
             let path = self.environment.path(&format!("{folder}/{file}"));
-            entries.push((key, Some(self.text(&setting(&path)))));
+            self.set(&format!("identity.{key}"), setting(&path));
         }
-        self.map(entries)
-    }
-
-    /// Makes the address of a control plane. ztunnel's variables have it as a URL.
-    fn address(&mut self, names: &[&str]) -> Node {
-        let environment = self.environment;
-        let address = environment.first(names);
-        let address = address.or_else(|| environment.proxy_config("discoveryAddress"));
-        let mut address = address.unwrap_or_else(|| setting(ISTIOD));
-        if let Some(rest) = address.value.strip_prefix("https://") {
-            address.value = rest.trim_end_matches('/').to_owned();
-        }
-        self.text(&address)
     }
 
     /// Makes the keys that istiod as the source of the mesh and as the authority have in common.
     fn control_plane(
         &mut self,
+        section: &str,
+        addresses: &[&str],
         roots: &str,
-        san: &[&str],
+        san: &str,
         headers: &str,
-    ) -> Vec<(&'static str, Option<Node>)> {
-        let roots = self.first(&[roots]);
-        let roots = roots.unwrap_or_else(|| self.path(ROOTS));
-        let token = self.first(&["AUTH_TOKEN"]);
-        let token = token.unwrap_or_else(|| self.path(TOKEN));
-        let headers = self.environment.prefixed(headers);
-        let headers = headers.into_iter();
-        let headers = headers.map(|(name, setting)| (name, Some(self.text(&setting))));
-        let headers: Vec<_> = headers.collect();
-        let headers = (!headers.is_empty()).then(|| self.map(headers));
-        vec![
-            ("roots", Some(roots)),
-            ("token", Some(token)),
-            ("san", self.first(san)),
-            ("headers", headers),
-        ]
+    ) {
+        let environment = self.environment;
+        let at = |key: &str| format!("{section}.{key}");
+        let address = environment.first(addresses);
+        let address = address.or_else(|| environment.proxy_config("discoveryAddress"));
+        let mut address = address.unwrap_or_else(|| setting(ISTIOD));
+        // ztunnel's variables have it as a URL.
+        if let Some(rest) = address.value.strip_prefix("https://") {
+            address.value = rest.trim_end_matches('/').to_owned();
+        }
+        self.set(&at("address"), address);
+        for (key, name, default) in [("roots", roots, ROOTS), ("token", "AUTH_TOKEN", TOKEN)] {
+            let file = environment.first(&[name]);
+            self.set(&at(key), file.unwrap_or_else(|| setting(&environment.path(default))));
+        }
+        self.set(&at("san"), environment.first(&["ISTIOD_SAN", san]));
+        let headers = environment.prefixed(headers).into_iter();
+        let headers: Vec<_> = headers.map(|(name, value)| (name, self.text(&value))).collect();
+        if !headers.is_empty() {
+            let headers = self.map(headers);
+            self.put(&at("headers"), headers);
+        }
     }
 
-    fn discovery(&mut self) -> Node {
-        if let Some(path) = self.first(&["LOCAL_XDS_PATH"]) {
-            let kind = self.text(&setting("file"));
-            return self.map(vec![("kind", Some(kind)), ("path", Some(path))]);
+    fn discovery(&mut self) {
+        let environment = self.environment;
+        if let Some(path) = environment.first(&["LOCAL_XDS_PATH"]) {
+            self.set("discovery.kind", setting("file"));
+            return self.set("discovery.path", path);
         }
-        let kind = self.text(&setting("istio"));
-        let address = self.address(&["XDS_ADDRESS"]);
-        let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
-        let san = ["ISTIOD_SAN", "ALT_XDS_HOSTNAME"];
-        entries.extend(self.control_plane("XDS_ROOT_CA", &san, "XDS_HEADER_"));
-        if self.environment.has(DATA) {
-            let cache = self.path(&format!("{DATA}/strait-mesh"));
-            entries.push(("cache", Some(cache)));
+        self.set("discovery.kind", setting("istio"));
+        let addresses = ["XDS_ADDRESS"];
+        let san = "ALT_XDS_HOSTNAME";
+        self.control_plane("discovery", &addresses, "XDS_ROOT_CA", san, "XDS_HEADER_");
+        if environment.has(DATA) {
+            let cache = environment.path(&format!("{DATA}/strait-mesh"));
+            self.set("discovery.cache", setting(&cache));
         }
-        self.map(entries)
     }
 
     fn trust_domain(&self) -> Setting {
@@ -341,105 +333,96 @@ impl Builder<'_> {
 
     /// Makes `trust`: the pod's own domain, which stands for its cluster, and others, which stand
     /// for themselves.
-    fn trust(&mut self) -> Node {
+    fn trust(&mut self) {
         let own = self.trust_domain();
         let (name, cluster) = (self.text(&own), self.text(&self.cluster()));
-        let own_entry = vec![("name", Some(name)), ("cluster", Some(cluster))];
-        let mut domains = vec![self.map(own_entry)];
+        let mut domains = vec![self.map([("name", name), ("cluster", cluster)])];
         let others = self.environment.first(&["TRUST_DOMAINS"]);
         let mut seen = vec![own.value];
         for other in others.iter().flat_map(Setting::items) {
             if !seen.contains(&other.value) {
                 let name = self.text(&other);
-                domains.push(self.map(vec![("name", Some(name))]));
+                domains.push(self.map([("name", name)]));
                 seen.push(other.value);
             }
         }
-        let (domains, crl) = (self.list(domains), self.crl());
-        let skip = self.flag("SKIP_VALIDATE_TRUST_DOMAIN");
-        let skip = skip.map(|(skip, by)| self.node(&by, Kind::Bool(skip)));
-        self.map(vec![("domains", Some(domains)), ("crl", crl), ("skip_validation", skip)])
+        self.put_list("trust.domains", domains);
+        if let Some(file) = self.environment.first(&["CRL_PATH"]) {
+            // As lenient as ztunnel is.
+            let accept = Setting { value: "accept".to_owned(), by: file.by.clone() };
+            let file = self.text(&file);
+            self.put_list("trust.crl.files", [file]);
+            self.set("trust.crl.on_stale", accept.clone());
+            self.set("trust.crl.on_missing", accept);
+        }
+        if let Some((skip, by)) = self.flag("SKIP_VALIDATE_TRUST_DOMAIN") {
+            let skip = self.node(&by, Kind::Bool(skip));
+            self.put("trust.skip_validation", skip);
+        }
     }
 
-    /// Makes `trust.crl` of `CRL_PATH`, as lenient as ztunnel is.
-    fn crl(&mut self) -> Option<Node> {
-        let file = self.environment.first(&["CRL_PATH"])?;
-        let accept = Setting { value: "accept".to_owned(), by: file.by.clone() };
-        let files = vec![self.text(&file)];
-        let files = self.list(files);
-        let (stale, missing) = (self.text(&accept), self.text(&accept));
-        Some(self.map(vec![
-            ("files", Some(files)),
-            ("on_stale", Some(stale)),
-            ("on_missing", Some(missing)),
-        ]))
-    }
-
-    fn listeners(&mut self) -> Node {
-        let name = self.text(&setting("cross-network"));
+    fn listeners(&mut self) {
         let address = self.address_of(setting("15008"));
-        let listener = self.map(vec![("name", Some(name)), ("bind", Some(address))]);
-        self.list(vec![listener])
+        let (name, bind) = (self.text(&setting("cross-network")), self.text(&address));
+        let listener = self.map([("name", name), ("bind", bind)]);
+        self.put_list("listeners", [listener]);
     }
 
     /// Makes `metrics`: the port of Istio's agent, in the pod's annotations, and that of Envoy,
     /// which the pod declares. Monitoring may use either.
-    fn metrics(&mut self) -> Node {
+    fn metrics(&mut self) {
         let envoy = self.environment.first(&["ENVOY_PROMETHEUS_PORT"]);
         let ports = [setting("15020"), envoy.unwrap_or_else(|| setting("15090"))];
-        let addresses = ports.map(|port| self.address_of(port));
-        let bind = self.list(addresses.into());
-        self.map(vec![("bind", Some(bind))])
+        let addresses = ports.map(|port| {
+            let address = self.address_of(port);
+            self.text(&address)
+        });
+        self.put_list("metrics.bind", addresses);
     }
 
-    fn readiness(&mut self) -> Node {
+    fn readiness(&mut self) {
         let port = self.environment.first(&["ENVOY_STATUS_PORT"]);
         let address = self.address_of(port.unwrap_or_else(|| setting("15021")));
-        self.map(vec![("bind", Some(address))])
+        self.set("readiness.bind", address);
     }
 
     /// Makes the address of a port that is open to other hosts.
-    fn address_of(&mut self, port: Setting) -> Node {
+    fn address_of(&mut self, port: Setting) -> Setting {
         let host = match self.flag("IPV6_ENABLED") {
             Some((false, _)) => "0.0.0.0",
             _ => "[::]",
         };
         let value = format!("{host}:{}", port.value);
-        self.text(&Setting { value, ..port })
+        Setting { value, ..port }
     }
 
-    fn admin(&mut self) -> Node {
-        let address = self.text(&setting("127.0.0.1:15000"));
-        self.map(vec![("bind", Some(address))])
-    }
-
-    fn workers(&mut self) -> Option<Node> {
+    fn workers(&mut self) {
         let environment = self.environment;
         let setting = environment.proxy_config("concurrency");
-        let mut setting = setting.or_else(|| environment.first(&["ZTUNNEL_WORKER_THREADS"]))?;
+        let setting = setting.or_else(|| environment.first(&["ZTUNNEL_WORKER_THREADS"]));
+        let Some(mut setting) = setting else {
+            return;
+        };
         let percent = setting.value.strip_suffix('%');
         if let Some(percent) = percent.and_then(|percent| percent.trim().parse::<usize>().ok()) {
             let cores = thread::available_parallelism().map_or(1, usize::from);
             let workers = cores.saturating_mul(percent).div_ceil(100).max(1);
             setting.value = workers.to_string();
         }
-        Some(self.number(&setting))
+        let number = self.number(&setting);
+        self.put("workers", number);
     }
 
     /// Makes `drain`: the lag, and the rest of the grace period.
-    fn drain(&mut self) -> Option<Node> {
+    fn drain(&mut self) {
         let environment = self.environment;
         let lag = environment.first(&["MINIMUM_DRAIN_DURATION"]);
         let time = lag.as_ref().map_or(Ok(DRAIN_LAG), |lag| humantime::parse_duration(&lag.value));
         let deadline = environment.first(&["CONNECTION_TERMINATION_DEADLINE"]);
         // The reader reports a wrong lag.
         let deadline = deadline.or_else(|| self.left_of_grace(time.ok()?));
-        if lag.is_none() && deadline.is_none() {
-            return None;
-        }
-        let lag = lag.map(|lag| self.text(&lag));
-        let deadline = deadline.map(|deadline| self.text(&deadline));
-        Some(self.map(vec![("lag", lag), ("deadline", deadline)]))
+        self.set("drain.lag", lag);
+        self.set("drain.deadline", deadline);
     }
 
     /// Returns the time that the grace period leaves for open tunnels after the lag.
@@ -466,22 +449,14 @@ impl Builder<'_> {
         Some(Setting { value, ..grace })
     }
 
-    fn log(&mut self, flags: &Flags) -> Option<Node> {
+    fn log(&mut self, flags: &Flags) {
         let level = self.environment.first(&["RUST_LOG"]).or_else(|| {
             let (value, by) = flags.level.clone()?;
-            let by = by.to_owned();
-            Some(Setting { value, by })
+            Some(Setting { value, by: by.to_owned() })
         });
-        let format = self.log_format();
-        let by = match (flags.json, format) {
-            (true, _) => Some("--log_as_json".to_owned()),
-            (false, format) => format.map(|format| format.by),
-        };
-        let format = by.map(|by| self.node(&by, Kind::Text("json".into())));
-        let level = level.map(|level| self.text(&level));
-        if level.is_none() && format.is_none() {
-            return None;
-        }
-        Some(self.map(vec![("level", level), ("format", format)]))
+        self.set("log.level", level);
+        let variable = self.log_format().map(|format| format.by);
+        let by = flags.json.then(|| "--log_as_json".to_owned()).or(variable);
+        self.set("log.format", by.map(|by| Setting { value: "json".to_owned(), by }));
     }
 }

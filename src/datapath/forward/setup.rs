@@ -15,13 +15,11 @@ use bytes::{Bytes, BytesMut};
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::policy::Permit;
 use crate::limits::turns;
-use crate::outer::{OUTCOME_HEADER, outcome_of};
-use crate::reason::Reason;
+use crate::reason::{OUTCOME_HEADER, Reason};
 use crate::wire::{LOAD_HEADER, ServiceLoad};
 
 use super::open::Open;
 use crate::datapath::http2::streams::StreamKey;
-use crate::datapath::http2::tunnel::REJECTED_TUNNEL_RESET;
 
 /// Limit of bytes that a peer may send before it is answered: the first flight of an inner TLS
 /// connection.
@@ -341,20 +339,15 @@ impl PendingConnect {
         }
     }
 
-    /// Rejects with an empty body, or by a reset: REFUSED_STREAM if the drain left no time to
-    /// try, ENHANCE_YOUR_CALM if the peer sent too much early data, or its frame credit is used up.
-    /// Returns the reason.
+    /// Rejects with an empty body, or by a reset. Returns the reason.
     pub fn reject(mut self, reason: Reason) -> Reason {
-        match reason {
-            Reason::DrainDeadline => self.0.reset(h2::Reason::REFUSED_STREAM),
-            Reason::EarlyData | Reason::CreditExhausted => {
-                self.0.reset(h2::Reason::ENHANCE_YOUR_CALM)
-            }
-            _ => {
+        match reason.reset_before_answer() {
+            Some(code) => self.0.reset(code),
+            None => {
                 self.0.is_done = true;
                 let status = reason.status().as_u16();
                 // A stream that is closed needs no answer.
-                let outcome = outcome_of(reason).filter(|_| self.0.is_for_gateway);
+                let outcome = reason.outcome().filter(|_| self.0.is_for_gateway);
                 let field = outcome.map(|outcome| (OUTCOME_HEADER, outcome.into()));
                 let answer = Command::Respond(self.0.key, status, field);
                 let _ = self.0.mailbox.send(answer);
@@ -415,13 +408,9 @@ impl Tunnel {
         self.0.cancelled(usize::MAX).await
     }
 
-    /// Resets a tunnel that was rejected after its answer: by [`REJECTED_TUNNEL_RESET`], unless the
-    /// peer violated HTTP/2. Returns the reason.
+    /// Resets a tunnel that was rejected after its answer. Returns the reason.
     pub fn refuse(mut self, reason: Reason) -> Reason {
-        self.0.reset(match reason {
-            Reason::Malformed => reason.reset_code(),
-            _ => REJECTED_TUNNEL_RESET,
-        });
+        self.0.reset(reason.reset_after_answer());
         reason
     }
 

@@ -1,10 +1,6 @@
-//! Target of a CONNECT, and the reset of a tunnel that is rejected after its answer.
+//! Target of a CONNECT.
 
 use crate::wire::Authority;
-
-/// Reset code of a tunnel that was answered and then rejected. It is the same for all reasons, to
-/// disclose nothing to the peer (RFC 9113 section 8.5, docs/wire-contract.md 1.5).
-pub const REJECTED_TUNNEL_RESET: h2::Reason = h2::Reason::CONNECT_ERROR;
 
 /// Target of a tunnel.
 #[derive(Debug)]

@@ -27,6 +27,7 @@ use tokio_rustls::server::TlsStream;
 use super::*;
 use crate::lifecycle::Lifecycle;
 use crate::limits::{self, Resource, Source};
+use crate::reason::OUTCOME_HEADER;
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{Publisher, TrustSet};

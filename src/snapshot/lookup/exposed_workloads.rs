@@ -28,7 +28,7 @@ impl Snapshot {
         let Some((service, workload)) = found else {
             return Vec::new();
         };
-        let name = format!("{}/{}", service.namespace, service.hostname);
+        let name = service.key();
         let ports = workload.services.get(&*name).into_iter();
         let ports = ports.flat_map(|ports| ports.iter());
         let ports = ports.filter(|&(port, at)| *at == target && service.ports.contains_key(port));
@@ -84,13 +84,9 @@ impl Snapshot {
 
     /// Returns the addresses at which workloads of a service are exposed, each with the uid of one.
     fn exposed_addresses(&self, host: &str) -> BTreeSet<(IpAddr, Arc<str>)> {
-        let opens = || {
-            let entry = self.exposure_host(host);
-            let mut entries = self.exposure.entries(&entry).iter();
-            entries.any(|entry| entry.workloads)
-        };
+        let opens = || self.exposure_entries(host).iter().any(|entry| entry.workloads);
         let service = self.services.get(host).filter(|_| opens());
-        let name = service.map(|of| format!("{}/{}", of.namespace, of.hostname));
+        let name = service.map(|of| of.key());
         let members = name.map(|name| self.index.members_of(&name)).into_iter().flatten();
         let workloads = members.filter_map(Member::workload);
         // The waypoint of an address is unknown. A workload with one is left out, so that it is not

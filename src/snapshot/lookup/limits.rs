@@ -54,8 +54,8 @@ impl Snapshot {
         to: ServicePort<'_>,
         matched_by: &MatchedBy,
     ) -> Vec<&Exposure> {
-        let entry = self.exposure_host(to.host);
-        self.entries_of(&entry, requested, to.port, matched_by).collect()
+        let entries = self.exposure_entries(to.host);
+        self.entries_of(entries, requested, to.port, matched_by).collect()
     }
 
     /// Retains the entries that admit one of the callers. All are retained for a caller that only a

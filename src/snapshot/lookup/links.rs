@@ -25,7 +25,7 @@ impl Snapshot {
     /// service that is visible only in its namespace matches none.
     fn has_pattern(&self, patterns: &[SniPattern], host: &str) -> bool {
         let service = self.services.get(host);
-        if service.is_some_and(|service| service.definition.private) {
+        if service.is_some_and(|service| service.private) {
             return false;
         }
         patterns.iter().any(|pattern| self.has_name(pattern, host))

@@ -230,9 +230,9 @@ impl Snapshot {
         if self.is_cluster_local(host) {
             return Err(Reason::NotExposed);
         }
-        let entry = self.exposure_host(host);
-        let entries = self.entries_of(&entry, requested, port, matched_by);
-        let refused = match admitting(entries, caller, &self.trust) {
+        let entries = self.exposure_entries(host);
+        let applying = self.entries_of(entries, requested, port, matched_by);
+        let refused = match admitting(applying, caller, &self.trust) {
             Ok(entry) => return Ok(ExposedBy::Entry(entry)),
             Err(refused) => refused,
         };
@@ -240,8 +240,7 @@ impl Snapshot {
             if self.is_exposed_by_link(caller, host) {
                 return Ok(ExposedBy::Link);
             }
-            let has_entry = self.exposure.has_entry(&entry);
-            if !has_entry && self.is_exposed_without_entry(caller, host, port) {
+            if entries.is_empty() && self.is_exposed_without_entry(caller, host, port) {
                 return Ok(ExposedBy::DefaultOrExport);
             }
         }
@@ -249,23 +248,42 @@ impl Snapshot {
     }
 
     /// Returns the entries that apply to a port of a service, by the match of the requested
-    /// authority. `host` is its name in the rules. Only entries with an alias count for that alias:
-    /// a name for another consumer grants nothing.
-    fn entries_of(
-        &self,
-        host: &str,
+    /// authority. `of_host` are those of the service. Only entries with an alias count for that
+    /// alias: a name for another consumer grants nothing.
+    fn entries_of<'a>(
+        &'a self,
+        of_host: &'a [Exposure],
         requested: &Authority,
         port: u16,
         matched_by: &MatchedBy,
-    ) -> impl Iterator<Item = &Exposure> {
+    ) -> impl Iterator<Item = &'a Exposure> {
         let by_name = *matched_by == MatchedBy::Exposed;
         let by_address = matches!(matched_by, MatchedBy::Workload(_));
         let named = by_name.then(|| self.exposure.entries_with_alias(requested));
-        let of_host = if by_name { &[] } else { self.exposure.entries(host) };
+        let of_host = if by_name { &[] } else { of_host };
         let of_port = of_host
             .iter()
             .filter(move |entry| entry.applies_to(port) && (entry.workloads || !by_address));
         named.into_iter().flatten().chain(of_port)
+    }
+
+    /// Returns whether a service is exposed to any peer, apart from links: by an entry that meets
+    /// the condition, or without entries by default or by an export of one of the ports.
+    pub fn is_exposed_to_any(
+        &self,
+        host: &str,
+        mut ports: impl Iterator<Item = u16>,
+        admits: impl Fn(&Exposure) -> bool,
+    ) -> bool {
+        if self.is_cluster_local(host) {
+            return false;
+        }
+        match self.exposure_entries(host) {
+            [] => {
+                self.is_exposed_by_default(host) || ports.any(|port| self.is_exported(host, port))
+            }
+            entries => entries.iter().any(admits),
+        }
     }
 
     /// Returns whether a service without an entry is exposed to a caller of the trust set, by
@@ -278,7 +296,7 @@ impl Snapshot {
     /// Returns whether `exposure.default` exposes a service without an entry. A service that is
     /// visible only in its namespace (`exportTo: ["."]`) needs an entry.
     pub fn is_exposed_by_default(&self, host: &str) -> bool {
-        let is_private = |service: &Arc<Service>| service.definition.private;
+        let is_private = |service: &Arc<Service>| service.private;
         self.exposure.exposes_all() && !self.services.get(host).is_some_and(is_private)
     }
 
@@ -433,10 +451,16 @@ impl Snapshot {
         self.scope.local.contains(host)
     }
 
+    /// Returns the entries that apply to a service. If there are any, they alone decide about its
+    /// exposure.
+    pub fn exposure_entries(&self, host: &str) -> &[Exposure] {
+        self.exposure.entries(&self.exposure_host(host))
+    }
+
     /// Returns the hostname whose entries apply to a service: its own, or else a name of its family
     /// that no other service has. An exported hostname can be two services, one of its cluster and
     /// one of all clusters; entries of either apply to both.
-    pub fn exposure_host<'a>(&self, host: &'a str) -> Cow<'a, str> {
+    fn exposure_host<'a>(&self, host: &'a str) -> Cow<'a, str> {
         if self.exposure.has_entry(host) || !self.exposure.has_entries() {
             return Cow::Borrowed(host);
         }

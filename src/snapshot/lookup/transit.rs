@@ -40,16 +40,16 @@ impl Snapshot {
         matched_by: &MatchedBy,
     ) -> Transit {
         let (ServicePort { host, port }, default) = (to, self.default_transit(to.host));
-        let entry = self.exposure_host(host);
+        let entries = self.exposure_entries(host);
         match matched_by {
             MatchedBy::Workload(_) => return Transit::Off,
-            MatchedBy::Service if !self.exposure.has_entry(&entry) => {
+            MatchedBy::Service if entries.is_empty() => {
                 let is_exposed = self.is_exposed_without_entry(caller, host, port);
                 return if is_exposed { default } else { Transit::Off };
             }
             _ => {}
         }
-        let entries = self.entries_of(&entry, requested, port, matched_by);
+        let entries = self.entries_of(entries, requested, port, matched_by);
         let admitting = entries.filter(|entry| entry.admits(caller, &self.trust));
         let granted = admitting.map(|entry| entry.transit.unwrap_or(default));
         granted.max().unwrap_or_default()
@@ -85,13 +85,12 @@ impl Snapshot {
     }
 
     fn transits_to_service(&self, host: &str, port: u16) -> BTreeSet<Transit> {
-        let entry = self.exposure_host(host);
+        let entries = self.exposure_entries(host);
         let default = self.default_transit(host);
-        let entries = self.exposure.entries(&entry).iter();
-        let entries = entries.filter(|entry| entry.applies_to(port));
+        let of_port = entries.iter().filter(|entry| entry.applies_to(port));
         let mut found: BTreeSet<_> =
-            entries.map(|entry| entry.transit.unwrap_or(default)).collect();
-        if !self.exposure.has_entry(&entry) {
+            of_port.map(|entry| entry.transit.unwrap_or(default)).collect();
+        if entries.is_empty() {
             found.insert(default);
         }
         if found.is_empty() || self.clusters_by_link(host).next().is_some() {

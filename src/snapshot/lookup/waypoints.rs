@@ -33,7 +33,7 @@ impl Snapshot {
             let networks = ["", self.network()];
             networks.map(|network| Place::Address(network.to_owned(), vip))
         });
-        let name = format!("{}/{}", service.namespace, service.hostname);
+        let name = service.key();
         vips.chain([Place::Name(name)]).collect()
     }
 
@@ -123,7 +123,7 @@ impl Snapshot {
     fn waypoint_workloads(&self, place: &Place) -> impl Iterator<Item = &Arc<mesh::Workload>> {
         let service = self.waypoint(place);
         let workloads = service.map(|of| {
-            let name = format!("{}/{}", of.namespace, of.hostname);
+            let name = of.key();
             let members = self.index.members_of(&name).iter().filter_map(Member::workload);
             let remote = self.index.remote.services.get(&*name).into_iter();
             let all = members.chain(remote.flat_map(|of| of.list.iter()));

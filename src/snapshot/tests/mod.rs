@@ -189,7 +189,7 @@ fn is_ready(service: &Service, workload: &Workload) -> bool {
 /// Returns the workloads of a service port that can be endpoints, ready or not, with the addresses
 /// to dial.
 fn members<'a>(mesh: &'a Mesh, service: &Service, port: u16) -> Vec<(&'a Workload, SocketAddr)> {
-    let name = format!("{}/{}", service.namespace, service.hostname);
+    let name = service.key();
     let mut found = Vec::new();
     if service.passthrough {
         return found;

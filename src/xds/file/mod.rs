@@ -416,9 +416,8 @@ fn check_service_references<'a>(
     services: &[Located<'_>],
     declared: &HashSet<String>,
 ) {
-    let key = |service: &Service| format!("{}/{}", service.namespace, service.hostname);
     let known: HashMap<_, _> =
-        services.iter().map(|(service, _)| (key(service), service)).collect();
+        services.iter().map(|(service, _)| (service.key(), service)).collect();
     for (name, port, value) in claims {
         match (known.get(name), port) {
             (None, None) if !declared.contains(name) => {

@@ -223,7 +223,7 @@ impl Node {
 
     /// Lays this over `base`. A map of another `kind` replaces the whole map of the base, whose
     /// keys mean something else.
-    fn over(self, base: &Self) -> Self {
+    pub(crate) fn over(self, base: &Self) -> Self {
         let (Kind::Map(entries), Kind::Map(below)) = (&self.kind, &base.kind) else {
             return self;
         };

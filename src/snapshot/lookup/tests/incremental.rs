@@ -113,7 +113,7 @@ fn change_some(mesh: &mut Mesh, rng: &mut Rng) {
         if rng.u8(..8) == 0 {
             workload = drawn_record(rng);
         }
-        let name: Arc<str> = format!("{}/{}", service.namespace, service.hostname).into();
+        let name: Arc<str> = service.key().into();
         match rng.u8(..8) {
             0..2 => drop(mesh.services.remove(&name)),
             2..4 => drop(mesh.services.insert(name, Arc::new(service))),
