@@ -1,5 +1,7 @@
 //! Division of time, by the tree alone and by tasks on a worker.
 
+mod simulation;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
