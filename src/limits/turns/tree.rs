@@ -158,14 +158,17 @@ impl Tree {
         self.nodes[ROOT].ready == 0 && self.nodes[UNVERIFIED].ready == 0
     }
 
-    /// Returns true if a source and all that it is a part of have credit.
+    /// Returns true if a source and all that it is a part of have credit. That of the only part of a
+    /// source is the credit of the source.
     pub(super) fn has_credit(&mut self, node: usize) -> bool {
         let mut at = node;
         while at != ROOT {
-            if self.renew(at) <= 0 {
+            let parent = self.nodes[at].parent;
+            let is_only = parent != ROOT && self.nodes[parent].users == 1;
+            if self.renew(at) <= 0 && !is_only {
                 return false;
             }
-            at = self.nodes[at].parent;
+            at = parent;
         }
         true
     }

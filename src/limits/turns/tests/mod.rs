@@ -184,6 +184,19 @@ fn credit_returns_after_a_pause_and_debt_is_bounded() {
 }
 
 #[test]
+fn the_only_identity_of_a_cluster_has_the_credit_of_the_cluster() {
+    let mut tree = Tree::new(Arc::default());
+    let node = tree.enter(&identity("a", "1"));
+    tree.charge(node, 200_000);
+    assert!(tree.has_credit(node));
+    let other = tree.enter(&identity("a", "2"));
+    assert!(!tree.has_credit(node) && tree.has_credit(other));
+    tree.leave(other);
+    tree.charge(node, 100_000);
+    assert!(!tree.has_credit(node), "the credit of the cluster is used up");
+}
+
+#[test]
 fn sources_without_tasks_are_forgotten() {
     let mut tree = Tree::new(Arc::default());
     let gateway = identity("west", "gateway");
