@@ -2,8 +2,10 @@
 //! thousand, with a service of its own.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustls::ClientConfig;
@@ -35,6 +37,10 @@ const TUNNELS: usize = 64;
 const RETRY: Duration = Duration::from_millis(50);
 const REQUEST: [u8; 64] = [b'e'; 64];
 const CHUNK: usize = 16 * 1024;
+
+/// Amount of work that the noisy cluster has completed: tunnels, requests, KiB in each direction,
+/// handshakes, or requests that it has abandoned.
+pub static DONE: AtomicU64 = AtomicU64::new(0);
 
 /// Kind of work of the noisy cluster.
 #[derive(Clone, Copy, Debug)]
@@ -186,28 +192,39 @@ async fn open_all(clients: &[Arc<Client>], count: usize) -> Vec<Tunnel> {
 
 async fn tunnel(client: Arc<Client>) {
     if let Ok(mut tunnel) = client.tunnel(NOISE).await {
-        echo(&mut tunnel).await;
+        let is_done = echo(&mut tunnel).await.is_ok();
         let _ = tunnel.shutdown().await;
         let _ = tunnel.read_to_end(&mut Vec::new()).await;
+        count(u64::from(is_done));
     }
+}
+
+fn count(done: u64) {
+    DONE.fetch_add(done, Ordering::Relaxed);
 }
 
 async fn request(tunnel: Arc<Mutex<Tunnel>>) {
-    echo(&mut *tunnel.lock().await).await;
+    let is_done = echo(&mut *tunnel.lock().await).await.is_ok();
+    count(u64::from(is_done));
 }
 
-async fn echo(tunnel: &mut Tunnel) {
-    if tunnel.write_all(&REQUEST).await.is_ok() && tunnel.flush().await.is_ok() {
-        let _ = tunnel.read_exact(&mut [0; REQUEST.len()]).await;
-    }
+async fn echo(tunnel: &mut Tunnel) -> io::Result<()> {
+    tunnel.write_all(&REQUEST).await?;
+    tunnel.flush().await?;
+    tunnel.read_exact(&mut [0; REQUEST.len()]).await?;
+    Ok(())
 }
 
 async fn bytes(tunnel: Tunnel) {
     let (mut read, mut write) = tokio::io::split(tunnel);
     let writes = async { while write.write_all(&[0; CHUNK]).await.is_ok() {} };
     let reads = async {
-        let mut buffer = vec![0; CHUNK];
-        while read.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
+        let (mut buffer, mut bytes) = (vec![0; CHUNK], 0);
+        while let Ok(read @ 1..) = read.read(&mut buffer).await {
+            bytes += read as u64;
+            count(bytes / 1024);
+            bytes %= 1024;
+        }
     };
     tokio::join!(writes, reads);
 }
@@ -218,7 +235,7 @@ async fn handshake(gateway: SocketAddr, tls: Arc<ClientConfig>) {
         && let Ok(mut stream) = TlsConnector::from(tls).connect(name, stream).await
     {
         // The first bytes of the gateway prove that it has the certificate of the client.
-        let _ = stream.read_u8().await;
+        count(u64::from(stream.read_u8().await.is_ok()));
     }
 }
 
@@ -255,6 +272,7 @@ async fn abandoned(
                 if write.write_all(&frames).await.is_err() || write.flush().await.is_err() {
                     return;
                 }
+                count(per_tick);
             }
         };
         let reads = async {

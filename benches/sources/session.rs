@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -15,7 +16,7 @@ use crate::common::table::{head, line};
 use crate::common::{commit, print_uncaptured};
 use crate::gateways::Program;
 use crate::held::{HeldTunnels, TUNNELS};
-use crate::noise::NOISE_ROWS;
+use crate::noise::{DONE, NOISE_ROWS};
 use crate::support::raise_descriptor_limit;
 use crate::victim::{Latency, Victim, Way};
 use crate::world::{Build, World};
@@ -30,7 +31,7 @@ const NOISE_TIME: Duration = Duration::from_millis(2);
 /// Name of this build.
 const THIS: &str = "this";
 /// Columns of the table.
-const COLUMNS: [&str; 7] = [
+const COLUMNS: [&str; 8] = [
     "attack",
     "build",
     "p50 alone → beside it",
@@ -38,6 +39,7 @@ const COLUMNS: [&str; 7] = [
     "lost",
     "tunnels ended",
     "memory grown",
+    "noise per second",
 ];
 
 /// Measurements to make.
@@ -66,6 +68,8 @@ struct Row {
     under: Latency,
     ended: usize,
     grown: u64,
+    /// Work of a noisy cluster, per second; none of an attacker.
+    noise: u64,
 }
 
 /// Measures, prints and writes. Fails if the victim of this build has lost something.
@@ -163,7 +167,7 @@ The quiet cluster opens 200 tunnels a second, and holds {TUNNELS} others. The no
 identity, a service and an endpoint of its own, and the lowest priority on the processor of the
 load. Lost are requests without an answer; ended are held tunnels. A row of this build misses its
 bar if something is lost or ended, or if p99 is more than 1.5 times that alone, and more than 2 ms
-above it.
+above it. Noise is what the noisy cluster has completed: tunnels, requests, KiB, handshakes.
 
 ",
         options.seconds
@@ -199,9 +203,10 @@ async fn measure(world: &World, attack: &Attack, (rest, time): (Duration, Durati
         });
     });
     is_ready.await.expect("an attacker that begins");
-    let begun = Instant::now();
+    let (begun, before) = (Instant::now(), DONE.load(Ordering::Relaxed));
     sleep(time).await;
     let (ended, tunnels) = (Instant::now(), held.ended());
+    let noise = (DONE.load(Ordering::Relaxed) - before) / time.as_secs().max(1);
     let requests = victim.finish().await;
     drop(stop);
     attacker.join().expect("an attacker that stops");
@@ -210,6 +215,7 @@ async fn measure(world: &World, attack: &Attack, (rest, time): (Duration, Durati
         under: requests.latency(begun, ended),
         ended: tunnels,
         grown: peak.bytes().saturating_sub(memory),
+        noise,
     }
 }
 
@@ -243,6 +249,7 @@ impl Row {
             format!("{} of {}", under.lost, under.requests),
             format!("{} of {TUNNELS}", self.ended),
             format!("{} KiB", self.grown / 1024),
+            if self.noise == 0 { "–".to_owned() } else { self.noise.to_string() },
         ])
     }
 }

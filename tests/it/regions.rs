@@ -186,3 +186,34 @@ fn a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_force() {
         assert!(client.tunnel(ECHO).await.is_err());
     });
 }
+
+#[test]
+fn clusters_and_endpoints_are_evacuated_as_regions_are() {
+    run(async {
+        let net = Net::new();
+        let weights = "{region: us-east, weight: 1}, {region: us-west, weight: 1}";
+        let mut settings = settings(net, weights);
+        // The last of the two workloads is that of another cluster.
+        let last = settings.mesh.rfind("clusterId: east").expect("a workload");
+        settings.mesh.replace_range(last.., &settings.mesh[last..].replacen("east", "moon", 1));
+        let gateway = Gateway::start(&settings).await;
+        let _first = named(net.listen(11, 9000).await, 11);
+        let _last = named(net.listen(12, 9000).await, 12);
+        let client = gateway.client(identities()).await;
+        let (_, mut open) = tunnel(&client).await;
+        let address = net.ip(12).to_string();
+        for (kind, name) in [("cluster", "moon"), ("endpoint", address.as_str())] {
+            let order = ["drain", kind, name];
+            let (code, reported, _) = gateway.run_command(&order).await;
+            assert!(code == 0 && reported.contains("1 of 2 workloads are there"), "{reported}");
+            assert_eq!(gateway.metric("strait_evacuated").await, 1.0);
+            assert!(status(&gateway).await.contains(&format!("{kind} {name} is evacuated")));
+            assert_eq!(to_east(&client).await, 200, "{kind} {name}");
+            let undo = [&order[..], &["--undo"]].concat();
+            assert_eq!(gateway.run_command(&undo).await.0, 0);
+            assert!((1..200).contains(&to_east(&client).await), "{kind} {name}");
+        }
+        open.write_all(b"?").await.expect("an open tunnel");
+        assert_eq!(open.read_u8().await.expect("an open tunnel"), b'?');
+    });
+}

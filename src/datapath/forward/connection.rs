@@ -382,14 +382,21 @@ impl ConnectionDriver<'_> {
     }
 
     /// Starts the task that opens a tunnel, or resets the stream.
-    fn accept<S>(&mut self, new: NewRequest, connection: &mut HboneConnection<S>) {
+    fn accept<S>(&mut self, new: NewRequest, connection: &mut HboneConnection<S>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
         let NewRequest { key, request, setup, price } = new;
         self.is_used = true;
         self.refresh_peer();
         let server = &mut connection.downstream.server;
         server.meter.set_for_gateway(self.is_for_gateway);
         let first_peer = request.first_peer().filter(|_| self.is_for_gateway);
-        let exhausted = first_peer.filter(|it| !server.charge_first_peer(key, it, price));
+        let charged = first_peer.map(|it| (it, server.charge_first_peer(key, it, price)));
+        let exhausted = charged.and_then(|(it, charged)| Some((it, charged.err()?)));
+        for reset in exhausted.iter().flat_map(|(_, reset)| reset) {
+            connection.receive_reset(*reset, Reason::CreditExhausted);
+        }
         let mailbox = Arc::clone(&connection.mailbox);
         let connect = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
         let is_late = self.goaway_at.is_some_and(|at| at.elapsed() >= GOAWAY_GRACE);
@@ -408,7 +415,7 @@ impl ConnectionDriver<'_> {
             Ok(connect) => connect,
             Err(reason) => return record.finish(reason),
         };
-        if let Some(first_peer) = exhausted {
+        if let Some((first_peer, _)) = exhausted {
             let name = String::from_utf8_lossy(first_peer);
             record.set_detail(format!("first peer {name}"));
             return record.finish(connect.reject(Reason::CreditExhausted));

@@ -91,8 +91,7 @@ impl NewTunnel {
         })?;
         if permit.route().endpoints().endpoints.is_empty() {
             let clusters = binding.clusters();
-            let detail =
-                format!("no gateway of {clusters} has an address, except in evacuated regions");
+            let detail = format!("no gateway of {clusters} has an address, except evacuated ones");
             let unused = binding.endpoints.unused(&snapshot).into_iter().take(UNUSED_SHOWN_MAX);
             let unused = unused.map(|(gateway, why)| format!("; {gateway}: {why}"));
             self.record.set_detail(detail + &unused.collect::<String>());

@@ -370,7 +370,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     }
 
     /// Ends the tunnel of a stream that was reset.
-    fn receive_reset(&mut self, key: StreamKey, reason: Reason) {
+    pub(super) fn receive_reset(&mut self, key: StreamKey, reason: Reason) {
         if let Some(Some(Tunnel::Setup(setup))) = self.tunnels.get(key.slot()) {
             setup.0.fail(reason);
             self.forget(key);

@@ -14,7 +14,7 @@ use crate::reason::Reason;
 use super::frame::setting;
 use super::frame::{self, DEFAULT_WINDOW, FrameHeader, HEADER_BYTES, WINDOW_MAX, flag, kind};
 use super::hpack;
-use super::meter::{CreditExhausted, FIRST_PEERS_MAX, FrameMeter, PRICE_RESET};
+use super::meter::{CreditExhausted, FIRST_PEERS_MAX, FirstPeerId, FrameMeter, PRICE_RESET};
 use super::request::{HEADER_LIST_BYTES_MAX, Request};
 use super::resets::Resets;
 use super::streams::{
@@ -283,19 +283,35 @@ impl Server {
     }
 
     /// Charges a request to its first peer, which a gateway has sent as `source`, and its stream's
-    /// later frames. Returns false if the first peer has no credit.
-    pub fn charge_first_peer(&mut self, key: StreamKey, source: &[u8], mut price: u64) -> bool {
-        let first_peer = Some(self.meter.first_peer(source));
-        match self.streams.get_mut(key) {
-            Some(stream) => stream.first_peer = first_peer,
-            // The peer has reset the stream in the same turn.
-            None => price += PRICE_RESET,
+    /// later frames.
+    ///
+    /// # Errors
+    /// The first peer has no credit. If the peer has reset the stream in the same turn, all streams
+    /// of the first peer are reset, as by a reset in a later turn, and returned.
+    pub fn charge_first_peer(
+        &mut self,
+        key: StreamKey,
+        source: &[u8],
+        price: u64,
+    ) -> Result<(), Vec<StreamKey>> {
+        let id = self.meter.first_peer(source);
+        let stream = self.streams.get_mut(key);
+        let is_open = stream.map(|stream| stream.first_peer = Some(id)).is_some();
+        let price = if is_open { price } else { price + PRICE_RESET };
+        if self.meter.charge_first_peer(price, Some(id)).is_ok() {
+            return Ok(());
         }
-        let has_credit = self.meter.charge_first_peer(price, first_peer).is_ok();
-        if !has_credit {
-            self.meter.sent_refusal(None);
+        self.meter.sent_refusal(None);
+        Err(if is_open { Vec::new() } else { self.reset_streams_of(id) })
+    }
+
+    /// Resets the streams of a first peer that has used its credit up. Returns them.
+    fn reset_streams_of(&mut self, id: FirstPeerId) -> Vec<StreamKey> {
+        let keys = self.streams.keys_of(id);
+        for key in &keys {
+            self.reset(*key, ErrorCode::ENHANCE_YOUR_CALM);
         }
-        has_credit
+        keys
     }
 
     /// Resets the streams of a first peer that has used its credit up.
@@ -309,10 +325,8 @@ impl Server {
         match charged {
             Err(CreditExhausted::Connection) => return Err(ConnectionError::EXHAUSTED),
             Err(CreditExhausted::FirstPeer(id)) => {
-                for key in self.streams.keys_of(id) {
-                    self.reset(key, ErrorCode::ENHANCE_YOUR_CALM);
-                    self.events.push(Event::Reset(key, Reason::CreditExhausted));
-                }
+                let keys = self.reset_streams_of(id).into_iter();
+                self.events.extend(keys.map(|key| Event::Reset(key, Reason::CreditExhausted)));
             }
             Ok(()) => {}
         }

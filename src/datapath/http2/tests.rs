@@ -260,7 +260,7 @@ fn gateway(streams: &[(u32, &str)]) -> Server {
     for (stream, source) in streams {
         receive(&mut server, &connect(*stream)).expect("credit");
         let key = server.find(*stream).expect("a stream");
-        assert!(server.charge_first_peer(key, source.as_bytes(), 4));
+        assert!(server.charge_first_peer(key, source.as_bytes(), 4).is_ok());
         server.respond(key, 200, None);
     }
     server.control.clear();
@@ -292,7 +292,7 @@ async fn one_byte_frames_of_a_first_peer_reset_its_streams_and_no_others() {
     let connect = connect(7);
     receive(&mut server, &connect).expect("credit");
     let key = server.find(7).expect("a stream");
-    assert!(!server.charge_first_peer(key, b"a", 4));
+    assert!(server.charge_first_peer(key, b"a", 4).is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -303,7 +303,7 @@ async fn abandoned_connects_of_a_first_peer_leave_the_tunnel_of_another() {
         let stream = 3 + 2 * index;
         receive(&mut server, &connect(stream)).expect("credit");
         let key = server.find(stream).expect("a stream");
-        let has_credit = server.charge_first_peer(key, b"abandoning", 4);
+        let has_credit = server.charge_first_peer(key, b"abandoning", 4).is_ok();
         if has_credit {
             receive(&mut server, &frame(kind::RST_STREAM, 0, stream, &[0; 4])).expect("credit");
         } else {
@@ -320,17 +320,19 @@ async fn abandoned_connects_of_a_first_peer_leave_the_tunnel_of_another() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_was_reset_in_the_same_turn_is_charged_with_its_reset() {
-    let mut server = gateway(&[(1, "other")]);
+    let mut server = gateway(&[(1, "other"), (3, "rapid")]);
+    let open = server.find(3).expect("a stream");
     let mut count = 0;
     loop {
-        let stream = 3 + 2 * count;
+        let stream = 5 + 2 * count;
         let reset = frame(kind::RST_STREAM, 0, stream, &[0; 4]);
         let both = [connect(stream), reset].concat();
         let events = receive(&mut server, &both).expect("credit");
         let [Event::Request { key, price, .. }, Event::Reset(..)] = events[..] else {
             panic!("{events:?}");
         };
-        if !server.charge_first_peer(key, b"rapid", price) {
+        if let Err(reset) = server.charge_first_peer(key, b"rapid", price) {
+            assert_eq!(reset, [open]);
             break;
         }
         count += 1;
