@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::future::poll_fn;
-use std::mem::{replace, swap, take};
+use std::mem::{swap, take};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -75,15 +75,9 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Takes the first commands of those that were sent. Returns true if others are left.
-    pub fn take_commands(&self, most: usize) -> (Vec<Command>, bool) {
-        let mut commands = lock(&self.commands);
-        let Some(commands) = commands.as_mut() else { return (Vec::new(), false) };
-        if commands.len() <= most {
-            return (take(commands), false);
-        }
-        let rest = commands.split_off(most);
-        (replace(commands, rest), true)
+    /// Takes the commands that were sent, in order.
+    pub fn take_commands(&self) -> Vec<Command> {
+        lock(&self.commands).as_mut().map(take).unwrap_or_default()
     }
 
     /// Rejects all later commands. Returns those that were not taken.

@@ -153,8 +153,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Runs one round. Returns true if there may be more to do at once.
     fn poll_round(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
-        let (commands, has_commands) = self.mailbox.take_commands(TUNNELS_PER_ROUND);
-        for command in commands {
+        for command in self.mailbox.take_commands() {
             self.run_command(command);
         }
         let skips_read = self.downstream.is_stalled();
@@ -187,7 +186,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
         // A read that was skipped has registered no waker.
         let can_send = !self.ready.is_empty() || self.downstream.server.has_writable();
-        Ok(has_commands || has_read || is_flushed && (skips_read || can_send))
+        Ok(has_read || is_flushed && (skips_read || can_send))
     }
 
     /// Lists the tunnels that were woken.

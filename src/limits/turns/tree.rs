@@ -158,8 +158,8 @@ impl Tree {
         self.nodes[ROOT].ready == 0 && self.nodes[UNVERIFIED].ready == 0
     }
 
-    /// Returns true if a source and all that it is a part of have credit. That of the only part of a
-    /// source is the credit of the source.
+    /// Returns true if a source and all that it is a part of have credit. That of the only part of
+    /// a source is the credit of the source.
     pub(super) fn has_credit(&mut self, node: usize) -> bool {
         let mut at = node;
         while at != ROOT {
