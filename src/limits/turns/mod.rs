@@ -24,10 +24,9 @@ use super::Source;
 
 pub use self::time::{UsedTime, WorkerTime};
 
-/// Time of turns after which the sockets are polled, while other sources have tasks: one of them
-/// may become ready then. Otherwise a longer time costs fewer system calls.
+/// Time of selected turns after which the sockets are polled: a task of another source may become
+/// ready then.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
-const POLL_INTERVAL_ALONE: Duration = Duration::from_micros(500);
 /// Time after which a turn should end while other sources have tasks.
 const TURN_MAX: Duration = Duration::from_micros(100);
 /// Pause between two turns after which nothing was ready in between. Time of the runtime itself is
@@ -137,8 +136,7 @@ impl Scheduler {
         if !matches!(std::mem::replace(&mut task.state, State::Idle), State::Selected(_)) {
             return None;
         }
-        let interval = if self.tree.is_shared() { POLL_INTERVAL } else { POLL_INTERVAL_ALONE };
-        self.select(now, now - self.polled >= interval)
+        self.select(now, now - self.polled >= POLL_INTERVAL)
     }
 
     /// Selects the task that runs next, after the sockets were polled if `is_poll_due`.
