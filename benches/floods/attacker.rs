@@ -4,11 +4,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use strait::tools::conformance::floods::Flood;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::attacks::{Attack, AttackKind, CONNECT, RecordRound, Round, frames, left_streams};
+use crate::attacks::{Attack, AttackKind, NAMES, RecordRound, frames, left_streams};
 use crate::records::{self, RecordReader, RecordWriter};
 use crate::support::raw::{self, frame, headers};
 
@@ -91,10 +92,8 @@ impl Peer {
     /// reads.
     pub async fn connect(address: SocketAddr, window: u32) -> io::Result<(Self, JoinHandle<End>)> {
         let (mut write, read) = records::connect(address).await?;
-        let mut opening = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        let [a, b, c, d] = window.to_be_bytes();
-        // SETTINGS_INITIAL_WINDOW_SIZE is setting 4.
-        opening.extend(frame(raw::SETTINGS, 0, 0, &[0, 4, a, b, c, d]));
+        let mut opening = raw::PREFACE.to_vec();
+        opening.extend(raw::initial_window(window));
         opening.extend(frame(raw::SETTINGS, 1, 0, &[]));
         write.write_all(&opening).await?;
         let (answer, answered) = oneshot::channel();
@@ -133,9 +132,9 @@ impl Peer {
                 self.tunnel().await?;
                 self.send(&left_streams(), outcome).await
             }
-            AttackKind::Flood(opening, round) => {
+            AttackKind::Flood(flood) => {
                 self.tunnel().await?;
-                self.flood(opening(), *round, outcome).await
+                self.flood(flood, outcome).await
             }
             AttackKind::Records(round) => {
                 self.tunnel().await?;
@@ -144,14 +143,10 @@ impl Peer {
         }
     }
 
-    async fn flood(
-        &mut self,
-        mut bytes: Vec<u8>,
-        round: Round,
-        outcome: &mut Outcome,
-    ) -> io::Result<()> {
+    async fn flood(&mut self, flood: &Flood, outcome: &mut Outcome) -> io::Result<()> {
+        let mut bytes = (flood.opening)(&NAMES);
         for index in 0.. {
-            bytes.extend(round(index));
+            bytes.extend((flood.round)(&NAMES, index));
             if bytes.len() >= WRITE_BYTES {
                 self.send(&bytes, outcome).await?;
                 bytes.clear();
@@ -180,7 +175,7 @@ impl Peer {
 
     /// Opens stream 1, and waits until it is answered.
     pub async fn tunnel(&mut self) -> io::Result<()> {
-        self.write.write_all(&headers(1, &CONNECT)).await?;
+        self.write.write_all(&headers(1, &NAMES.connect())).await?;
         let answer = (&mut self.answered).await;
         answer.map_err(|_| io::ErrorKind::ConnectionAborted.into())
     }

@@ -99,7 +99,7 @@ async fn all(options: &Options, commit: &str) -> (String, usize) {
 /// Returns a gateway's table of floods, and the number of its rows that miss their limits.
 async fn floods(kind: &Kind, options: &Options) -> (String, usize) {
     let (mut table, mut missed) = (report::table(&kind.name()), 0);
-    for attack in &ATTACKS {
+    for attack in ATTACKS.iter() {
         for connections in CONNECTIONS {
             if !options.wants(attack.name) {
                 continue;

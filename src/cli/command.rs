@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use super::{ask, check, drain, explain, link, proxy, schema, status, trust};
 use crate::app;
 use crate::config::Source;
-use crate::tools::{certs, demo, load};
+use crate::tools::{certs, conformance, demo, load};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,7 +19,8 @@ Examples:
   strait status                 state of the gateway, and why an endpoint is not used
   strait explain --help         outcome of a hypothetical tunnel, with reasons
   strait link --help            configuration of both sides of a link
-  strait load --help            measure it, or any other HBONE gateway";
+  strait load --help            measure it, or any other HBONE gateway
+  strait conformance --help     check it, or any other HBONE gateway";
 
 /// An east-west gateway data plane for multicluster service meshes.
 #[derive(Debug, Parser)]
@@ -101,6 +102,7 @@ enum Command {
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
     Load(Box<load::Args>),
+    Conformance(Box<conformance::Args>),
 }
 
 #[derive(Debug, Args)]
@@ -166,6 +168,7 @@ pub fn run(cli: Cli) -> ExitCode {
             app::raise_descriptor_limit();
             return exit(load::run(&args));
         }
+        Command::Conformance(args) => return exit(conformance::run(&args)),
     };
     exit(done.map(|()| ExitCode::SUCCESS))
 }

@@ -1,4 +1,5 @@
-//! Developer tools: load generator, demo, development certificates, HBONE client and endpoint.
+//! Developer tools: load generator, conformance of gateways, demo, development certificates, HBONE
+//! client and endpoint.
 //!
 //! The command line and the tests use them. The gateway imports nothing from here.
 #![expect(
@@ -8,6 +9,7 @@
 )]
 
 pub mod certs;
+pub mod conformance;
 pub mod demo;
 pub mod dev;
 pub mod hbone;

@@ -12,11 +12,12 @@ use tokio::process::{Child, Command};
 use crate::support::{get, run, run_command, strait, until, write};
 
 /// Pages with commands.
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     README,
     "CONTRIBUTING.md",
     EXAMPLES,
     "deploy/kubernetes/README.md",
+    "docs/conformance.md",
     "docs/istio.md",
     "docs/load-testing.md",
     "docs/operations.md",

@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use strait::tools::conformance::Names;
+use strait::tools::conformance::floods::{FLOODS, Flood, opened_and_reset, stream};
 use strait::tools::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -14,88 +16,23 @@ use crate::support::{CLIENT, ECHO, Endpoint, Gateway, Net, Settings, identities,
 /// Repeated part of a flood, by the number of the round.
 type Round = fn(u32) -> Vec<u8>;
 
-const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
-const REFUSED: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"nothing.here:80")];
+fn names() -> Names {
+    Names { echo: ECHO.into(), unknown: "nothing.here:80".into() }
+}
 
 /// Limit of the bytes that a peer sends before its flood is ended: those that the gateway reads,
 /// and those in the buffers of both sockets, by the defaults of Linux (`tcp_wmem` 4 MiB, `tcp_rmem`
 /// 6 MiB). On a busy machine the peer fills them before the gateway reads.
 const SENT_MAX: usize = (4 + 4 + 6) << 20;
 
-/// Returns the stream of the round: 1 is the open tunnel, the others are new.
-fn stream(round: u32) -> u32 {
-    3 + 2 * round
-}
-
-fn opened_and_reset(round: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut bytes = raw::headers(stream(round), fields);
-    bytes.extend(raw::frame(raw::RST_STREAM, 0, stream(round), &[0, 0, 0, 8]));
-    bytes
-}
-
-/// A header block of one-byte references to static entry 22, `accept: ...` in RFC 7541 A.
-fn references(round: u32) -> Vec<u8> {
-    raw::frame(raw::HEADERS, raw::END_HEADERS, stream(round), &[0x80 | 22; 8000])
-}
-
-/// Number of streams that rounds on closed streams use in turn: more than the gateway remembers.
-const CLOSED: u32 = 2_000;
-
-/// Closes [`CLOSED`] streams in the first round, and then sends DATA on them.
-fn data_on_closed(round: u32, streams: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
-    match round {
-        // A stream that is opened closes all idle ones before it (RFC 9113 section 5.1.1).
-        0 => opened_and_reset(CLOSED, &CONNECT),
-        _ => raw::frame(raw::DATA, flags, stream(round % streams), payload),
-    }
-}
-
-const FLOODS: [(&str, Round); 18] = [
-    ("rapid reset, good authority", |round| opened_and_reset(round, &CONNECT)),
-    ("rapid reset, bad authority", |round| opened_and_reset(round, &REFUSED)),
-    ("CONTINUATION, full", |round| match round {
-        0 => raw::frame(raw::HEADERS, 0, 3, &[0; 16]),
-        _ => raw::frame(raw::CONTINUATION, 0, 3, &[0x82; 1024]),
-    }),
-    ("CONTINUATION, empty", |round| match round {
-        0 => raw::frame(raw::HEADERS, 0, 3, &[]),
-        _ => raw::frame(raw::CONTINUATION, 0, 3, &[]),
-    }),
-    ("PING", |_| raw::frame(raw::PING, 0, 0, &[0; 8])),
-    ("SETTINGS", |_| raw::frame(raw::SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0])),
-    ("empty DATA", |_| raw::frame(raw::DATA, 0, 1, &[])),
-    ("one-byte DATA", |_| raw::frame(raw::DATA, 0, 1, &[7])),
-    ("empty DATA with END_STREAM on a closed stream", |round| {
-        data_on_closed(round, 1, raw::END_STREAM, &[])
-    }),
-    ("32-byte DATA on a closed stream", |round| data_on_closed(round, 1, 0, &[7; 32])),
-    ("empty DATA with END_STREAM on closed streams", |round| {
-        data_on_closed(round, CLOSED, raw::END_STREAM, &[])
-    }),
-    ("32-byte DATA on closed streams", |round| data_on_closed(round, CLOSED, 0, &[7; 32])),
-    ("one-byte WINDOW_UPDATE", |_| raw::frame(raw::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])),
-    ("window overflow", |round| {
-        let mut bytes = raw::headers(stream(round), &CONNECT);
-        let most = 0x7fff_ffff_u32.to_be_bytes();
-        bytes.extend(raw::frame(raw::WINDOW_UPDATE, 0, stream(round), &most));
-        bytes
-    }),
-    ("PRIORITY", |round| raw::frame(raw::PRIORITY, 0, stream(round), &[0, 0, 0, 1, 16])),
-    ("unknown frames", |_| raw::frame(0xbe, 0, 0, &[0; 64])),
-    ("HPACK references", references),
-    ("thousands of fields", |round| {
-        let fields: Vec<(&str, &[u8])> = vec![("x", b"y"); 3000];
-        raw::headers(stream(round), &fields)
-    }),
-];
-
 /// Number of rounds after which a flood that was not ended fails the test.
 const ROUNDS_MAX: u32 = 1_000_000;
 
 /// Floods until the connection ends. Returns the bytes sent, and the GOAWAY's code if one came.
-async fn flood(gateway: &Gateway, round: Round) -> (usize, Option<u8>) {
-    let mut peer = RawPeer::connect(gateway).await;
-    peer.write(&raw::headers(1, &CONNECT)).await;
+async fn flood(gateway: &Gateway, flood: Flood) -> (usize, Option<u8>) {
+    let names = names();
+    let mut peer = RawPeer::with_window(gateway, flood.window).await;
+    peer.write(&raw::headers(1, &names.connect())).await;
     peer.ending(1).await;
     let (mut reader, mut writer) = peer.split();
     let reading = tokio::spawn(async move {
@@ -108,8 +45,9 @@ async fn flood(gateway: &Gateway, round: Round) -> (usize, Option<u8>) {
         code
     });
     let mut sent = 0;
+    let mut opening = (flood.opening)(&names);
     for index in 0..ROUNDS_MAX {
-        let bytes = round(index);
+        let bytes = [std::mem::take(&mut opening), (flood.round)(&names, index)].concat();
         sent += bytes.len();
         if writer.write_all(&bytes).await.is_err() || writer.flush().await.is_err() {
             return (sent, reading.await.expect("a reader"));
@@ -139,10 +77,11 @@ fn each_flood_is_ended_and_a_victim_loses_no_request() {
         let gateway =
             Gateway::start(&Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")])).await;
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
-        for (name, round) in FLOODS {
+        for one in FLOODS {
+            let name = one.name;
             let (stop, stopped) = tokio::sync::watch::channel(false);
             let victim = tokio::spawn(victim(gateway.client(identities()).await, stopped));
-            let flooding = timeout(Duration::from_secs(20), flood(&gateway, round));
+            let flooding = timeout(Duration::from_secs(20), flood(&gateway, one));
             let (sent, code) = flooding.await.unwrap_or_else(|_| panic!("{name}: not ended"));
             stop.send_replace(true);
             victim.await.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -244,7 +183,7 @@ fn requests_whose_reset_is_in_the_same_record_dial_no_endpoint() {
         let endpoint = Endpoint::echo(net.listen(11, 9000).await);
         let mut peer = RawPeer::connect(&gateway).await;
         let flight: Vec<u8> =
-            (0..ROUNDS).flat_map(|round| opened_and_reset(round, &CONNECT)).collect();
+            (0..ROUNDS).flat_map(|round| opened_and_reset(round, &names().connect())).collect();
         peer.write(&flight).await;
         peer.tunnel(stream(ROUNDS), ECHO).await;
         let reset = async || gateway.tunnels("downstream_cancelled").await;

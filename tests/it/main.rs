@@ -38,6 +38,8 @@ mod clusters;
 #[cfg(test)]
 mod collisions;
 #[cfg(test)]
+mod conformance;
+#[cfg(test)]
 mod delivery;
 #[cfg(test)]
 mod dns;
@@ -61,8 +63,6 @@ mod families;
 mod faults;
 #[cfg(test)]
 mod floods;
-#[cfg(test)]
-mod http2;
 #[cfg(test)]
 mod identity;
 #[cfg(test)]

@@ -118,17 +118,16 @@ impl Server {
     fn receive_trailers(&mut self, id: u32) -> Result<(), ConnectionError> {
         let stream = self.streams.find(id);
         match stream.and_then(|key| Some((key, self.streams.get(key)?))) {
-            Some((_, stream)) if stream.is_reset() => {}
-            Some((key, stream)) if stream.has_received_end() => {
+            _ if self.resets.contains(id) => {}
+            Some((key, stream)) if !stream.is_reset() && stream.has_received_end() => {
                 self.reset(key, ErrorCode::STREAM_CLOSED);
                 self.events.push(Event::Reset(key, Reason::DownstreamReset));
             }
-            Some((key, _)) => {
+            Some((key, stream)) if !stream.is_reset() => {
                 self.reset(key, ErrorCode::PROTOCOL_ERROR);
                 self.events.push(Event::Reset(key, Reason::Malformed));
             }
-            None if self.resets.contains(id) => {}
-            None => {
+            _ => {
                 let rule = "HEADERS on a closed stream";
                 return Err(ConnectionError::new(ErrorCode::STREAM_CLOSED, rule));
             }

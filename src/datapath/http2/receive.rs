@@ -239,9 +239,11 @@ impl Server {
         let refused = match key.and_then(|key| self.streams.get_mut(key)) {
             None if self.resets.contains(id) => None,
             None => Some(ErrorCode::STREAM_CLOSED),
+            // The driver has not removed the stream yet.
             Some(stream) if stream.is_reset() => {
                 key = None;
-                None
+                let is_ours = self.resets.contains(id);
+                (!is_ours).then_some(ErrorCode::STREAM_CLOSED)
             }
             Some(stream) if stream.has_received_end() => Some(ErrorCode::STREAM_CLOSED),
             Some(stream) => {
@@ -333,7 +335,7 @@ impl Server {
         id: u32,
         code: ErrorCode,
     ) -> Result<(), ConnectionError> {
-        match self.streams.find(id) {
+        match self.streams.find(id).filter(|&key| self.is_open(key)) {
             Some(key) => {
                 self.reset(key, code);
                 self.events.push(Event::Reset(key, Reason::DownstreamReset));

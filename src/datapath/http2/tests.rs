@@ -205,6 +205,22 @@ async fn a_closed_stream_is_reset_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_that_its_peer_has_reset_is_closed_within_the_same_turn() {
+    let mut server = server();
+    let reset = frame(kind::RST_STREAM, 0, 1, &[0; 4]);
+    let data = frame(kind::DATA, 0, 1, &[0]);
+    let events = receive(&mut server, &[connect(1), reset, data.clone(), data].concat());
+    let events = events.expect("credit");
+    assert!(matches!(events[..], [Event::Request { .. }, Event::Reset(..)]), "{events:?}");
+    assert_eq!(resets(&mut server), [(1, STREAM_CLOSED)]);
+
+    let reset = frame(kind::RST_STREAM, 0, 3, &[0; 4]);
+    let trailers = frame(kind::HEADERS, flag::END_HEADERS, 3, &[]);
+    let received = receive(&mut server, &[connect(3), reset, trailers].concat());
+    assert!(received.is_err(), "HEADERS on a closed stream");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_turn_receives_a_bounded_number_of_frames_and_the_next_continues() {
     let mut server = server();
     receive(&mut server, &connect(1)).expect("credit");

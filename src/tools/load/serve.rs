@@ -23,6 +23,7 @@ use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 use crate::tls;
+use crate::tools::conformance::endpoint;
 use crate::tools::hbone::{self, IncomingTunnel, Tunnel};
 use crate::tools::stop::StopSignals;
 
@@ -61,6 +62,8 @@ pub(super) struct Args {
 enum Mode {
     /// Send received bytes back: for rr, churn, handshake, mixed and idle.
     Echo,
+    /// Send received bytes back, and end at other times on request: for `strait conformance`.
+    Scripted,
     /// Drop received bytes: for up.
     Sink,
     /// Send as many bytes as requested: for down and stall.
@@ -141,6 +144,7 @@ async fn serve_tunnel(mode: Mode, tunnel: &mut Tunnel, chunk: &Bytes) -> io::Res
                 tunnel.send(bytes).await?;
             }
         }
+        Mode::Scripted => return endpoint::serve(tunnel).await,
         Mode::Sink => while tunnel.chunk().await?.is_some() {},
         Mode::Source => {
             let mut left = tunnel.read_u64().await?;
@@ -187,6 +191,7 @@ async fn serve_stream(
                 stream.write_all(&rest).await?;
             }
         }
+        Mode::Scripted => return endpoint::serve(stream).await,
         Mode::Sink => while read(&mut stream, |_, _| Ok(())).await?.is_some() {},
         Mode::Source => {
             let mut left = stream.read_u64().await?;

@@ -1,11 +1,28 @@
 //! Section 5.1.1, and the frames of streams: 6.1 to 6.4, 6.9 and 6.10.
 
-use crate::support::raw;
-
-use super::{
-    CONNECT, Case, Connection, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, Ignored, Outcome,
-    PROTOCOL_ERROR, REJECTED, STREAM_CLOSED, State, Stream, case, check, data, frames, status,
+use crate::tools::conformance::case::{Case, case, frames};
+use crate::tools::conformance::outcome::Outcome::{Connection, Ignored, Status, Stream};
+use crate::tools::conformance::outcome::{
+    FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, Outcome, PROTOCOL_ERROR, STREAM_CLOSED, State, data,
 };
+use crate::tools::conformance::peer::Names;
+use crate::tools::conformance::raw;
+
+/// Returns all cases of this file.
+pub(super) fn cases(to: &Names) -> Vec<Case> {
+    let parts = [
+        section_5_1_1_identifiers(to),
+        section_6_1_data(),
+        section_6_1_invalid_padding(),
+        section_6_2_headers(to),
+        section_6_2_headers_with_missing_parts(),
+        sections_6_3_and_6_4_priority_and_rst_stream(),
+        section_6_9_window_update(),
+        section_6_10_fragments_of_a_header_block(to),
+        section_6_10_an_interrupted_header_block(to),
+    ];
+    parts.into_iter().flatten().collect()
+}
 
 /// Returns a padded payload.
 fn padded(padding: u8, payload: &[u8]) -> Vec<u8> {
@@ -13,15 +30,14 @@ fn padded(padding: u8, payload: &[u8]) -> Vec<u8> {
     [&[padding][..], payload, &zeros].concat()
 }
 
-#[test]
-fn section_5_1_1_identifiers() {
+fn section_5_1_1_identifiers(to: &Names) -> Vec<Case> {
     let line = |name: &str, frames, expected: &[Outcome]| {
         case("5.1.1", name, State::Idle, frames, expected)
     };
     let protocol = [Connection(PROTOCOL_ERROR)];
     let reset = |stream| raw::frame(raw::RST_STREAM, 0, stream, &[0; 4]);
-    check(vec![
-        line("HEADERS on an even stream", raw::headers(2, &CONNECT), &protocol),
+    vec![
+        line("HEADERS on an even stream", raw::headers(2, &to.connect()), &protocol),
         line("DATA on an even stream", raw::frame(raw::DATA, 0, 2, b"x"), &protocol),
         line("RST_STREAM on an even stream", reset(2), &protocol),
         line(
@@ -29,31 +45,30 @@ fn section_5_1_1_identifiers() {
             raw::frame(raw::WINDOW_UPDATE, 0, 2, &[0, 0, 0, 1]),
             &protocol,
         ),
-        line("the largest identifier", raw::headers((1 << 31) - 1, &CONNECT), &[status("200")]),
-        line("an identifier after a gap", raw::headers(99, &CONNECT), &[status("200")]),
+        line("the largest identifier", raw::headers((1 << 31) - 1, &to.connect()), &[Status(200)]),
+        line("an identifier after a gap", raw::headers(99, &to.connect()), &[Status(200)]),
         // Skipped identifiers are closed.
         line(
             "a lower identifier",
-            frames([raw::headers(5, &REJECTED), reset(5), raw::headers(3, &CONNECT)]),
+            frames([raw::headers(5, &to.rejected()), reset(5), raw::headers(3, &to.connect())]),
             &[Connection(PROTOCOL_ERROR), Connection(STREAM_CLOSED)],
         ),
         line(
             "DATA on a skipped stream",
-            frames([raw::headers(5, &REJECTED), reset(5), raw::frame(raw::DATA, 0, 3, b"x")]),
+            frames([raw::headers(5, &to.rejected()), reset(5), raw::frame(raw::DATA, 0, 3, b"x")]),
             &[Connection(PROTOCOL_ERROR), Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)],
         ),
-    ]);
+    ]
 }
 
-#[test]
-fn section_6_1_data() {
+fn section_6_1_data() -> Vec<Case> {
     let line = |name: &str, flags, stream, payload: &[u8], expected: &[Outcome]| {
         let frame = raw::frame(raw::DATA, flags, stream, payload);
         case("6.1", name, State::Open, frame, expected)
     };
     let protocol = [Connection(PROTOCOL_ERROR)];
     let padding = raw::PADDED;
-    check(vec![
+    vec![
         line("DATA on stream 0", 0, 0, b"x", &protocol),
         line("empty DATA", 0, 1, b"", &[Ignored]),
         line("DATA with padding of 0", padding, 1, &padded(0, b"x"), &[data(b"x")]),
@@ -67,18 +82,17 @@ fn section_6_1_data() {
             b"\x02xyz",
             &[data(b"x"), Connection(PROTOCOL_ERROR)],
         ),
-    ]);
+    ]
 }
 
-#[test]
-fn section_6_1_invalid_padding() {
+fn section_6_1_invalid_padding() -> Vec<Case> {
     let line = |name: &str, flags, stream, payload: &[u8], expected: &[Outcome]| {
         let frame = raw::frame(raw::DATA, flags, stream, payload);
         case("6.1", name, State::Open, frame, expected)
     };
     let protocol = [Connection(PROTOCOL_ERROR)];
     let padding = raw::PADDED;
-    check(vec![
+    vec![
         line("DATA with padding of its length", padding, 1, b"\x02x", &protocol),
         line("DATA with padding above its length", padding, 1, b"\xffx", &protocol),
         line(
@@ -95,7 +109,7 @@ fn section_6_1_invalid_padding() {
             &padded(9, b"x"),
             &[data(b"x")],
         ),
-    ]);
+    ]
 }
 
 /// Returns a line for HEADERS that begin with this payload.
@@ -106,18 +120,17 @@ fn headers(name: &str, flags: u8, payload: &[u8], expected: &[Outcome]) -> Case 
 
 const PADDED_AND_PRIORITIZED: u8 = raw::PADDED | raw::PRIORITIZED;
 
-#[test]
-fn section_6_2_headers() {
-    let opened = [status("200")];
+fn section_6_2_headers(to: &Names) -> Vec<Case> {
+    let opened = [Status(200)];
     // Section 5.3.2 deprecates priorities; RFC 7540 section 5.3.1 made this a stream error.
-    let deprecated = [status("200"), Stream(PROTOCOL_ERROR)];
-    let block = raw::block(&CONNECT);
+    let deprecated = [Status(200), Stream(PROTOCOL_ERROR)];
+    let block = raw::block(&to.connect());
     let stream_0 = raw::frame(raw::HEADERS, raw::END_HEADERS, 0, &block);
     let long = padded(255, &block);
     let prioritized = [&[0x80, 0, 0, 3, 255][..], &block].concat();
     let own = [&[0, 0, 0, 1, 255][..], &block].concat();
     let both = padded(9, &prioritized);
-    check(vec![
+    vec![
         case("6.2", "HEADERS on stream 0", State::Idle, stream_0, [Connection(PROTOCOL_ERROR)]),
         headers("HEADERS", 0, &block, &opened),
         headers("END_STREAM", raw::END_STREAM, &block, &opened),
@@ -125,20 +138,19 @@ fn section_6_2_headers() {
         headers("priority", raw::PRIORITIZED, &prioritized, &opened),
         headers("both", PADDED_AND_PRIORITIZED, &both, &opened),
         headers("own priority", raw::PRIORITIZED, &own, &deprecated),
-    ]);
+    ]
 }
 
-#[test]
-fn section_6_2_headers_with_missing_parts() {
+fn section_6_2_headers_with_missing_parts() -> Vec<Case> {
     let protocol = [Connection(PROTOCOL_ERROR)];
     let size = [Connection(FRAME_SIZE_ERROR), Connection(PROTOCOL_ERROR)];
-    check(vec![
+    vec![
         headers("padding of their length", raw::PADDED, b"\x01", &protocol),
         headers("more padding", raw::PADDED, b"\xff\x82", &protocol),
         headers("no pad length", raw::PADDED, b"", &size),
         headers("no priority", raw::PRIORITIZED, &[0; 4], &size),
         headers("only padding", PADDED_AND_PRIORITIZED, &[4; 5], &size),
-    ]);
+    ]
 }
 
 /// Returns a line for a frame of zeros in a state of stream 1.
@@ -155,8 +167,7 @@ fn zeros(
     case(section, name, state, frame, [expected])
 }
 
-#[test]
-fn sections_6_3_and_6_4_priority_and_rst_stream() {
+fn sections_6_3_and_6_4_priority_and_rst_stream() -> Vec<Case> {
     let priority = |name: &str, state, stream, length, expected| {
         let name = format!("PRIORITY {name}");
         zeros(&name, state, raw::PRIORITY, stream, length, expected)
@@ -170,7 +181,7 @@ fn sections_6_3_and_6_4_priority_and_rst_stream() {
     let size = || Connection(FRAME_SIZE_ERROR);
     let unknown = raw::frame(raw::RST_STREAM, 0, 1, &[0xff; 4]);
     let own = raw::frame(raw::PRIORITY, 0, 1, &[0, 0, 0, 1, 15]);
-    check(vec![
+    vec![
         priority("on stream 0", open, 0, 5, protocol()),
         priority("of 4 bytes", open, 1, 4, Stream(FRAME_SIZE_ERROR)),
         priority("of 6 bytes", open, 1, 6, Stream(FRAME_SIZE_ERROR)),
@@ -181,11 +192,10 @@ fn sections_6_3_and_6_4_priority_and_rst_stream() {
         reset("of 3 bytes", open, 1, 3, size()),
         reset("of 5 bytes", open, 1, 5, size()),
         case("6.4", "RST_STREAM, unknown code", open, unknown, [Ignored]),
-    ]);
+    ]
 }
 
-#[test]
-fn section_6_9_window_update() {
+fn section_6_9_window_update() -> Vec<Case> {
     let line = |name: &str, stream, payload: &[u8], expected: &[Outcome]| {
         let frame = raw::frame(raw::WINDOW_UPDATE, 0, stream, payload);
         case("6.9", name, State::Open, frame, expected)
@@ -198,7 +208,7 @@ fn section_6_9_window_update() {
         let update = |bytes: &[u8]| raw::frame(raw::WINDOW_UPDATE, 0, stream, bytes);
         frames([update(&to_limit), update(&[0, 0, 0, 1])])
     };
-    check(vec![
+    vec![
         line("WINDOW_UPDATE of 3 bytes", 0, &[0; 3], &size),
         line("WINDOW_UPDATE of 5 bytes on a stream", 1, &[0; 5], &size),
         line("WINDOW_UPDATE of 0 for the connection", 0, &[0; 4], &[Connection(PROTOCOL_ERROR)]),
@@ -221,7 +231,7 @@ fn section_6_9_window_update() {
             both(1),
             [Stream(FLOW_CONTROL_ERROR)],
         ),
-    ]);
+    ]
 }
 
 /// Returns CONTINUATION.
@@ -229,52 +239,50 @@ fn next(flags: u8, stream: u32, part: &[u8]) -> Vec<u8> {
     raw::frame(raw::CONTINUATION, flags, stream, part)
 }
 
-/// Returns HEADERS with the beginning of the block of [`CONNECT`], and the rest of it.
-fn began(flags: u8) -> (Vec<u8>, Vec<u8>) {
-    let block = raw::block(&CONNECT);
+/// Returns HEADERS with the beginning of the block of a CONNECT, and the rest of it.
+fn began(to: &Names, flags: u8) -> (Vec<u8>, Vec<u8>) {
+    let block = raw::block(&to.connect());
     let (first, rest) = block.split_at(7);
     (raw::frame(raw::HEADERS, flags, 1, first), rest.to_vec())
 }
 
-#[test]
-fn section_6_10_fragments_of_a_header_block() {
+fn section_6_10_fragments_of_a_header_block(to: &Names) -> Vec<Case> {
     let line = |name: &str, parts: &[Vec<u8>]| {
-        case("6.10", name, State::Idle, parts.concat(), [status("200")])
+        case("6.10", name, State::Idle, parts.concat(), [Status(200)])
     };
-    let (headers, rest) = began(0);
-    let (last, _) = began(raw::END_STREAM);
+    let (headers, rest) = began(to, 0);
+    let (last, _) = began(to, raw::END_STREAM);
     let end = next(raw::END_HEADERS, 1, &rest);
     let undefined = next(0xfb | raw::END_HEADERS, 1, &rest);
-    let block = raw::block(&CONNECT);
+    let block = raw::block(&to.connect());
     let (empty, empty_end) = (raw::frame(raw::HEADERS, 0, 1, &[]), next(4, 1, &[]));
     let pieces: Vec<u8> = block.chunks(16).flat_map(|part| next(0, 1, part)).collect();
     let padded = raw::frame(raw::HEADERS, raw::PADDED, 1, &padded(9, &headers[9..]));
-    check(vec![
+    vec![
         line("two fragments", &[headers.clone(), end.clone()]),
         line("two fragments and END_STREAM", &[last, end.clone()]),
         line("sixteen octets each", &[empty.clone(), pieces, empty_end.clone()]),
         line("empty ones", &[empty, next(0, 1, &block), empty_end]),
         line("padding of the first", &[padded, end]),
         line("undefined flags", &[headers, undefined]),
-    ]);
+    ]
 }
 
-#[test]
-fn section_6_10_an_interrupted_header_block() {
+fn section_6_10_an_interrupted_header_block(to: &Names) -> Vec<Case> {
     let line = |name: &str, parts: &[Vec<u8>]| {
         let expected = [Connection(PROTOCOL_ERROR)];
         case("6.10", name, State::Idle, parts.concat(), expected)
     };
-    let (headers, rest) = began(0);
+    let (headers, rest) = began(to, 0);
     let within = |name: &str, kind, stream, length| {
         let frame = raw::frame(kind, 0, stream, &vec![1; length]);
         let name = format!("{name} in a header block");
         line(&name, &[headers.clone(), frame, next(4, 1, &rest)])
     };
-    let complete = raw::headers(1, &CONNECT);
+    let complete = raw::headers(1, &to.connect());
     let more = next(4, 1, &raw::block(&[("a", b"b")]));
     let on = |stream| [headers.clone(), next(4, stream, &rest)];
-    check(vec![
+    vec![
         line("CONTINUATION on stream 0", &on(0)),
         line("CONTINUATION on another stream", &on(3)),
         line("CONTINUATION after END_HEADERS", &[complete, more]),
@@ -287,5 +295,5 @@ fn section_6_10_an_interrupted_header_block() {
         within("GOAWAY", raw::GOAWAY, 0, 8),
         within("WINDOW_UPDATE", raw::WINDOW_UPDATE, 0, 4),
         within("unknown frame", 0xbe, 1, 1),
-    ]);
+    ]
 }

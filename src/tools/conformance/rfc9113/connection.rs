@@ -1,12 +1,28 @@
 //! Sections 3.4, 4.1, 4.2 and 5.5, and the frames of a connection: 6.5 to 6.8.
 
-use crate::support::raw::{self, Frame};
-use crate::support::{Net, run};
+use anyhow::ensure;
 
-use super::{
-    CONNECT, Closed, Connection, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, Ignored, Outcome,
-    PROTOCOL_ERROR, Peer, State, Stream, case, check, data, frames, start, status,
+use crate::tools::conformance::case::{Case, Group, case, frames, script};
+use crate::tools::conformance::outcome::Outcome::{Closed, Connection, Ignored, Status, Stream};
+use crate::tools::conformance::outcome::{
+    FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, Outcome, PROTOCOL_ERROR, State, data,
 };
+use crate::tools::conformance::peer::{Names, Peer, Target};
+use crate::tools::conformance::raw::{self, Frame};
+
+/// Returns all cases of this file.
+pub(super) fn cases(to: &Names, frame_max: u32) -> Vec<Case> {
+    let parts = [
+        section_3_4_the_preface(to),
+        section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits(to),
+        section_4_2_the_size_of_a_frame(frame_max),
+        section_6_5_settings(to),
+        section_6_5_2_parameters(),
+        sections_6_6_to_6_8_push_promise_ping_and_goaway(),
+        vec![script(Group::Http2, "6.5.3", "ACK of SETTINGS and PING", acknowledgements)],
+    ];
+    parts.into_iter().flatten().collect()
+}
 
 /// Returns SETTINGS with these parameters.
 fn settings(parameters: &[(u16, u32)]) -> Vec<u8> {
@@ -24,19 +40,18 @@ const PUSH: u16 = 2;
 const WINDOW: u16 = 4;
 const FRAME: u16 = 5;
 
-#[test]
-fn section_3_4_the_preface() {
+fn section_3_4_the_preface(to: &Names) -> Vec<Case> {
     let unconnected = |name: &str, parts: [&[u8]; 2], expected: &[Outcome]| {
         case("3.4", name, State::Unconnected, parts.concat(), expected)
     };
     let settings = settings(&[]);
     let ping = raw::frame(raw::PING, 0, 0, &[0; 8]);
     let ack = raw::frame(raw::SETTINGS, raw::ACK, 0, &[]);
-    let headers = raw::headers(1, &CONNECT);
+    let headers = raw::headers(1, &to.connect());
     let http1: &[u8] = b"GET / HTTP/1.1\r\nHost: echo.global\r\n\r\n";
     // GOAWAY may be omitted if the preface is invalid.
     let either = [Connection(PROTOCOL_ERROR), Closed];
-    check(vec![
+    vec![
         unconnected("preface", [raw::PREFACE, &settings], &[Ignored]),
         unconnected("HTTP/1.1", [http1, &[]], &either),
         unconnected(
@@ -47,17 +62,16 @@ fn section_3_4_the_preface() {
         unconnected("PING before SETTINGS", [raw::PREFACE, &ping], &either),
         unconnected("HEADERS before SETTINGS", [raw::PREFACE, &headers], &either),
         unconnected("ACK before SETTINGS", [raw::PREFACE, &ack], &either),
-    ]);
+    ]
 }
 
-#[test]
-fn section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits() {
+fn section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits(to: &Names) -> Vec<Case> {
     let line =
         |name: &str, frames, expected: &[Outcome]| case("4.1", name, State::Open, frames, expected);
     let reserved = 1 << 31;
     let ping = raw::frame(raw::PING, 0, reserved, &[0; 8]);
     let window = raw::frame(raw::WINDOW_UPDATE, 0, 1, &[0x80, 0, 0, 1]);
-    check(vec![
+    vec![
         line("unknown frame on stream 0", raw::frame(0xbe, 0, 0, b"x"), &[Ignored]),
         line("unknown frame on an idle stream", raw::frame(0xbe, 0, 9, b"x"), &[Ignored]),
         line("empty unknown frame", raw::frame(0xff, 0xff, 0, &[]), &[Ignored]),
@@ -79,15 +93,14 @@ fn section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits() {
         ),
         line(
             "HEADERS with undefined flags",
-            raw::frame(raw::HEADERS, 0xd2 | raw::END_HEADERS, 3, &raw::block(&CONNECT)),
-            &[status("200")],
+            raw::frame(raw::HEADERS, 0xd2 | raw::END_HEADERS, 3, &raw::block(&to.connect())),
+            &[Status(200)],
         ),
-    ]);
+    ]
 }
 
-#[test]
-fn section_4_2_the_size_of_a_frame() {
-    const ADVERTISED: usize = 64 * 1024;
+fn section_4_2_the_size_of_a_frame(frame_max: u32) -> Vec<Case> {
+    let advertised = frame_max as usize;
     let line = |name: &str, state, frames, expected: &[Outcome]| {
         case("4.2", name, state, frames, expected)
     };
@@ -95,43 +108,42 @@ fn section_4_2_the_size_of_a_frame() {
     let of = |kind, stream, length| raw::frame(kind, 0, stream, &vec![b'x'; length]);
     // For the bytes that the endpoint returns.
     let window = |stream| raw::frame(raw::WINDOW_UPDATE, 0, stream, &[0, 0, 0, 1]);
-    check(vec![
+    vec![
         line(
             "DATA of the advertised size",
             State::Open,
-            frames([window(0), window(1), of(raw::DATA, 1, ADVERTISED)]),
-            &[data(&[b'x'; ADVERTISED])],
+            frames([window(0), window(1), of(raw::DATA, 1, advertised)]),
+            &[data(&vec![b'x'; advertised])],
         ),
         line(
             "DATA above the advertised size",
             State::Open,
-            of(raw::DATA, 1, ADVERTISED + 1),
+            of(raw::DATA, 1, advertised + 1),
             &[Connection(FRAME_SIZE_ERROR), Stream(FRAME_SIZE_ERROR)],
         ),
         line(
             "HEADERS above the advertised size",
             State::Idle,
-            of(raw::HEADERS, 1, ADVERTISED + 1),
+            of(raw::HEADERS, 1, advertised + 1),
             &size,
         ),
         line(
             "unknown frame above the advertised size",
             State::Idle,
-            of(0xbe, 0, ADVERTISED + 1),
+            of(0xbe, 0, advertised + 1),
             &size,
         ),
         line("SETTINGS of 2^24 - 1 bytes", State::Idle, of(raw::SETTINGS, 0, (1 << 24) - 1), &size),
-    ]);
+    ]
 }
 
-#[test]
-fn section_6_5_settings() {
+fn section_6_5_settings(to: &Names) -> Vec<Case> {
     let line =
         |name: &str, frames, expected: &[Outcome]| case("6.5", name, State::Open, frames, expected);
     let protocol = [Connection(PROTOCOL_ERROR)];
     let size = [Connection(FRAME_SIZE_ERROR)];
     let empty = |flags, stream| raw::frame(raw::SETTINGS, flags, stream, &[]);
-    check(vec![
+    vec![
         line("SETTINGS on a stream", empty(0, 1), &protocol),
         line("ACK on a stream", empty(raw::ACK, 1), &protocol),
         line("ACK with a payload", raw::frame(raw::SETTINGS, raw::ACK, 0, &[0; 6]), &size),
@@ -140,14 +152,13 @@ fn section_6_5_settings() {
         line("empty SETTINGS", empty(0, 0), &[Ignored]),
         line(
             "SETTINGS in a header block",
-            frames([raw::frame(raw::HEADERS, 0, 3, &raw::block(&CONNECT)), empty(0, 0)]),
+            frames([raw::frame(raw::HEADERS, 0, 3, &raw::block(&to.connect())), empty(0, 0)]),
             &protocol,
         ),
-    ]);
+    ]
 }
 
-#[test]
-fn section_6_5_2_parameters() {
+fn section_6_5_2_parameters() -> Vec<Case> {
     let line = |name: &str, parameters: &[(u16, u32)], expected: &[Outcome]| {
         let name = format!("{name}, {parameters:?}");
         case("6.5.2", &name, State::Open, settings(parameters), expected)
@@ -158,7 +169,7 @@ fn section_6_5_2_parameters() {
     let (most, frame_most) = ((1 << 31) - 1, (1 << 24) - 1);
     let window_above =
         frames([raw::frame(raw::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]), settings(&[(WINDOW, most)])]);
-    check(vec![
+    vec![
         line("unknown", &[(0xfff0, u32::MAX), (0, 1)], &ignored),
         line("table", &[(TABLE, 0)], &ignored),
         line("table", &[(TABLE, u32::MAX)], &ignored),
@@ -183,11 +194,10 @@ fn section_6_5_2_parameters() {
             window_above,
             flow,
         ),
-    ]);
+    ]
 }
 
-#[test]
-fn sections_6_6_to_6_8_push_promise_ping_and_goaway() {
+fn sections_6_6_to_6_8_push_promise_ping_and_goaway() -> Vec<Case> {
     let line = |section, name: &str, frames, expected: &[Outcome]| {
         case(section, name, State::Open, frames, expected)
     };
@@ -199,7 +209,7 @@ fn sections_6_6_to_6_8_push_promise_ping_and_goaway() {
         let echoed = raw::frame(raw::DATA, 0, 1, b"x");
         frames([raw::frame(raw::GOAWAY, 0, 0, &payload), echoed])
     };
-    check(vec![
+    vec![
         line("6.6", "PUSH_PROMISE on stream 0", of(raw::PUSH_PROMISE, 0, 4), &protocol),
         line(
             "6.6",
@@ -222,30 +232,29 @@ fn sections_6_6_to_6_8_push_promise_ping_and_goaway() {
         line("6.8", "GOAWAY leaves streams open", goaway(b""), &[data(b"x")]),
         line("6.8", "GOAWAY with debug data", goaway(b"debug"), &[data(b"x")]),
         line("6.8", "GOAWAY twice", frames([goaway(b""), goaway(b"")]), &[data(b"xx")]),
-    ]);
+    ]
 }
 
-/// Section 6.5.3 and 6.7: each is acknowledged once, in order, and with the payload of the PING.
-#[test]
-fn settings_and_ping_are_acknowledged() {
-    run(async {
-        let (gateway, _endpoint) = start(Net::new()).await;
-        let mut peer = Peer::connect(&gateway, &[]).await;
-        let acknowledges = |frame: &Frame| {
-            matches!(frame.kind, raw::SETTINGS | raw::PING) && frame.flags & raw::ACK != 0
-        };
-        // The SETTINGS of the preface.
-        assert_eq!(peer.until(acknowledges).await.kind, raw::SETTINGS);
-        peer.raw.write(&settings(&[(0xfff0, 1)])).await;
-        let ack = peer.until(acknowledges).await;
-        assert_eq!((ack.kind, ack.stream, ack.payload.len()), (raw::SETTINGS, 0, 0));
-        for payload in [*b"payload1", [0; 8], [0xff; 8]] {
-            peer.raw.write(&raw::frame(raw::PING, 0, 0, &payload)).await;
-            let ack = peer.until(acknowledges).await;
-            assert_eq!((ack.kind, ack.stream), (raw::PING, 0));
-            assert_eq!(ack.payload, payload);
-        }
-        // An ACK is not acknowledged.
-        assert_eq!(peer.outcome(&[Ignored]).await, Ignored);
-    });
+/// Checks sections 6.5.3 and 6.7: each is acknowledged once, in order, and with the payload of the
+/// PING.
+async fn acknowledgements(to: Target) -> anyhow::Result<()> {
+    let mut peer = Peer::connect(&to, &[]).await?;
+    let acknowledges = |frame: &Frame| {
+        matches!(frame.kind, raw::SETTINGS | raw::PING) && frame.flags & raw::ACK != 0
+    };
+    let first = peer.until(acknowledges).await?;
+    ensure!(first.kind == raw::SETTINGS, "no ACK of the SETTINGS after the preface: {first:?}");
+    peer.write(&settings(&[(0xfff0, 1)])).await?;
+    let ack = peer.until(acknowledges).await?;
+    let expected = (raw::SETTINGS, 0, 0);
+    ensure!((ack.kind, ack.stream, ack.payload.len()) == expected, "not an ACK: {ack:?}");
+    for payload in [*b"payload1", [0; 8], [0xff; 8]] {
+        peer.write(&raw::frame(raw::PING, 0, 0, &payload)).await?;
+        let ack = peer.until(acknowledges).await?;
+        ensure!((ack.kind, ack.stream) == (raw::PING, 0), "not an ACK: {ack:?}");
+        ensure!(ack.payload == payload, "ACK with another payload: {ack:?}");
+    }
+    let outcome = peer.outcome(&[Ignored]).await?;
+    ensure!(outcome == Ignored, "an ACK was answered: {outcome}");
+    Ok(())
 }

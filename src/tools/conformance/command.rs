@@ -1,0 +1,174 @@
+//! Arguments of `strait conformance`, and its run.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+
+use crate::config::IdentityFiles;
+use crate::tls::IdentityMaterial;
+
+use super::case::{Case, Group, Verdict};
+use super::peer::{Names, Target};
+use super::report::Report;
+use super::table::table;
+
+const EXAMPLES: &str = "Examples, with `strait load serve --mode scripted` behind the gateway:
+  strait conformance --to 10.0.0.1:15008 --authority echo.global:80 \\
+    --chain client.crt --key client.key --roots root.crt
+  … --group tls --group http2            without floods and faults
+  … --only 'rapid reset' --seconds 60    one flood, for a minute";
+
+/// Checks any HBONE gateway against RFC 9113 and docs/wire-contract.md, with floods and faults.
+///
+/// It connects as a client that the gateway accepts. The endpoint behind the authority is `strait
+/// load serve --mode scripted`, or any echo, with which some cases are skipped.
+///
+/// Exits 0 if all cases conform, 1 if any fails, 2 if the arguments are wrong or no tunnel can be
+/// opened. A run takes about two minutes. Do not aim it at a gateway in production: it floods.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Address of the gateway.
+    #[arg(long, value_name = "HOST:PORT")]
+    to: String,
+    /// Authority of an endpoint that returns all bytes.
+    #[arg(long, value_name = "HOST:PORT")]
+    authority: String,
+    /// Authority that the gateway does not know.
+    #[arg(long, value_name = "HOST:PORT", default_value = "nothing.conformance.test:80")]
+    unknown: String,
+    /// Certificate chain of the client.
+    #[arg(long, value_name = "FILE")]
+    chain: PathBuf,
+    /// Key of the certificate.
+    #[arg(long, value_name = "FILE")]
+    key: PathBuf,
+    /// Roots for the gateway's certificate; any SPIFFE identity under them is accepted.
+    #[arg(long, value_name = "FILE")]
+    roots: PathBuf,
+    /// Run these groups only.
+    #[arg(long, value_enum)]
+    group: Vec<Group>,
+    /// Run only cases whose section and name contain this.
+    #[arg(long, value_name = "PART")]
+    only: Option<String>,
+    /// Seconds after which a flood that the gateway does not end fails.
+    #[arg(long, value_name = "SECONDS", default_value = "3",
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `strait conformance` and returns its exit code.
+///
+/// # Errors
+/// A file cannot be used, or a result cannot be printed.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let ready = async {
+            let mut target = args.target().await?;
+            target.probe().await.with_context(|| format!("no tunnel through {}", args.to))?;
+            anyhow::Ok(target)
+        };
+        match ready.await {
+            Ok(target) => args.check(&target).await,
+            Err(error) => {
+                eprintln!("{error:#}");
+                Ok(ExitCode::from(2))
+            }
+        }
+    })
+}
+
+impl Args {
+    async fn target(&self) -> anyhow::Result<Target> {
+        let resolved = tokio::net::lookup_host(&self.to).await;
+        let mut resolved = resolved
+            .with_context(|| format!("cannot resolve `{}`; write --to HOST:PORT", self.to))?;
+        let address = resolved.next().with_context(|| format!("`{}` has no address", self.to))?;
+        let material = IdentityMaterial::load(&IdentityFiles {
+            chain: self.chain.clone(),
+            key: self.key.clone(),
+            roots: self.roots.clone(),
+        })?;
+        let names =
+            Names { echo: self.authority.as_str().into(), unknown: self.unknown.as_str().into() };
+        Ok(Target::new(address, material, names)?)
+    }
+
+    async fn check(&self, target: &Target) -> anyhow::Result<ExitCode> {
+        let cases = table(target, Duration::from_secs(self.seconds));
+        let cases: Vec<_> = cases.into_iter().filter(|case| self.wants(case)).collect();
+        let (all, mut report) = (cases.len(), Report::new(&self.to));
+        let (waiting, cases) = cases.into_iter().partition(|case| case.group == Group::Faults);
+        // Faults wait for deadlines of the gateway, so they run beside the cases before the floods.
+        let mut faults = Faults::start(target, waiting);
+        for (number, case) in Vec::from_iter::<Vec<Case>>(cases).iter().enumerate() {
+            progress(number, all, &case.name);
+            if case.group == Group::Floods {
+                faults.finish(&mut report).await;
+            }
+            let verdict = case.run(target, false).await;
+            report.add(case, verdict);
+        }
+        faults.finish(&mut report).await;
+        progress(all, all, "");
+        report.print(self.json)?;
+        Ok(report.exit_code())
+    }
+
+    fn wants(&self, case: &Case) -> bool {
+        let name = format!("{} {}", case.section, case.name);
+        (self.group.is_empty() || self.group.contains(&case.group))
+            && self.only.as_ref().is_none_or(|part| name.contains(part))
+    }
+}
+
+/// Faults that run at once.
+struct Faults(JoinSet<(usize, Arc<Case>, Verdict)>);
+
+impl Faults {
+    fn start(target: &Target, cases: Vec<Case>) -> Self {
+        let mut running = JoinSet::new();
+        for (number, case) in cases.into_iter().enumerate() {
+            let (target, case) = (target.clone(), Arc::new(case));
+            running.spawn(async move {
+                let verdict = case.run(&target, false).await;
+                (number, case, verdict)
+            });
+        }
+        Self(running)
+    }
+
+    async fn finish(&mut self, report: &mut Report) {
+        let mut done = Vec::new();
+        while let Some(ended) = self.0.join_next().await {
+            done.extend(ended.ok());
+        }
+        done.sort_by_key(|(number, ..)| *number);
+        for (_, case, verdict) in done {
+            report.add(&case, verdict);
+        }
+    }
+}
+
+/// Shows on a terminal which case runs.
+fn progress(number: usize, all: usize, name: &str) {
+    if io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+        if number < all {
+            eprint!("{number}/{all} {name}");
+        }
+        // The report follows in any case.
+        let _ = io::stderr().flush();
+    }
+}

@@ -1,0 +1,91 @@
+//! States of a stream, and the results of frames in them.
+
+use std::fmt;
+
+/// Error codes (RFC 9113 section 7).
+pub(super) const PROTOCOL_ERROR: u32 = 1;
+pub(super) const FLOW_CONTROL_ERROR: u32 = 3;
+pub(super) const STREAM_CLOSED: u32 = 5;
+pub(super) const FRAME_SIZE_ERROR: u32 = 6;
+pub(super) const COMPRESSION_ERROR: u32 = 9;
+
+/// State of stream 1 before the frames of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// No SETTINGS and no preface were sent.
+    Unconnected,
+    Idle,
+    Open,
+    /// The peer has sent END_STREAM.
+    HalfClosedRemote,
+    /// The gateway has sent END_STREAM.
+    HalfClosedLocal,
+    /// Both have sent END_STREAM.
+    Ended,
+    /// The peer has sent RST_STREAM.
+    Reset,
+    /// The gateway has sent RST_STREAM.
+    ResetByGateway,
+    /// The gateway has answered with an error and END_STREAM.
+    Rejected,
+}
+
+/// Result of the frames of a case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// GOAWAY with this code.
+    Connection(u32),
+    /// The connection ends without GOAWAY.
+    Closed,
+    /// RST_STREAM with this code.
+    Stream(u32),
+    /// HEADERS with this status.
+    Status(u16),
+    /// The bytes that the endpoint returns in stream 1.
+    Data(Vec<u8>),
+    /// Nothing but the answer to PING.
+    Ignored,
+}
+
+/// Returns the outcome of an endpoint that returns these bytes.
+pub(super) fn data(bytes: &[u8]) -> Outcome {
+    Outcome::Data(bytes.to_vec())
+}
+
+impl Outcome {
+    /// Reports whether a gateway conforms by this outcome where `self` is Strait's own.
+    ///
+    /// A server may answer a malformed request before it resets it (RFC 9113 section 8.1.1), may
+    /// treat an error of a stream as one of the connection (section 5.4), and may close without
+    /// GOAWAY (section 5.4.1). Any error rejects a tunnel.
+    pub(super) fn permits(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stream(PROTOCOL_ERROR), Self::Status(400..=499)) => true,
+            (Self::Stream(code), Self::Connection(other)) => code == other,
+            (Self::Status(400), Self::Connection(PROTOCOL_ERROR) | Self::Closed) => true,
+            (Self::Connection(_) | Self::Stream(1..), Self::Closed) => true,
+            (Self::Status(400..), Self::Status(400..) | Self::Stream(_)) => true,
+            (one, other) => one == other,
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connection(code) => write!(f, "GOAWAY {}", h2::Reason::from(*code)),
+            Self::Closed => f.write_str("close"),
+            Self::Stream(code) => write!(f, "RST_STREAM {}", h2::Reason::from(*code)),
+            Self::Status(status) => write!(f, "status {status}"),
+            Self::Data(bytes) => write!(f, "{} bytes of the endpoint", bytes.len()),
+            Self::Ignored => f.write_str("no effect"),
+        }
+    }
+}
+
+impl State {
+    /// Reports whether the endpoint has to end first, or stay open after its client.
+    pub(super) fn needs_script(self) -> bool {
+        matches!(self, Self::HalfClosedRemote | Self::HalfClosedLocal | Self::Ended)
+    }
+}
