@@ -46,6 +46,7 @@ use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::aging::Aging;
 use crate::lifecycle::Lifecycle;
 use crate::limits::turns::WorkerTime;
+use crate::outer::run_probes;
 use crate::snapshot::Publisher;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
@@ -202,10 +203,21 @@ impl App {
         spawn_task(own, "buffer budget", async move { budget.run().await });
         spawn_task(own, "metrics", async move { metrics.run().await });
         spawn_task(own, "memory", memory::watch(Arc::clone(&app.data_path), configured));
+        app.start_probes();
         app.start_discovery(source)?;
         app.start_dns()?;
         spawn_thread(&app.status, "strait-files", reloader.run())?;
         Ok((app, certificate))
+    }
+
+    /// Starts probes of gateways of other networks. The current configuration sets their interval.
+    fn start_probes(&self) {
+        let (pool, metrics) = (self.data_path.outer.clone(), Arc::clone(&self.data_path.metrics));
+        let config = Arc::clone(&self.config);
+        let interval = move || config.load().dial.probe_interval;
+        let count = move |result| metrics.gateway_probed(result);
+        let own = (&Handle::current(), &self.status);
+        spawn_task(own, "gateway probes", run_probes(pool, interval, count));
     }
 
     /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:

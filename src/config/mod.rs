@@ -235,7 +235,7 @@ impl Config {
 
     /// Gives `new` the values of this configuration for the keys that only a restart applies, and
     /// returns those that differed. Listeners, trust, exposure, links, names, policy, traffic,
-    /// networks, bindings, `log.level` and `log.access` apply live.
+    /// networks, bindings, `dial.probe_interval`, `log.level` and `log.access` apply live.
     pub fn keep_restart_only(&self, new: &mut Self) -> Vec<&'static str> {
         fn differed<T: Clone + PartialEq>(old: &T, new: &mut T) -> bool {
             let differed = old != new;
@@ -247,7 +247,7 @@ impl Config {
             ("identity", differed(&self.identity, &mut new.identity)),
             ("discovery", differed(&self.discovery, &mut new.discovery)),
             ("dns", differed(&self.dns, &mut new.dns)),
-            ("dial", differed(&self.dial, &mut new.dial)),
+            ("dial.allow", differed(&self.dial.allow, &mut new.dial.allow)),
             ("limits", differed(&self.limits, &mut new.limits)),
             ("workers", differed(&self.workers, &mut new.workers)),
             ("admin", differed(&self.admin, &mut new.admin)),

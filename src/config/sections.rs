@@ -180,6 +180,13 @@ section! {
         /// embed one of these (IPv4-mapped, IPv4-translated, NAT64, 6to4, ISATAP). The gateway's
         /// own listeners are never dialled.
         allow: Vec<IpNet> = default(Vec::new());
+        /// Time between two probes of a gateway of another network that has no connection, varied
+        /// by a tenth. A probe is a TLS handshake and a PING of HTTP/2. One probe per second
+        /// starts, so many gateways are probed less often.
+        probe_interval: Option<Duration> as Option<TunnelTime> = default(
+            None,
+            "gateways are not probed: peers see each probe as a connection of this gateway"
+        );
     }
 }
 

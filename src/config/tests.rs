@@ -41,13 +41,15 @@ fn a_change_says_which_keys_need_a_restart() {
     new.trust.domains.clear();
     new.exposure.default = DefaultExposure::All;
     new.links = Some(Vec::new());
+    new.dial.probe_interval = Some(Duration::from_secs(60));
     assert!(old.keep_restart_only(&mut new).is_empty());
     let live = new.clone();
     new.workers = 3;
     new.limits.buffers = Some(1 << 20);
     new.drain.lag = Duration::ZERO;
+    new.dial.allow = vec!["127.0.0.0/8".parse().unwrap()];
     new.log.format = LogFormat::Json;
     let keys = old.keep_restart_only(&mut new);
-    assert_eq!(keys, ["limits", "workers", "drain", "log.format"]);
+    assert_eq!(keys, ["dial.allow", "limits", "workers", "drain", "log.format"]);
     assert_eq!(new, live);
 }

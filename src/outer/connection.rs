@@ -74,6 +74,9 @@ pub(super) const IDLE_MAX: Duration = Duration::from_secs(60);
 /// The same during a drain. A tunnel that waits for the connection takes its place before.
 const DRAIN_IDLE_MAX: Duration = Duration::from_millis(100);
 
+/// Cause of the end of a connection that has not failed.
+pub(super) const CLOSED: &str = "closed";
+
 /// Socket that counts its reads.
 type Socket = InspectReader<TcpStream, Box<dyn Fn(&[u8]) + Send>>;
 type Http2 = h2::client::Connection<TlsStream<Socket>, Bytes>;
@@ -344,7 +347,7 @@ impl Driver {
         });
         let why = tokio::select! {
             ended = run => match ended {
-                Ok(()) => "closed".to_owned(),
+                Ok(()) => CLOSED.to_owned(),
                 Err(error) => error.to_string(),
             },
             why = keep_alive(&mut self.pings, &state, &on_idle) => why,

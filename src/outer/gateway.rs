@@ -61,10 +61,10 @@ pub(super) struct GatewayConnections {
     /// Tunnels of each source.
     places: Arc<limits::Pool>,
     /// Connections of each source.
-    room: Arc<limits::Pool>,
+    pub(super) room: Arc<limits::Pool>,
     /// Attempts to connect that may run.
     turns: Semaphore,
-    connections: Mutex<Connections>,
+    pub(super) connections: Mutex<Connections>,
 }
 
 /// Inputs of a new connection.
@@ -325,7 +325,7 @@ impl GatewayConnections {
     }
 
     /// Runs an attempt to connect, once fewer than [`ATTEMPTS_MAX`] others run.
-    async fn run_attempt(
+    pub(super) async fn run_attempt(
         &self,
         open: impl Future<Output = Opened> + Send + 'static,
         queued: Instant,
@@ -434,7 +434,8 @@ impl GatewayConnections {
 
     /// Notes a failure that the gateway alone can have caused.
     pub(super) fn note_proof(&self) {
-        self.connections.lock().proved_at = Some(Instant::now());
+        let mut connections = self.connections.lock();
+        (connections.proved_at, connections.was_silent) = (Some(Instant::now()), true);
     }
 
     /// Opens a connection in place of a retired one, so that the next tunnel need not wait for it.
@@ -456,6 +457,7 @@ impl GatewayConnections {
         own.open.retain(|one| !one.state.is_retired());
         connections.prune(source);
         if let Some(why) = why {
+            connections.is_probed &= why == connection::CLOSED;
             connections.last_error = why;
         }
     }
@@ -503,6 +505,7 @@ impl GatewayConnections {
             connections.failed_at = Some(now);
             connections.is_mute = true;
             connections.ejections += 1;
+            (connections.probe_at, connections.is_probed) = (Some(now + time), false);
             let (address, network) = (self.target.address, &*self.target.gateway.network);
             let error = &*connections.last_error;
             info!(%address, network, ?time, error, "gateway of another network ejected");
@@ -543,6 +546,7 @@ impl GatewayConnections {
             (Some(state), _) if state.is_unusable() => "silent",
             (Some(_), _) => "ready",
             (None, 1..) => "connecting",
+            (None, 0) if connections.is_probed => "healthy",
             (None, 0) if connections.last_error.is_empty() => "idle",
             (None, 0) => "failed",
         };

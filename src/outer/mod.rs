@@ -1,7 +1,8 @@
 //! HBONE connections to the gateways of other networks, and tunnels through them.
 //!
 //! [`Pool`] shares connections between the tunnels of one source: `gateway` keeps those to one
-//! gateway, `sources` divides them, and `connection` opens and watches one. `ranks` compares the
+//! gateway, `sources` divides them, and `connection` opens and watches one. `probe` finds out the
+//! state of gateways without connections. `ranks` compares the
 //! round trip times of gateways, `rtt` keeps that of a gateway. `request` asks for a tunnel,
 //! [`Stream`] is an open one, and `unread` keeps what it has received. `outcome` maps a
 //! rejection to the header `x-strait-outcome` and back. [`open_inner`] opens an HBONE connection
@@ -11,6 +12,7 @@ mod connection;
 mod gateway;
 mod inner;
 mod pool;
+mod probe;
 mod ranks;
 mod request;
 mod rtt;
@@ -32,6 +34,7 @@ use crate::snapshot::RemoteGateway;
 pub(crate) use gateway::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX};
 pub use inner::{InnerTarget, open_inner};
 pub use pool::Pool;
+pub use probe::run as run_probes;
 #[cfg(test)]
 pub(crate) use ranks::Ranks;
 pub use request::{Answer, Request, SOURCE_HEADER};

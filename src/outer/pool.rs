@@ -149,11 +149,15 @@ impl Pool {
         gateways.get_or_insert(target, &self.0.context.reader)
     }
 
-    fn known(&self, target: &Target) -> Option<Arc<GatewayConnections>> {
+    pub(super) fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    pub(super) fn known(&self, target: &Target) -> Option<Arc<GatewayConnections>> {
         self.0.gateways.lock().by_target.get(target).cloned()
     }
 
-    fn all(&self) -> Vec<Arc<GatewayConnections>> {
+    pub(super) fn all(&self) -> Vec<Arc<GatewayConnections>> {
         let gateways = self.0.gateways.lock();
         gateways.by_target.values().cloned().collect()
     }

@@ -54,7 +54,13 @@ pub(super) struct Connections {
     pub(super) lost: Option<Loss>,
     /// True if no CONNECT was answered since the last ejection.
     pub(super) is_mute: bool,
+    /// True if a CONNECT met a late PING since the last answer to any.
+    pub(super) was_silent: bool,
     pub(super) ejections: u64,
+    /// Time of the next probe, or end of a later ejection; `None` before the first one.
+    pub(super) probe_at: Option<Instant>,
+    /// True if the last probe succeeded, and nothing has failed since.
+    pub(super) is_probed: bool,
     pub(super) last_error: String,
 }
 
@@ -175,7 +181,22 @@ impl Connections {
         if let Some(own) = self.by_source.get_mut(source) {
             own.unanswered = 0;
         }
-        (self.lost, self.is_mute) = (None, false);
+        self.forget_failures(opened);
+    }
+
+    /// Notes a probe that succeeded at this time. It refutes failures to connect, but not
+    /// that CONNECTs were lost since the last answer.
+    pub(super) fn probed(&mut self, opened: Instant) {
+        self.opened_at = Some(opened);
+        self.is_probed = true;
+        if self.lost.is_none() && !self.was_silent {
+            self.forget_failures(opened);
+        }
+    }
+
+    /// Forgets failures before the time at which a connection was opened.
+    fn forget_failures(&mut self, opened: Instant) {
+        (self.lost, self.is_mute, self.was_silent) = (None, false, false);
         if self.failed_at.is_some_and(|at| at <= opened) {
             self.failed_at = None;
             self.health = EndpointState::new();
@@ -185,17 +206,23 @@ impl Connections {
 
     /// Notes an attempt that failed.
     pub(super) fn note_failure(&mut self, source: &Source, failure: Failure, started: Instant) {
+        self.note_cause(&failure, started);
+        let failure = self.judge(failure, started);
+        let own = self.of(source);
+        if own.attempts == 0 {
+            own.result.send_replace(Some(failure));
+        }
+    }
+
+    /// Notes the cause for which an attempt failed.
+    pub(super) fn note_cause(&mut self, failure: &Failure, started: Instant) {
         self.last_error.clone_from(&failure.detail);
+        self.is_probed = false;
         // This process may have no descriptor left.
         if failure.is_of_gateway() {
             self.replacement.back_off();
             self.failed_at = self.failed_at.max(Some(started));
             self.failure = Some((Instant::now(), failure.clone()));
-        }
-        let failure = self.judge(failure, started);
-        let own = self.of(source);
-        if own.attempts == 0 {
-            own.result.send_replace(Some(failure));
         }
     }
 

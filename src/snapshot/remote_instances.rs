@@ -384,6 +384,16 @@ impl RemoteInstances {
         known
     }
 
+    /// Returns the record of a gateway, if it has one.
+    pub(super) fn record(
+        &self,
+        gateway: &RemoteGateway,
+        address: SocketAddr,
+    ) -> Option<&Arc<Workload>> {
+        let list = self.gateways.get(&gateway.network)?;
+        list.iter().find(|one| one.address == address)?.record.as_ref()
+    }
+
     /// Asserts that each gateway has the number of services behind it.
     #[cfg(test)]
     pub(super) fn assert_counts(&self) {

@@ -4,6 +4,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::labels::labelled;
+
+labelled! {
+    /// Result of a probe of a gateway. Its label is also the metric label.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ProbeResult {
+        /// The gateway has acknowledged a PING.
+        Healthy = "healthy",
+        /// The gateway has failed, and is ejected.
+        Failed = "failed",
+        /// No failure of the gateway is proved: this one lacked descriptors or its share of the
+        /// connections, must not dial the address, or is granted no stream.
+        Skipped = "skipped",
+    }
+}
+
 /// Gateway of another network, with its connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteGatewayStatus {
@@ -12,7 +28,8 @@ pub struct RemoteGatewayStatus {
     pub network: Arc<str>,
     /// Cluster that its certificate has to belong to; empty if any.
     pub cluster: Arc<str>,
-    /// `ready`, `connecting`, `silent`, `ejected`, `failed` or `idle`.
+    /// `ready`, `connecting`, `silent`, `ejected`, `failed`, `idle` or, after a probe without a
+    /// connection, `healthy`.
     pub state: &'static str,
     pub connections: usize,
     pub sources: usize,

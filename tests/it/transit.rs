@@ -87,6 +87,42 @@ async fn pair(endpoint: Endpoint, net: Net) -> (Gateway, Gateway, Endpoint) {
 }
 
 #[test]
+fn a_reload_starts_probes_of_gateways_that_no_tunnel_has_used() {
+    run(async {
+        let (net, dead) = (Net::new(), Net::new());
+        let second = start_west(&west(net, &[(11, 1, "TCP")])).await;
+        let first = Gateway::start(&east(Net::new(), &[net, dead], WEST_GATEWAY)).await;
+        let page = async || first.run_command(&["status", "peers"]).await.1;
+        let states = |page: &str| {
+            [net, dead].map(|net| {
+                let address = format!("{}:15008", net.ip(1));
+                let row = page.lines().find(|line| line.trim_start().starts_with(&address));
+                let state = row.and_then(|row| row.split_whitespace().nth(2));
+                state.map(ToOwned::to_owned).unwrap_or_default()
+            })
+        };
+        assert_eq!(states(&page().await), ["idle", "idle"]);
+        let config = std::fs::read_to_string(first.file("strait.yaml")).expect("a file");
+        let probed = config.replace("dial: {", "dial: {probe_interval: 1s, ");
+        assert_ne!(probed, config);
+        replace(&first.file("strait.yaml"), &probed);
+        let both = |page: &String| {
+            let [good, bad] = states(page);
+            good == "healthy" && ["ejected", "failed"].contains(&&*bad)
+        };
+        until("a state of both", page, both).await;
+        let shown = page().await;
+        assert!(shown.contains("refused"), "{shown}");
+        for result in ["healthy", "failed"] {
+            let series = format!("strait_gateway_probes_total{{result=\"{result}\"}}");
+            assert!(first.metric(&series).await >= 1.0, "{result}");
+        }
+        assert_eq!(first.metric("strait_reload_failing{what=\"config\"}").await, 0.0);
+        assert_eq!(second.tunnels("completed").await, 0.0);
+    });
+}
+
+#[test]
 fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
     run(async {
         let net = Net::new();

@@ -2,6 +2,7 @@
 
 mod pings;
 mod places;
+mod probes;
 mod robustness;
 mod shares;
 mod sources;

@@ -379,7 +379,7 @@ pub(super) fn stop_auto_advance() -> JoinSet<()> {
 
 /// Advances the paused clock, and lets the PINGs that are then due be acknowledged: the next
 /// advance could otherwise pass their deadline.
-async fn advance(time: Duration) {
+pub(super) async fn advance(time: Duration) {
     tokio::time::advance(time).await;
     for _ in 0..200 {
         tokio::task::yield_now().await;

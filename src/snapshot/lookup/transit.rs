@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{MatchedBy, ServicePort};
 use crate::snapshot::mesh::UNKNOWN_NAMESPACE;
 use crate::snapshot::{Caller, EndpointSet, RemoteGateway, Service, Snapshot, TransitRule};
-use crate::wire::{Authority, Transit};
+use crate::wire::{Authority, DrainTarget, Transit};
 
 impl Snapshot {
     /// Returns the transit that the exposure grants a caller to the service port to which
@@ -105,6 +105,22 @@ impl Snapshot {
         let known = self.index.remote.known_gateways();
         let known = known.into_iter();
         known.map(|((address, _), gateway)| (address, gateway))
+    }
+
+    /// Returns whether new tunnels may use one of [`Self::remote_gateways`]: it can prove its
+    /// identity, its record is ready, and no operator has evacuated it.
+    pub fn is_gateway_used(&self, gateway: &RemoteGateway, address: SocketAddr) -> bool {
+        let is_evacuated = self.balancing.evacuated.keys().any(|target| match target {
+            DrainTarget::Address(one) => *one == address.ip(),
+            DrainTarget::Cluster(cluster) => **cluster == *gateway.cluster,
+            DrainTarget::Region(_) | DrainTarget::Workload(_) => false,
+        });
+        let record = self.index.remote.record(gateway, address);
+        let is_ready = record.is_none_or(|record| {
+            let is_ready = record.healthy && record.capacity > 0;
+            is_ready && self.balancing.evacuated_with(record).is_none()
+        });
+        gateway.is_verifiable() && is_ready && !is_evacuated
     }
 
     /// Returns the gateway at an address of another network as it has to confirm itself now.

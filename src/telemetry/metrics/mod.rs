@@ -31,7 +31,7 @@ use crate::labels::labelled;
 use crate::limits::turns::UsedTime;
 use crate::limits::{OwnedPool, Rate};
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::status::{LinkUsage, ReducedLink, ReloadSource, RemoteGatewayStatus};
+use crate::status::{LinkUsage, ProbeResult, ReducedLink, ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::trace::{BAGGAGE, TRACEPARENT};
 
@@ -100,6 +100,8 @@ metrics! {
         connections_open: Gauge = "strait_connections_open", "Open connections";
         accept_errors: Counters<1> = "strait_accept_errors", "Failed accepts, by kind";
         dials: Counters<1> = "strait_dials", "Dials of one endpoint, by result";
+        gateway_probes: Counters<1> = "strait_gateway_probes",
+            "Probes of gateways of other networks, by result";
         ejections: Counter = "strait_endpoint_ejections", "Endpoints ejected after failures";
         buffered: Gauge = "strait_buffered_bytes",
             "Bytes buffered for slow readers, of all tunnels";
@@ -197,6 +199,9 @@ impl Metrics {
         for result in DIAL_RESULTS {
             drop(self.dials.get_or_create(&[("result", result)]));
         }
+        for result in ProbeResult::ALL {
+            drop(self.gateway_probes.get_or_create(&[("result", result.label())]));
+        }
         for outcome in PolicyOutcome::ALL {
             drop(self.policies.get_or_create(&[("outcome", outcome.label())]));
         }
@@ -293,6 +298,11 @@ impl Metrics {
             _ => "failed",
         };
         self.dials.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts a probe of a gateway of another network.
+    pub fn gateway_probed(&self, result: ProbeResult) {
+        self.gateway_probes.get_or_create(&[("result", result.label())]).inc();
     }
 
     /// Sets the source of the gateways of other networks, once.

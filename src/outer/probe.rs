@@ -1,0 +1,148 @@
+//! Probes of gateways without connections, so that each has a state before its first tunnel.
+//!
+//! A probe is an attempt to connect as those of tunnels, whose result changes the same health. It
+//! ends its connection at once, and never closes those of others to have room. One probe starts
+//! per second at most, whatever the number of gateways.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::limits::Source;
+use crate::reason::Reason;
+use crate::status::ProbeResult;
+
+use super::gateway::{Context, GatewayConnections};
+use super::{Failure, Pool, Target, connection};
+
+/// Least pause between the starts of two probes, and the largest addition to it.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_JITTER_MILLIS: u64 = 250;
+/// Deadline for the end of the connection of a probe.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Probes the gateways of the current snapshot until a drain begins. `interval` returns the current
+/// time between two probes of a gateway, or `None` for no probes. `count` gets each result.
+pub async fn run(
+    pool: Pool,
+    interval: impl Fn() -> Option<Duration>,
+    count: impl Fn(ProbeResult) + Clone + Send + 'static,
+) {
+    let drain = pool.context().lifecycle.drain_scope();
+    loop {
+        let pause = PAUSE + Duration::from_millis(fastrand::u64(..=PAUSE_JITTER_MILLIS));
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = drain.draining() => return,
+        }
+        let Some(next) = interval().and_then(|interval| pool.next_to_probe(interval)) else {
+            continue;
+        };
+        let (pool, count) = (pool.clone(), count.clone());
+        // A task that nothing ends, because the gateway counts it as an attempt.
+        tokio::spawn(async move {
+            if let Some(result) = next.probe(pool.context()).await {
+                count(result);
+            }
+        });
+    }
+}
+
+impl Pool {
+    /// Returns the gateway whose probe is due for longest, and sets the time of its next one. None
+    /// without a certificate.
+    pub(super) fn next_to_probe(&self, interval: Duration) -> Option<Arc<GatewayConnections>> {
+        let context = self.context();
+        context.tls.outbound()?;
+        let (snapshot, now) = (context.reader.load(), Instant::now());
+        let used = snapshot.remote_gateways();
+        let used = used.filter(|(address, gateway)| snapshot.is_gateway_used(gateway, *address));
+        let due = used.filter_map(|(address, gateway)| {
+            let target = Target { address, gateway };
+            let due = match self.known(&target) {
+                Some(known) => known.probe_due(now, interval)?,
+                None => None,
+            };
+            // Replicas that start at once probe in different orders.
+            Some(((due, fastrand::u32(..)), target))
+        });
+        let (_, target) = due.min_by_key(|(due, _)| *due)?;
+        let next = self.gateway(&target);
+        let varied = interval.mul_f64(0.9 + 0.2 * fastrand::f64());
+        next.connections.lock().probe_at = Some(now + varied);
+        Some(next)
+    }
+}
+
+impl GatewayConnections {
+    /// Returns the time at which a probe was due, `Some(None)` for the first one. None is due while
+    /// the gateway is ejected, or while a connection or an attempt shows its state. An interval
+    /// that has become shorter applies at once.
+    fn probe_due(&self, now: Instant, interval: Duration) -> Option<Option<Instant>> {
+        let connections = self.connections.lock();
+        let is_shown = connections.attempts > 0
+            || connections.health.is_ejected(now)
+            || connections.open().any(|one| !one.state.is_unusable());
+        let at = connections.probe_at;
+        let is_due = at.is_none_or(|at| at <= now || at - now > interval.mul_f64(1.1));
+        (is_due && !is_shown).then_some(at)
+    }
+
+    /// Probes the gateway, charged to the own identity. None if a tunnel tries it meanwhile.
+    pub(super) async fn probe(self: Arc<Self>, context: &Context) -> Option<ProbeResult> {
+        let identity = context.tls.outbound()?.identity.clone();
+        let cluster = context.reader.load().balancing.position.cluster.clone();
+        let source = Source::cluster(&cluster).identity(&identity);
+        let charges = [&self.room, &context.descriptors].map(|pool| pool.account(&source).take(1));
+        let [Ok(room), Ok(descriptor)] = charges else { return Some(ProbeResult::Skipped) };
+        {
+            let mut connections = self.connections.lock();
+            if connections.attempts > 0 {
+                return None;
+            }
+            connections.attempts += 1;
+        }
+        let (gateway, inputs, started) = (Arc::clone(&self), context.clone(), Instant::now());
+        let open = async move {
+            let of = (&gateway.target, Arc::clone(&gateway.rtt));
+            let reader = (&inputs.reader, &inputs.filter);
+            connection::open(of, &inputs.tls, reader, [room, descriptor]).await
+        };
+        let (connection, driver) = match self.run_attempt(open, started).await {
+            Ok(opened) => opened,
+            Err(failure) => return Some(self.note_failed_probe(&failure, started)),
+        };
+        let result = if connection.has_places() {
+            self.note_probe(connection.state.epoch);
+            ProbeResult::Healthy
+        } else {
+            let what = format!("{}: grants no stream", self.target.address);
+            self.note_failed_probe(&Failure::new(Reason::RemoteBusy, what), started)
+        };
+        connection.state.retire();
+        drop(connection);
+        let drain = context.lifecycle.drain_scope();
+        let _ = timeout(CLOSE_DEADLINE, driver.run(&drain, || (), || ())).await;
+        Some(result)
+    }
+
+    fn note_probe(&self, opened: Instant) {
+        let mut connections = self.connections.lock();
+        connections.attempts -= 1;
+        connections.probed(opened);
+    }
+
+    /// Notes a probe that failed. Only a failure of the gateway ejects it, as for tunnels.
+    fn note_failed_probe(&self, failure: &Failure, started: Instant) -> ProbeResult {
+        let mut connections = self.connections.lock();
+        connections.attempts -= 1;
+        connections.note_cause(failure, started);
+        drop(connections);
+        if !failure.is_of_gateway() {
+            return ProbeResult::Skipped;
+        }
+        self.eject();
+        ProbeResult::Failed
+    }
+}
