@@ -10,6 +10,10 @@ use crate::snapshot::{NetworkRule, NetworkTable};
 use crate::status::{ProbeResult, RemoteGatewayStatus};
 use crate::wire::DrainTarget;
 
+/// Number of gateways that are more than probes of an interval.
+const GATEWAYS: u16 = 200;
+/// Limit of the pause between two probes.
+const PAUSE_MAX: Duration = Duration::from_millis(1250);
 const INTERVAL: Duration = Duration::from_secs(60);
 
 impl World {
@@ -202,7 +206,7 @@ async fn a_probe_without_room_says_nothing_about_the_gateway() {
 #[tokio::test(start_paused = true)]
 async fn one_probe_per_second_starts_and_a_drain_ends_them() {
     let world = World::new();
-    world.set_gateways((1..=1000).map(|port| (DENIED, port).into()));
+    world.set_gateways((1..=GATEWAYS).map(|port| (DENIED, port).into()));
     let (counted, enabled) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
     let (count, is_enabled) = (Arc::clone(&counted), Arc::clone(&enabled));
     let interval = move || (is_enabled.load(Ordering::SeqCst) > 0).then_some(INTERVAL);
@@ -220,6 +224,9 @@ async fn one_probe_per_second_starts_and_a_drain_ends_them() {
     let rows = world.pool.status();
     assert_eq!(rows.len(), probes, "each another gateway");
     assert!(rows.iter().all(|row| row.state == "failed" && row.ejections == 0));
+    sleep(u32::from(GATEWAYS) * PAUSE_MAX).await;
+    assert_eq!(world.pool.status().len(), usize::from(GATEWAYS), "one entry of each");
+    assert_eq!(world.pool.descriptors().used(), 0);
     world.lifecycle.stop();
     world.lifecycle.run(Duration::ZERO, Duration::ZERO).await;
     timeout(SOON, running).await.expect("an end").expect("no panic");
