@@ -31,6 +31,7 @@ use serde::Deserialize;
 use crate::config::Config;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::OwnedPool;
+use crate::snapshot::traffic::Drains;
 use crate::snapshot::{EndpointSet, Publisher, Reader};
 use crate::status::{RemoteGatewayStatus, Status};
 use crate::telemetry::{LogHandle, Metrics};
@@ -46,6 +47,9 @@ pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
 
 /// Function that returns the rule of the data path that denies an address.
 pub type DenyLookup = Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sync>;
+
+/// Function that stores the drains to keep, or returns why it cannot.
+pub type DrainStorage = Arc<dyn Fn(&Drains) -> Result<(), String> + Send + Sync>;
 
 /// State that the admin pages show and change.
 #[derive(Clone)]
@@ -80,6 +84,10 @@ pub struct AdminState {
     pub explain: ExplainHandler,
     /// Listeners of the data path.
     pub listeners: Source<Vec<ListenerRow>>,
+    /// Storage of drains.
+    pub store_drains: DrainStorage,
+    /// Makes listeners and metrics follow the drains of the snapshot.
+    pub follow_drains: Source<()>,
 }
 
 impl fmt::Debug for AdminState {
@@ -102,9 +110,12 @@ GET  /status            listeners, mesh, certificates, services, as JSON for `st
 GET  /stats/prometheus  metrics, as on the metrics port
 GET  /drain/region      dry run of the same POST; changes nothing
 POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back; ?force also
-                        where services are left without endpoints
+                        where services are left without endpoints; ?persist over restarts
 POST /drain/cluster     the same for ?cluster=CLUSTER
 POST /drain/endpoint    the same for ?endpoint=IP or UID
+POST /drain/gateway     the same for ?gateway=IP:PORT of another network
+POST /drain/service     rejects new tunnels to ?service=HOST
+POST /drain/listener    closes ?listener=NAME, and drains its connections
 POST /discovery/release applies the removals by the control plane that `discovery.hold` holds
 POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes
 POST /quitquitquit      starts the drain; a second one stops now

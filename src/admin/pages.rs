@@ -31,7 +31,7 @@ pub struct StatusPage<L = ListenerRow> {
     pub source: SourceRow,
     /// Regions that an operator has evacuated, in their configuration syntax.
     pub evacuated: Vec<String>,
-    /// All that an operator has evacuated.
+    /// All that an operator has drained.
     pub drained: Vec<DrainedRow>,
     pub certificates: Vec<CertificateRow>,
     pub crls: Vec<CrlRow>,
@@ -67,14 +67,17 @@ impl<L> StatusPage<L> {
     }
 }
 
-/// Part of the mesh that an operator has evacuated.
+/// Part of the mesh, or listener, that an operator has drained.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct DrainedRow {
-    /// `region`, `cluster` or `endpoint`.
+    /// `region`, `cluster`, `endpoint`, `gateway`, `service` or `listener`.
     pub kind: String,
     pub name: String,
     #[serde(with = "rfc3339")]
     pub since: SystemTime,
+    /// True if a restart keeps it.
+    #[serde(default)]
+    pub persisted: bool,
 }
 
 /// Locality of the gateway.

@@ -11,7 +11,8 @@ use crate::datapath::listener::{Listener, ListenerRules};
 use crate::explain::{self, Answer, ConfigPositions, ExplainState, Outcome, Question};
 use crate::lifecycle::{DrainScope, Phase};
 use crate::snapshot::builder::{self, Change};
-use crate::snapshot::{Alias, Snapshot};
+use crate::snapshot::{Alias, ExclusionReason, Snapshot};
+use crate::wire::DrainTarget;
 
 use super::state::{App, LISTENERS};
 use super::{Inputs, traffic};
@@ -70,9 +71,18 @@ pub(super) fn for_gateway(app: &App) -> ExplainHandler {
             answer.outcome = Outcome::not_accepting("draining");
         } else if status.list_pending().iter().any(|one| one == LISTENERS) {
             answer.outcome = Outcome::not_accepting("not_ready");
+        } else if let Some(target) = drained_listener(&world, &answer) {
+            answer.outcome = Outcome::not_accepting("draining");
+            answer.notes.push(ExclusionReason::Evacuated(target).to_string());
         }
         Ok(answer)
     })
+}
+
+/// Returns the order that drains the listener of an answer.
+fn drained_listener(world: &ExplainState<'_>, answer: &Answer) -> Option<DrainTarget> {
+    let target = DrainTarget::Listener(answer.listener.name.as_str().into());
+    world.snapshot.balancing.evacuated.contains_key(&target).then_some(target)
 }
 
 fn listeners(config: &Config) -> Vec<(String, ListenerRules)> {

@@ -21,6 +21,7 @@ use crate::datapath::accept::{self, RegisteredListener, WorkerHandle};
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
 use crate::status::Status;
+use crate::wire::DrainTarget;
 
 use super::hand_over::sockets::{NamedSocket, Reserved, SocketName, SocketSource, Transport};
 use super::supervise::{self, spawn_task, spawn_thread};
@@ -44,6 +45,8 @@ struct State {
     /// In the order of the configuration.
     entries: Vec<Entry>,
     removed: Vec<Removed>,
+    /// Listeners of the last configuration, drained ones included.
+    configured: Vec<config::Listener>,
     /// Present once there is a certificate.
     threads: Option<DataPathThreads>,
     /// Another process serves the listeners.
@@ -177,9 +180,24 @@ impl Listeners {
     /// only binds their addresses before there is a certificate. Retries those that failed.
     pub(super) fn apply(&self, config: &Config) {
         let mut state = self.state.lock();
+        state.configured = config.all_listeners();
+        self.follow(&mut state);
+    }
+
+    /// Closes the listeners that an operator has drained since, and opens those put back.
+    pub(super) fn follow_drains(&self) {
+        self.follow(&mut self.state.lock());
+    }
+
+    fn follow(&self, state: &mut State) {
         if state.is_released {
             return;
         }
+        let drains = &self.data_path.reader.snapshot().balancing.evacuated;
+        let is_used = |new: &config::Listener| {
+            new.is_binding()
+                || !drains.contains_key(&DrainTarget::Listener(new.name.as_str().into()))
+        };
         let mut old = std::mem::take(&mut state.entries);
         let entry = |new: config::Listener| {
             let mut known = old.iter();
@@ -191,10 +209,11 @@ impl Listeners {
                 },
             }
         };
-        let mut entries: Vec<_> = config.all_listeners().into_iter().map(entry).collect();
+        let used = state.configured.iter().filter(|new| is_used(new)).cloned();
+        let mut entries: Vec<_> = used.map(entry).collect();
         // First, because a new listener may use one of their addresses.
         for entry in old {
-            self.remove(&mut state, entry);
+            self.remove(state, entry);
         }
         for entry in &mut entries {
             if let SocketState::Closed(_) = entry.socket {

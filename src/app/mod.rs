@@ -7,6 +7,7 @@
 mod certificates;
 mod check;
 mod compare;
+mod drains;
 mod explain;
 mod hand_over;
 mod inputs;
@@ -193,6 +194,7 @@ impl App {
             listeners: Arc::new(listeners),
             reconnected: Arc::default(),
         };
+        drains::restore(&app);
         let (first, certificate) = oneshot::channel();
         let certificates = certificates::start(&app, source, first);
         let reloader =
@@ -283,7 +285,7 @@ impl App {
                 on_signal.stop();
             }
         });
-        let drain = self.config.load().drain;
+        let drain = self.config.load().drain.clone();
         let mut stopped = pin!(lifecycle.run(drain.lag, drain.deadline));
         let left = tokio::select! {
             biased;

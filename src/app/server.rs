@@ -19,11 +19,11 @@ use crate::snapshot::EndpointSet;
 use crate::status::{RemoteGatewayStatus, Status};
 use crate::telemetry::LogHandle;
 
-use super::explain;
 use super::hand_over::sockets::SocketSource;
 use super::state::App;
 use super::supervise::spawn_thread;
 use super::thread::with_bind_context;
+use super::{drains, explain};
 
 /// The other listening sockets. All are bound before any is served, so that a failed start serves
 /// no tunnel.
@@ -94,6 +94,8 @@ impl Sockets {
             peer_tunnels: source(app, |app| app.data_path.admission.pool.tunnels()),
             explain: explain::for_gateway(app),
             listeners: source(app, |app| app.listeners.rows()),
+            store_drains: drains::storage(app),
+            follow_drains: source(app, drains::follow),
         };
         let router = admin::admin_router(state);
         let lifecycle = &data_path.lifecycle;

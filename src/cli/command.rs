@@ -82,7 +82,8 @@ enum Command {
                             istioctl ztunnel-config workload --file dump.json\n  \
                             strait dump | jq .strait")]
     Dump(ask::DumpArgs),
-    /// Evacuates a part of the mesh from the running gateway, until `--undo` or a restart.
+    /// Drains a part of the mesh or a listener of the running gateway, until `--undo`
+    /// or, without `--persist`, a restart.
     #[command(subcommand)]
     Drain(drain::Command),
     /// Applies the removals by the control plane that the running gateway holds

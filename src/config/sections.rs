@@ -1,6 +1,7 @@
 //! Small sections: gateway, policy, DNS, dialling, limits, served addresses, drain and log.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use ipnet::IpNet;
 use serde_json::json;
 
 use super::define::{
-    DrainTime, Hostname, LagTime, MaybeEmpty, NonEmpty, OneOrMore, Size, TunnelTime, form,
+    DrainTime, Hostname, LagTime, MaybeEmpty, NewFile, NonEmpty, OneOrMore, Size, TunnelTime, form,
     matching, repeated, section, whole, words,
 };
 use super::level::{Access, Directives};
@@ -257,11 +258,13 @@ section! {
 
 section! {
     /// Termination of the process.
-    pub struct Drain at "drain" or default, derive(Copy, Eq) {
+    pub struct Drain at "drain" or default, derive(Eq) {
         /// Time for which connections are still accepted after readiness fails.
         lag: Duration as LagTime = default(DRAIN_LAG);
         /// Time for which open tunnels continue after that.
         deadline: Duration as DrainTime = default(DRAIN_DEADLINE);
+        /// File that keeps the orders of `strait drain --persist` over restarts.
+        file: Option<PathBuf> as Option<NewFile> = default(None, "nothing is stored");
     }
 }
 

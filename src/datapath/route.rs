@@ -138,7 +138,9 @@ impl Route {
 
     /// Returns the reason for a tunnel without an endpoint.
     pub fn reason_without_endpoint(&self) -> Reason {
-        if self.by_waypoint {
+        if self.service.drained.is_some() {
+            Reason::NoEndpoint
+        } else if self.by_waypoint {
             Reason::NoWaypoint
         } else if self.is_at_hop_limit() {
             Reason::GatewayLoop
@@ -160,7 +162,8 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
     let service = found.service;
     let by_waypoint = uses_waypoint(snapshot, peer, service, &found.matched_by, target.origin);
     let endpoints = if by_waypoint {
-        let picked = pick_waypoint(snapshot, service);
+        let is_used = service.drained.is_none();
+        let picked = is_used.then(|| pick_waypoint(snapshot, service)).flatten();
         picked.cloned().unwrap_or_default()
     } else {
         snapshot.endpoints(&found, false)

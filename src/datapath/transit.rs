@@ -1,7 +1,7 @@
 //! Part of stage 6: permission of a tunnel to leave the network, and the explanation of a route
 //! without endpoints.
 
-use crate::snapshot::Snapshot;
+use crate::snapshot::{ExclusionReason, Snapshot};
 use crate::wire::{HOPS_MAX, Transit, Via};
 
 use super::first_peer::FirstPeer;
@@ -92,6 +92,9 @@ impl Route {
     /// Returns a detail for the log if there is no endpoint and the reason alone does not
     /// explain it.
     pub fn detail(&self) -> Option<String> {
+        if let Some(target) = self.service().drained.clone() {
+            return Some(format!("no endpoint is left: {}", ExclusionReason::Evacuated(target)));
+        }
         if self.requires_waypoint() {
             let names = self.service().definition.waypoint_names();
             return Some(format!(

@@ -96,6 +96,7 @@ impl BoundEndpoints {
             mesh::Service { namespace: Arc::clone(&service.namespace), ..mesh::Service::default() };
         let ranking =
             Ranking::new(&unranked, self.port, &self.host, own_network, &snapshot.balancing);
+        let drained = snapshot.balancing.drained_service(service);
         let remote = &snapshot.index.remote;
         let mut networks = remote.instances(of, self.port, (own_network, false));
         for network in remote.gateways.keys() {
@@ -119,7 +120,8 @@ impl BoundEndpoints {
                     let (instances, state) = ((&*found.serving, ready), state(&gateway));
                     let rank = Rank::default();
                     let endpoint = gateway.endpoint(of, self.port, rank, instances, state);
-                    match evacuation(&ranking, &endpoint) {
+                    let why = drained.cloned().map(ExclusionReason::Evacuated);
+                    match why.or_else(|| evacuation(&ranking, &endpoint)) {
                         Some(why) => why.to_string(),
                         None => {
                             used.push(endpoint);

@@ -15,6 +15,7 @@ use super::remote_instances::NetworkShare;
 use super::set_health::{DialAdmission, SetHealth};
 use super::traffic::{Count, Spill};
 use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors, Subset};
+use crate::wire::DrainTarget;
 
 /// Service and the endpoints that this gateway may dial for it.
 #[derive(Debug, Default, Deref)]
@@ -22,6 +23,8 @@ pub struct Service {
     /// Definition as received from the source.
     #[deref(forward)]
     pub definition: Arc<mesh::Service>,
+    /// Order of an operator that drains it, or all services behind an alias.
+    pub drained: Option<DrainTarget>,
     /// Endpoints per service port, as HBONE listeners dial them. If the service has waypoints, only
     /// tunnels that come from a waypoint use them.
     pub ports: HashMap<u16, Arc<EndpointSet>>,

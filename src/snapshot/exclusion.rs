@@ -45,7 +45,7 @@ pub enum ExclusionReason {
     /// The workload is unhealthy, and the service requires healthy endpoints.
     #[display("unhealthy")]
     Unhealthy,
-    /// An operator has evacuated this part of the mesh.
+    /// An operator has drained this part of the mesh.
     #[display("{_0} is evacuated (`strait drain {}`)", _0.kind())]
     Evacuated(DrainTarget),
     /// This region has weight 0 in the configuration.

@@ -12,6 +12,7 @@ use super::remote_instances::NetworkShare;
 use super::tiers::Ranking;
 use super::{Alias, Endpoint, Service, Snapshot, Subset, TransitSets, mesh};
 use crate::config::HostPort;
+use crate::wire::DrainTarget;
 
 impl Snapshot {
     /// Returns a service with the endpoints that may be dialled: its own, or those of the services
@@ -25,7 +26,8 @@ impl Snapshot {
         ranking: impl Fn(u16) -> Ranking<'r>,
     ) -> Service {
         let before = before.filter(|before| before.namespace == definition.namespace);
-        let parts: Vec<_> = behind.iter().map(|(of, port)| self.index.part(of, *port)).collect();
+        let used = behind.iter().filter(|(of, _)| self.balancing.drained_service(of).is_none());
+        let parts: Vec<_> = used.map(|(of, port)| self.index.part(of, *port)).collect();
         let subset = alias.and_then(|alias| alias.subset.as_ref());
         let local = |port: u16, is_passthrough: bool| {
             let endpoints = parts.iter().flat_map(|part| {
@@ -69,6 +71,7 @@ impl Snapshot {
         let networks: BTreeSet<_> = networks.collect();
         Service {
             definition: Arc::clone(definition),
+            drained: self.drained(behind).cloned(),
             passthrough_ports: if self.has_passthrough {
                 own.keys().map(|port| (*port, set(*port, true))).collect()
             } else {
@@ -82,6 +85,12 @@ impl Snapshot {
             ports: own,
             other_networks: networks.into_iter().collect(),
         }
+    }
+
+    /// Returns the order that drains the first of the services, if all are drained.
+    fn drained(&self, behind: &[(Arc<mesh::Service>, Option<u16>)]) -> Option<&DrainTarget> {
+        let drained = behind.iter().map(|(of, _)| self.balancing.drained_service(of));
+        drained.reduce(|first, next| first.filter(|_| next.is_some())).flatten()
     }
 
     /// Returns the endpoints of a service port in other networks, in the region and the subset of

@@ -7,9 +7,21 @@ use std::time::SystemTime;
 use std::{fmt, iter};
 
 use super::endpoint::Endpoint;
-use super::mesh::{Locality, Mesh, Scope, UNKNOWN_NAMESPACE, Workload};
+use super::mesh::{self, Locality, Mesh, Scope, UNKNOWN_NAMESPACE, Workload};
 use crate::config::{self, Distribution};
 use crate::wire::{DrainTarget, RegionPattern};
+
+/// Everything that an operator has drained.
+pub type Drains = BTreeMap<DrainTarget, Drained>;
+
+/// Order of an operator that drains a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Time of the order.
+    pub since: SystemTime,
+    /// True if a restart keeps it.
+    pub is_persisted: bool,
+}
 
 /// Position of this gateway; its network comes with the mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,15 +47,17 @@ pub struct Balancing {
     pub position: Position,
     /// Traffic configuration.
     pub traffic: Traffic,
-    /// Parts of the mesh that an operator has evacuated, and the times of the orders.
-    pub evacuated: BTreeMap<DrainTarget, SystemTime>,
+    /// Parts of the mesh, and listeners, that an operator has drained.
+    pub evacuated: Drains,
 }
 
-/// Command of an operator to the running gateway; a restart discards it.
+/// Command of an operator to the running gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Override {
-    /// Makes new tunnels avoid a part of the mesh.
+    /// Makes new tunnels avoid a part of the mesh, until a restart.
     Evacuate(DrainTarget),
+    /// Does the same since a time in the past, or over restarts. An earlier order keeps its time.
+    Drain(DrainTarget, Drained),
     /// Ends the evacuation of a part of the mesh.
     Restore(DrainTarget),
 }
@@ -197,6 +211,7 @@ pub fn is_part_of(workload: &Workload, target: &DrainTarget) -> bool {
         DrainTarget::Cluster(cluster) => **cluster == *workload.cluster,
         DrainTarget::Address(address) => workload.addresses.contains(address),
         DrainTarget::Workload(uid) => **uid == *workload.uid,
+        DrainTarget::Gateway(_) | DrainTarget::Service(_) | DrainTarget::Listener(_) => false,
     }
 }
 
@@ -268,6 +283,22 @@ impl Traffic {
     }
 }
 
+/// Returns whether a target is this service.
+pub fn is_service(service: &mesh::Service, target: &DrainTarget) -> bool {
+    let DrainTarget::Service(name) = target else {
+        return false;
+    };
+    let hostname = name.strip_prefix(&*service.namespace).and_then(|rest| rest.strip_prefix('/'));
+    **name == *service.hostname || hostname == Some(&*service.hostname)
+}
+
+impl Drained {
+    /// Returns an order of this moment.
+    pub fn now(is_persisted: bool) -> Self {
+        Self { since: SystemTime::now(), is_persisted }
+    }
+}
+
 impl Balancing {
     /// Returns the evacuated part of the mesh that a workload or gateway belongs to.
     pub(super) fn evacuated_with(&self, workload: &Workload) -> Option<&DrainTarget> {
@@ -277,8 +308,14 @@ impl Balancing {
     /// Returns the evacuated address of an endpoint: a gateway of another network has no workload
     /// with its address.
     pub(super) fn evacuated_address(&self, endpoint: &Endpoint) -> Option<&DrainTarget> {
-        let address = DrainTarget::Address(endpoint.address.ip());
-        self.evacuated.get_key_value(&address).map(|(target, _)| target)
+        let find = |target| self.evacuated.get_key_value(&target).map(|(target, _)| target);
+        let gateway = endpoint.remote.as_ref().map(|_| DrainTarget::Gateway(endpoint.address));
+        find(DrainTarget::Address(endpoint.address.ip())).or_else(|| find(gateway?))
+    }
+
+    /// Returns the order that drains a service.
+    pub(super) fn drained_service(&self, service: &mesh::Service) -> Option<&DrainTarget> {
+        self.evacuated.keys().find(|target| is_service(service, target))
     }
 
     /// Returns a copy with these changes applied.
@@ -291,10 +328,12 @@ impl Balancing {
         let mut next = self.clone();
         next.position = position.unwrap_or(next.position);
         next.traffic = traffic.unwrap_or(next.traffic);
+        let mut drain = |target, new: Drained| {
+            next.evacuated.entry(target).or_insert(new).is_persisted |= new.is_persisted;
+        };
         match order {
-            Some(Override::Evacuate(target)) => {
-                next.evacuated.entry(target).or_insert_with(SystemTime::now);
-            }
+            Some(Override::Evacuate(target)) => drain(target, Drained::now(false)),
+            Some(Override::Drain(target, drained)) => drain(target, drained),
             Some(Override::Restore(target)) => drop(next.evacuated.remove(&target)),
             None => {}
         }

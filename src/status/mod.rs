@@ -135,6 +135,7 @@ pub struct Status {
     unlisted_roots: Mutex<Vec<String>>,
     reloads: Mutex<BTreeMap<ReloadSource, Reload>>,
     conflicts: Mutex<Vec<String>>,
+    drain_problem: Mutex<Option<String>>,
     hosts: Mutex<(BTreeMap<String, HostnameStatus>, usize)>,
     /// Request of an operator to make the removals that are held.
     release: Notify,
@@ -249,6 +250,15 @@ impl Status {
 
     pub fn conflicts(&self) -> Vec<String> {
         self.conflicts.lock().clone()
+    }
+
+    /// Sets the problem of the file of drains that restarts keep.
+    pub fn set_drain_problem(&self, problem: Option<String>) {
+        *self.drain_problem.lock() = problem;
+    }
+
+    pub fn drain_problem(&self) -> Option<String> {
+        self.drain_problem.lock().clone()
     }
 
     /// Records that `what` was reloaded now and is in use, except for the parts in `left`.

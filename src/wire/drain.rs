@@ -1,14 +1,14 @@
-//! Parts of the mesh that an operator evacuates.
+//! Parts of the mesh and of this gateway that an operator drains.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::RegionPattern;
 
-/// Limit of the name of a cluster or workload, in bytes.
+/// Limit of the name of a part, in bytes.
 const NAME_BYTES_MAX: usize = 2048;
 
-/// Part of the mesh that new tunnels avoid.
+/// Part of the mesh that new tunnels avoid, or listener that accepts none.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DrainTarget {
     /// Everything in a region, zone or subzone.
@@ -19,11 +19,18 @@ pub enum DrainTarget {
     Address(IpAddr),
     /// Workload with this uid.
     Workload(Box<str>),
+    /// Gateway of another network, by the address of its HBONE port.
+    Gateway(SocketAddr),
+    /// Service, by its hostname or `namespace/hostname`.
+    Service(Box<str>),
+    /// Listener of the configuration, by its name.
+    Listener(Box<str>),
 }
 
 impl DrainTarget {
     /// Names of the kinds, as the commands and the pages write them.
-    pub const KINDS: [&str; 3] = ["region", "cluster", "endpoint"];
+    pub const KINDS: [&str; 6] =
+        ["region", "cluster", "endpoint", "gateway", "service", "listener"];
 
     /// Parses the name of a part of a kind. A region must not be `*`; an endpoint is an IP address
     /// or the uid of a workload.
@@ -40,6 +47,9 @@ impl DrainTarget {
                 Ok(address) => Some(Self::Address(address)),
                 Err(_) => is_name.then(|| Self::Workload(name.into())),
             },
+            "gateway" => Some(Self::Gateway(name.parse().ok()?)),
+            "service" => is_name.then(|| Self::Service(name.into())),
+            "listener" => is_name.then(|| Self::Listener(name.into())),
             _ => None,
         }
     }
@@ -50,6 +60,9 @@ impl DrainTarget {
             Self::Region(_) => "region",
             Self::Cluster(_) => "cluster",
             Self::Address(_) | Self::Workload(_) => "endpoint",
+            Self::Gateway(_) => "gateway",
+            Self::Service(_) => "service",
+            Self::Listener(_) => "listener",
         }
     }
 
@@ -57,8 +70,12 @@ impl DrainTarget {
     pub fn name(&self) -> String {
         match self {
             Self::Region(region) => region.to_string(),
-            Self::Cluster(name) | Self::Workload(name) => name.to_string(),
+            Self::Cluster(name)
+            | Self::Workload(name)
+            | Self::Service(name)
+            | Self::Listener(name) => name.to_string(),
             Self::Address(address) => address.to_string(),
+            Self::Gateway(address) => address.to_string(),
         }
     }
 }
@@ -87,13 +104,24 @@ mod tests {
             ("endpoint", "10.0.0.1"),
             ("endpoint", "fd00::9"),
             ("endpoint", "east//Pod/app/echo-1"),
+            ("gateway", "192.0.2.1:15008"),
+            ("gateway", "[fd00::9]:15008"),
+            ("service", "app/echo.app.svc.cluster.local"),
+            ("listener", "cross network"),
         ] {
             let target = DrainTarget::parse(kind, name).expect(name);
             assert_eq!((target.kind(), &*target.name()), (kind, name));
         }
-        for (kind, name) in
-            [("region", "*"), ("region", ""), ("cluster", ""), ("endpoint", "a\n"), ("zone", "a")]
-        {
+        for (kind, name) in [
+            ("region", "*"),
+            ("region", ""),
+            ("cluster", ""),
+            ("endpoint", "a\n"),
+            ("gateway", "192.0.2.1"),
+            ("service", ""),
+            ("listener", "a\tb"),
+            ("zone", "a"),
+        ] {
             assert_eq!(DrainTarget::parse(kind, name), None, "{kind} {name:?}");
         }
     }

@@ -46,6 +46,8 @@ mod dns;
 #[cfg(test)]
 mod drain;
 #[cfg(test)]
+mod drains;
+#[cfg(test)]
 mod dump;
 #[cfg(test)]
 mod ends;

@@ -206,7 +206,8 @@ fn clusters_and_endpoints_are_evacuated_as_regions_are() {
             let order = ["drain", kind, name];
             let (code, reported, _) = gateway.run_command(&order).await;
             assert!(code == 0 && reported.contains("1 of 2 workloads are there"), "{reported}");
-            assert_eq!(gateway.metric("strait_evacuated").await, 1.0);
+            let metric = format!("strait_drained{{kind=\"{kind}\"}}");
+            assert_eq!(gateway.metric(&metric).await, 1.0);
             assert!(status(&gateway).await.contains(&format!("{kind} {name} is evacuated")));
             assert_eq!(to_east(&client).await, 200, "{kind} {name}");
             let undo = [&order[..], &["--undo"]].concat();

@@ -1,5 +1,5 @@
-//! `/drain/KIND`: evacuation of a part of the mesh by an operator, and its reversal. POST executes
-//! it; GET returns a preview of the same POST.
+//! `/drain/KIND`: drain of a part of the mesh or of a listener by an operator, and its reversal.
+//! POST executes it; GET returns a preview of the same POST.
 
 #[cfg(test)]
 mod tests;
@@ -15,7 +15,7 @@ use super::AdminState;
 use crate::config::{self, Listener, ListenerProtocol};
 use crate::labels::escape_control;
 use crate::snapshot::builder::{self, Change};
-use crate::snapshot::traffic::{Override, is_part_of};
+use crate::snapshot::traffic::{Drained, Override, is_part_of, is_service};
 use crate::snapshot::{BoundEndpoints, EndpointSet, Locality, Service, Shards, Snapshot};
 use crate::wire::DrainTarget;
 
@@ -28,14 +28,19 @@ const NAMED_MAX: usize = 50;
 /// Services by hostname, or derived services by label.
 type ServicesByName = Shards<Arc<str>, Arc<Service>>;
 
-/// Query parameters: the name by its kind, such as `?region=REGION`, with `?undo` and `?force`,
-/// which need no value. Unknown parameters are errors, because a typo would change the effect.
+/// Query parameters: the name by its kind, such as `?region=REGION`, with `?undo`, `?force` and
+/// `?persist`, which need no value. Unknown parameters are errors, because a typo would change
+/// the effect.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Parameters {
     region: Option<String>,
     cluster: Option<String>,
     endpoint: Option<String>,
+    gateway: Option<String>,
+    service: Option<String>,
+    listener: Option<String>,
+    persist: Option<String>,
     undo: Option<String>,
     force: Option<String>,
 }
@@ -47,6 +52,8 @@ struct DrainRequest {
     undo: bool,
     /// True to evacuate even if a service or a binding would lose its last endpoints.
     force: bool,
+    /// True to keep the order over restarts.
+    persist: bool,
     /// True for the execution, false for a preview.
     is_execution: bool,
 }
@@ -63,6 +70,9 @@ pub(super) async fn drain(
         "region" => &parameters.region,
         "cluster" => &parameters.cluster,
         "endpoint" => &parameters.endpoint,
+        "gateway" => &parameters.gateway,
+        "service" => &parameters.service,
+        "listener" => &parameters.listener,
         _ => {
             let kinds = DrainTarget::KINDS.join(", ");
             return (StatusCode::BAD_REQUEST, format!("/drain/KIND, with one of {kinds}\n"));
@@ -76,6 +86,9 @@ pub(super) async fn drain(
         let text = match &*kind {
             "region" => "write ?region=REGION, a region, REGION/ZONE or REGION/ZONE/SUBZONE\n",
             "cluster" => "write ?cluster=CLUSTER\n",
+            "gateway" => "write ?gateway=IP:PORT, the HBONE port of a gateway\n",
+            "service" => "write ?service=HOST, a hostname or NAMESPACE/HOST\n",
+            "listener" => "write ?listener=NAME\n",
             _ => "write ?endpoint=ENDPOINT, an IP address or the uid of a workload\n",
         };
         return (StatusCode::BAD_REQUEST, text.to_owned());
@@ -84,6 +97,7 @@ pub(super) async fn drain(
         target,
         undo: parameters.undo.is_some(),
         force: parameters.force.is_some(),
+        persist: parameters.persist.is_some(),
         is_execution: method == Method::POST,
     };
     // On a blocking thread: evaluating all services of a large mesh takes long.
@@ -96,13 +110,18 @@ impl DrainRequest {
     /// Builds the next snapshot and evaluates it. Publishes it if this is no preview.
     fn run(&self, state: &AdminState) -> (StatusCode, String) {
         let target = self.target.clone();
-        let overrides =
-            if self.undo { Override::Restore(target) } else { Override::Evacuate(target) };
+        let overrides = if self.undo {
+            Override::Restore(target)
+        } else {
+            Override::Drain(target, Drained::now(self.persist))
+        };
         let change = Change { overrides: Some(overrides), ..Change::default() };
         let config = state.config.load();
         let check = |before: &Snapshot, next: &Snapshot| {
             if self.undo {
                 self.undo(before)
+            } else if let DrainTarget::Listener(_) = &self.target {
+                self.drain_listener((before, next), &config.listeners)
             } else {
                 let mut lost = services_without_endpoints(&config.listeners, before, next);
                 lost.extend(bindings_without_gateways(&config.bindings, before, next));
@@ -116,20 +135,87 @@ impl DrainRequest {
                 Err(refused) => refused,
             };
         }
-        match state.publisher.update_if(change, check) {
+        let check_and_store = |before: &Snapshot, next: &Snapshot| {
+            let text = check(before, next)?;
+            self.store(state, before, next).map(|warning| text + &warning)
+        };
+        match state.publisher.update_if(change, check_and_store) {
             Ok(text) => {
-                let evacuated = state.reader.snapshot().balancing.evacuated.len();
-                state.metrics.set_evacuated(evacuated);
+                (state.follow_drains)();
                 let target = &self.target;
                 if self.undo {
                     tracing::info!(%target, "evacuation undone");
                 } else {
-                    tracing::info!(%target, force = self.force, "evacuated");
+                    let (force, persist) = (self.force, self.persist);
+                    tracing::info!(%target, force, persist, "evacuated");
                 }
                 (StatusCode::OK, text)
             }
             Err(refused) => refused,
         }
+    }
+
+    /// Stores the orders to keep if they change. Returns a warning if that fails for `undo`.
+    fn store(
+        &self,
+        state: &AdminState,
+        before: &Snapshot,
+        next: &Snapshot,
+    ) -> Result<String, (StatusCode, String)> {
+        let is_kept = |snapshot: &Snapshot| {
+            let known = snapshot.balancing.evacuated.get(&self.target);
+            known.is_some_and(|drained| drained.is_persisted)
+        };
+        // A repeated order replaces a file that cannot be read.
+        if !self.persist && is_kept(before) == is_kept(next) {
+            return Ok(String::new());
+        }
+        match (state.store_drains)(&next.balancing.evacuated) {
+            Ok(()) => Ok(String::new()),
+            Err(why) if self.undo => Ok(format!("it is drained again after a restart: {why}\n")),
+            Err(why) => {
+                let text = format!("{} is not drained: {why}\n", self.subject());
+                Err((StatusCode::CONFLICT, text))
+            }
+        }
+    }
+
+    /// Returns the time at which the order ends.
+    fn end(&self, next: &Snapshot) -> &'static str {
+        let order = next.balancing.evacuated.get(&self.target);
+        if order.is_some_and(|drained| drained.is_persisted) {
+            "with --undo, and not by a restart"
+        } else {
+            "with --undo or a restart"
+        }
+    }
+
+    fn check_count(&self, before: &Snapshot) -> Result<(), (StatusCode, String)> {
+        let drains = &before.balancing.evacuated;
+        if drains.contains_key(&self.target) || drains.len() < EVACUATED_MAX {
+            return Ok(());
+        }
+        let text = format!("{EVACUATED_MAX} parts are evacuated already; undo one of them\n");
+        Err((StatusCode::CONFLICT, text))
+    }
+
+    fn drain_listener(
+        &self,
+        (before, next): (&Snapshot, &Snapshot),
+        listeners: &[Listener],
+    ) -> Result<String, (StatusCode, String)> {
+        let (target, is, end) = (self.subject(), self.tense(), self.end(next));
+        let names: BTreeSet<_> = listeners.iter().map(|one| one.name.clone()).collect();
+        if !names.contains(&self.target.name()) {
+            let names = join_names(&names);
+            let text = format!("{target} is unknown; write one of {names}\n");
+            return Err((StatusCode::NOT_FOUND, text));
+        }
+        self.check_count(before)?;
+        Ok(format!(
+            "{target} {is} drained: it accepts no connection, and open tunnels have until \
+             `drain.deadline`; it ends {end}\n"
+        ))
     }
 
     fn evacuate(
@@ -140,28 +226,27 @@ impl DrainRequest {
         let target = self.subject();
         let evacuated = &before.balancing.evacuated;
         let is_new = !evacuated.contains_key(&self.target);
-        let (all, there) = (next.mesh.workloads.len(), count(next, &self.target));
+        let (there, all, what) = count(next, &self.target);
         if there == 0 && is_new {
             let hint = known_names_hint(next, &self.target);
-            let text = format!("{target} cannot be evacuated: no workload is there{hint}\n");
+            let text = format!("{target} cannot be evacuated: no {what} is there{hint}\n");
             return Err((StatusCode::NOT_FOUND, text));
         }
-        if is_new && evacuated.len() >= EVACUATED_MAX {
-            let text = format!("{EVACUATED_MAX} parts are evacuated already; undo one of them\n");
-            return Err((StatusCode::CONFLICT, text));
-        }
+        self.check_count(before)?;
         let names = join_names(lost);
-        if !lost.is_empty() && !self.force {
+        // Rejection of its tunnels is the purpose of a drained service.
+        let is_meant = self.force || matches!(self.target, DrainTarget::Service(_));
+        if !lost.is_empty() && !is_meant {
             let text = format!(
                 "{target} is not evacuated: no endpoint would be left for {names}; write --force \
                  to refuse their tunnels\n"
             );
             return Err((StatusCode::CONFLICT, text));
         }
-        let is = self.tense();
+        let (is, end) = (self.tense(), self.end(next));
         let mut text = format!(
-            "{target} {is} evacuated: new tunnels avoid it, open ones go on; it ends with --undo \
-             or a restart\n{there} of {all} workloads are there\n"
+            "{target} {is} evacuated: new tunnels avoid it, open ones go on; it ends {end}\n\
+             {there} of {all} {what}s are there\n"
         );
         if !lost.is_empty() {
             text += &format!("no endpoint {is} left, and tunnels are rejected: {names}\n");
@@ -194,13 +279,26 @@ impl DrainRequest {
     }
 }
 
-/// Counts the workloads of a part of the mesh.
-fn count(snapshot: &Snapshot, target: &DrainTarget) -> usize {
-    let workloads = snapshot.mesh.workloads.values();
-    workloads.filter(|one| is_part_of(one, target)).count()
+/// Counts the workloads, gateways or services of a part of the mesh, and all of them.
+fn count(snapshot: &Snapshot, target: &DrainTarget) -> (usize, usize, &'static str) {
+    match target {
+        DrainTarget::Gateway(of) => {
+            let all: BTreeSet<_> = snapshot.remote_gateways().map(|(address, _)| address).collect();
+            (all.iter().filter(|one| *one == of).count(), all.len(), "gateway")
+        }
+        DrainTarget::Service(_) => {
+            let all = &snapshot.mesh.services;
+            (all.values().filter(|one| is_service(one, target)).count(), all.len(), "service")
+        }
+        _ => {
+            let all = &snapshot.mesh.workloads;
+            (all.values().filter(|one| is_part_of(one, target)).count(), all.len(), "workload")
+        }
+    }
 }
 
-/// Returns a hint with the regions, at the depth of the requested one, or the clusters of the mesh.
+/// Returns a hint with the regions, at the depth of the requested one, or the names of another kind
+/// in the mesh.
 fn known_names_hint(snapshot: &Snapshot, requested: &DrainTarget) -> String {
     let workloads = snapshot.mesh.workloads.values();
     let mut names: BTreeSet<String> = match requested {
@@ -214,7 +312,11 @@ fn known_names_hint(snapshot: &Snapshot, requested: &DrainTarget) -> String {
             workloads.map(|one| place(&one.locality)).collect()
         }
         DrainTarget::Cluster(_) => workloads.map(|one| one.cluster.to_string()).collect(),
-        DrainTarget::Address(_) | DrainTarget::Workload(_) => {
+        DrainTarget::Gateway(_) => {
+            snapshot.remote_gateways().map(|(address, _)| address.to_string()).collect()
+        }
+        DrainTarget::Service(_) => snapshot.mesh.services.values().map(|one| one.key()).collect(),
+        DrainTarget::Address(_) | DrainTarget::Workload(_) | DrainTarget::Listener(_) => {
             return "; `strait status SERVICE` lists endpoints with their uids".to_owned();
         }
     };
@@ -223,6 +325,7 @@ fn known_names_hint(snapshot: &Snapshot, requested: &DrainTarget) -> String {
         DrainTarget::Region(_) if names.is_empty() => {
             ", as no `workloads[].locality` names a region".to_owned()
         }
+        _ if names.is_empty() => String::new(),
         _ => format!("; write one of {}", join_names(&names)),
     }
 }

@@ -128,6 +128,43 @@ async fn a_binding_that_loses_its_last_gateway_is_named() {
 }
 
 #[tokio::test]
+async fn an_order_that_cannot_be_stored_changes_nothing() {
+    let fixture = fixture();
+    located(&fixture, &["us-east", "us-west"]);
+    let order = "/drain/region?region=us-east";
+    let (status, text) = request(&fixture, "POST", &format!("{order}&persist")).await;
+    let want = "region us-east is not drained: cannot write the file\n";
+    assert_eq!((status, &*text), (StatusCode::CONFLICT, want));
+    assert!(fixture.state.reader.snapshot().balancing.evacuated.is_empty());
+    // The end of an order is made in any case.
+    let target = DrainTarget::parse("region", "us-east").expect("a region");
+    let kept = Some(Override::Drain(target, Drained::now(true)));
+    fixture.publisher.update(Change { overrides: kept, ..Change::default() });
+    let (status, text) = request(&fixture, "POST", &format!("{order}&undo")).await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(text.contains("drained again after a restart: cannot write the file"), "{text}");
+    assert!(fixture.state.reader.snapshot().balancing.evacuated.is_empty());
+}
+
+#[tokio::test]
+async fn a_drained_service_has_no_endpoint_under_any_name() {
+    let fixture = fixture();
+    located(&fixture, &["us-east"]);
+    let (status, text) = request(&fixture, "POST", "/drain/service?service=echo.app").await;
+    assert_eq!(status, StatusCode::OK, "{text}");
+    let snapshot = fixture.state.reader.snapshot();
+    let service = snapshot.services.get("echo.app").expect("a service");
+    assert_eq!(service.drained.as_ref().map(DrainTarget::name).as_deref(), Some("echo.app"));
+    assert!(service.ports.values().all(|set| set.endpoints.is_empty()));
+    request(&fixture, "POST", "/drain/service?service=echo.app&undo").await;
+    let snapshot = fixture.state.reader.snapshot();
+    let service = snapshot.services.get("echo.app").expect("a service");
+    assert!(
+        service.drained.is_none() && service.ports.values().any(|set| !set.endpoints.is_empty())
+    );
+}
+
+#[tokio::test]
 async fn a_service_that_may_move_to_another_network_is_not_named() {
     let fixture = fixture();
     for (transit, is_named) in [(Transit::Off, true), (Transit::Failover, false)] {

@@ -163,13 +163,14 @@ pub(super) fn evacuated(snapshot: &Snapshot) -> impl Iterator<Item = String> {
     targets.filter(|target| target.kind() == "region").map(DrainTarget::name)
 }
 
-/// Returns everything that an operator has evacuated.
+/// Returns everything that an operator has drained.
 fn drained(snapshot: &Snapshot) -> impl Iterator<Item = DrainedRow> {
     let targets = snapshot.balancing.evacuated.iter();
-    targets.map(|(target, since)| DrainedRow {
+    targets.map(|(target, drained)| DrainedRow {
         kind: target.kind().to_owned(),
         name: target.name(),
-        since: *since,
+        since: drained.since,
+        persisted: drained.is_persisted,
     })
 }
 

@@ -31,6 +31,7 @@ pub(super) fn find(
             format!("`trust.crl` has no list of {root}: peers below {root} are refused")
         }),
     );
+    problems.extend(status.drain_problem());
     problems.extend(missing_waypoints(snapshot));
     let more = "more objects conflict; see `strait check`";
     problems.extend(truncated(status.conflicts(), CONFLICTS_SHOWN, more));

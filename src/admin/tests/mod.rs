@@ -93,6 +93,8 @@ pub(super) fn fixture() -> Fixture {
             };
             listeners.map(row).collect()
         }),
+        store_drains: Arc::new(|_| Err("cannot write the file".to_owned())),
+        follow_drains: Arc::new(|| ()),
     };
     Fixture { state, publisher, _log: Box::new(subscriber) }
 }

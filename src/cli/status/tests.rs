@@ -27,8 +27,8 @@ cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workl
 Problems
   11 of addresses are rejected
 
-Operator  until a restart
-  region us-east-2 is evacuated (1m ago); `strait drain region us-east-2 --undo` puts it back
+Operator  `strait drain KIND NAME --undo` puts it back
+  region us-east-2 is evacuated since 2026-01-01T01:00:00Z (1m ago), until a restart
 
 Listeners
   NAME   ADDRESS        PROTOCOL  ROUTED         SOURCES                   STATE

@@ -74,11 +74,13 @@ pub(super) fn page(page: &StatusPage<Listener>, one: bool, color: bool) -> Strin
         }
     }
     if !page.drained.is_empty() {
-        text.heading("Operator", "until a restart");
+        text.heading("Operator", "`strait drain KIND NAME --undo` puts it back");
     }
-    for DrainedRow { kind, name, since } in &page.drained {
-        let undo = format!("`strait drain {kind} {name} --undo` puts it back");
-        text.line(&format!("  {kind} {name} is evacuated ({}); {undo}", ago(page.at, *since)));
+    for DrainedRow { kind, name, since, persisted } in &page.drained {
+        let end = if *persisted { "kept over restarts" } else { "until a restart" };
+        let (since, ago) = (humantime::format_rfc3339_seconds(*since), ago(page.at, *since));
+        let is = if kind == "listener" { "drained" } else { "evacuated" };
+        text.line(&format!("  {kind} {name} is {is} since {since} ({ago}), {end}"));
     }
     listeners(&mut text, &page.listeners);
     text.heading("Discovery", &format!("{} {}", page.source.kind, page.source.place));

@@ -423,6 +423,10 @@ impl Builder<'_> {
         let deadline = deadline.or_else(|| self.left_of_grace(time.ok()?));
         self.set("drain.lag", lag);
         self.set("drain.deadline", deadline);
+        if environment.has(DATA) {
+            let file = environment.path(&format!("{DATA}/strait-drains"));
+            self.set("drain.file", setting(&file));
+        }
     }
 
     /// Returns the time that the grace period leaves for open tunnels after the lag.

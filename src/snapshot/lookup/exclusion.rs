@@ -38,5 +38,8 @@ pub fn location_exclusion(
     port: u16,
 ) -> Option<ExclusionReason> {
     let (host, network) = (&service.hostname, snapshot.network());
-    Ranking::new(service, port, host, network, &snapshot.balancing).exclusion(workload)
+    let drained = snapshot.balancing.drained_service(service).cloned();
+    drained.map(ExclusionReason::Evacuated).or_else(|| {
+        Ranking::new(service, port, host, network, &snapshot.balancing).exclusion(workload)
+    })
 }

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::Guard;
 use parking_lot::Mutex;
@@ -32,8 +32,8 @@ use crate::limits::turns::UsedTime;
 use crate::limits::{OwnedPool, Rate};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::{LinkUsage, ProbeResult, ReducedLink, ReloadSource, RemoteGatewayStatus};
-use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::trace::{BAGGAGE, TRACEPARENT};
+use crate::wire::{DrainTarget, UNKNOWN_CLUSTER};
 
 /// Limit of log lines about authorization policies per second.
 const POLICY_LINES_A_SECOND: u32 = 10;
@@ -121,8 +121,10 @@ metrics! {
             "Connections closed before their handshake, by limit";
         frame_floods: Counter = "strait_connections_exhausted",
             "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
-        evacuated: Gauge = "strait_evacuated",
-            "Parts of the mesh that an operator has evacuated (strait drain)";
+        drained: Family<Labels<1>, Gauge> = "strait_drained",
+            "Parts of the mesh and listeners that an operator has drained (strait drain), by kind";
+        drained_since: Gauge = "strait_drained_since_seconds",
+            "Time of the oldest order of strait drain in force (Unix time), 0 without one";
         aged: Counter = "strait_connections_aged",
             "Connections of peers that were sent GOAWAY because of their age";
         policies: Counters<1> = "strait_policy_refusals",
@@ -344,9 +346,20 @@ impl Metrics {
         self.frame_floods.inc();
     }
 
-    /// Sets the number of parts of the mesh that an operator has evacuated.
-    pub fn set_evacuated(&self, count: usize) {
-        self.evacuated.set(i64::try_from(count).unwrap_or(i64::MAX));
+    /// Sets the numbers of parts that an operator has drained, by kind, and the oldest order.
+    pub fn set_drained<'a>(&self, drains: impl Iterator<Item = (&'a DrainTarget, SystemTime)>) {
+        let mut counts = DrainTarget::KINDS.map(|kind| (kind, 0));
+        let mut oldest = None;
+        for (target, since) in drains {
+            counts.iter_mut().filter(|(kind, _)| *kind == target.kind()).for_each(|(_, n)| *n += 1);
+            oldest = oldest.into_iter().chain([since]).min();
+        }
+        for (kind, count) in counts {
+            self.drained.get_or_create(&[("kind", kind)]).set(count);
+        }
+        let oldest = oldest.and_then(|oldest| oldest.duration_since(UNIX_EPOCH).ok());
+        let oldest = oldest.map_or(0, |oldest| oldest.as_secs());
+        self.drained_since.set(i64::try_from(oldest).unwrap_or(i64::MAX));
     }
 
     /// Counts a connection that is retired because of its age.
