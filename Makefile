@@ -36,7 +36,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy strict-client promtool peers certs compare-identity fuzz floods sources fairness soak upgrades bench bench-xds \
+.PHONY: help demo quick test check lint envoy strict-client promtool peers certs compare-identity fuzz floods sources fairness soak faults upgrades bench bench-xds \
   parts protos \
   check-deploy image check-image
 
@@ -96,6 +96,10 @@ soak: SEED = 1
 soak: ## two gateways under random faults, every byte compared (MINUTES=60, SEED=1)
 	STRAIT_SOAK_MINUTES=$(MINUTES) STRAIT_SOAK_SEED=$(SEED) \
 	  cargo test --locked --release --test it -- soak::random --nocapture
+
+# As many at once as there are rows that wait, which need no CPU.
+faults: ## prove each row of the fault matrix that the kernel takes part in, as root, 2 minutes
+	cargo test --locked --test it -- faults:: --test-threads=6
 
 bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short)
 	cargo bench --locked --bench xds -- $(ARGS)

@@ -5,7 +5,7 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::panic::{self, PanicHookInfo};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,8 +56,8 @@ pub fn init(log: &Log) -> Result<LogHandle, LogError> {
         .lossy(true)
         .buffered_lines_limit(QUEUED_LINES)
         .thread_name("strait-log")
-        .finish(std::io::stderr());
-    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        .finish(Stderr);
+    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let drops = writer.error_counter();
     let (subscriber, handle) = build(log, writer, colour, Some((drops, guard)))?;
     set_global_default(subscriber).map_err(|_| LogError::Started)?;
@@ -71,6 +71,30 @@ static PANICS: AtomicU64 = AtomicU64::new(0);
 /// Returns the number of panics since the log was started.
 pub fn panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
+}
+
+/// Number of lines that standard error has not taken.
+static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of lines that were lost because they could not be written.
+pub(super) fn unwritten_lines() -> u64 {
+    UNWRITTEN.load(Ordering::Relaxed)
+}
+
+/// Standard error. A line that it does not take, as on a full disk, is counted.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if io::stderr().write_all(line).is_err() {
+            UNWRITTEN.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Counts a panic, and logs it as one line: the hook of the standard library writes several, which

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::budget::{STREAMS, WIDEST, ask_for_more};
-use crate::support::cgroup::Cgroup;
+use crate::support::cgroup::{Cgroup, enter};
 use crate::support::raw::RawPeer;
 use crate::support::{
     ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, identities, print_uncaptured,
@@ -26,7 +26,7 @@ async fn start(net: Net, cgroup: &Cgroup) -> Gateway {
     raise_descriptor_limit();
     let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
     settings.descriptors = 19_000;
-    settings.cgroup = Some(cgroup.path.clone());
+    settings.inside = enter(&cgroup.path);
     Gateway::start(&settings).await
 }
 

@@ -1,4 +1,5 @@
-//! SECURITY.md: each test that it names exists. Names of tests say what happens.
+//! SECURITY.md and docs/faults.md: each test that they name exists. Names of tests say what
+//! happens.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,10 +21,10 @@ fn named(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn check(text: &str, functions: &BTreeSet<String>) -> Vec<String> {
+fn check(path: &str, text: &str, functions: &BTreeSet<String>) -> Vec<String> {
     named(text)
         .filter(|&name| !functions.contains(name))
-        .map(|name| format!("SECURITY.md: there is no test `{name}`"))
+        .map(|name| format!("{path}: there is no test `{name}`"))
         .collect()
 }
 
@@ -53,15 +54,39 @@ fn cases() -> Vec<String> {
 }
 
 #[test]
-fn each_test_that_the_threat_model_names_exists() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("SECURITY.md");
-    let text = fs::read_to_string(path).unwrap();
-    assert!(named(&text).count() >= 40, "the table of threats is there");
-    let findings = check(&text, &functions());
-    assert!(findings.is_empty(), "{findings:#?}");
+fn each_test_that_the_threat_model_and_the_fault_matrix_name_exists() {
+    let functions = functions();
+    for path in ["SECURITY.md", "docs/faults.md"] {
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+        assert!(named(&text).count() >= 40, "the table of {path} is there");
+        let findings = check(path, &text, &functions);
+        assert!(findings.is_empty(), "{findings:#?}");
+    }
 
     let bad = "| spoofing | `a_test_of_nobody_at_all`, `trust.domains`, `make test` |";
-    assert_eq!(check(bad, &functions()).len(), 1);
+    assert_eq!(check("SECURITY.md", bad, &functions).len(), 1);
+}
+
+/// Returns the rows of the fault matrix without a test.
+fn unproven(text: &str) -> Vec<&str> {
+    let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| fault |"));
+    rows.filter(|row| named(row).next().is_none()).collect()
+}
+
+#[test]
+fn each_row_of_the_fault_matrix_names_a_test_and_each_test_of_faults_has_a_row() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/faults.md");
+    let text = fs::read_to_string(path).unwrap();
+    assert_eq!(unproven(&text), [""; 0]);
+    let listed: BTreeSet<_> = named(&text).collect();
+    let sources = tree::read(&["tests/it/faults"]);
+    let lines = sources.iter().flat_map(|source| source.text.split("#[test]\nfn ").skip(1));
+    let tests: Vec<_> = lines.filter_map(|rest| Some(rest.split_once('(')?.0)).collect();
+    assert!(tests.len() >= 15, "{tests:?}");
+    let absent: Vec<_> = tests.iter().filter(|&test| !listed.contains(test)).collect();
+    assert!(absent.is_empty(), "docs/faults.md has no row for {absent:?}");
+
+    assert_eq!(unproven("| fault | promise |\n|---|---|\n| fire | none |"), ["| fire | none |"]);
 }
 
 #[test]

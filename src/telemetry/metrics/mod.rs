@@ -149,7 +149,7 @@ metrics! {
         validation_skipped: Gauge = "strait_trust_validation_skipped",
             "Whether peers of any trust domain are accepted";
         log_lines_dropped: Counter = "strait_log_lines_dropped",
-            "Log lines lost because the writer could not keep up";
+            "Log lines lost because the writer could not keep up or the disk was full";
         traces_dropped: Counters<1> = "strait_trace_headers_dropped",
             "Malformed or too large headers of traces, not sent to gateways of other networks";
         loads_malformed: Counter = "strait_remote_loads_malformed",
@@ -494,6 +494,7 @@ impl Metrics {
         self.panics.inner().store(logging::panics(), Ordering::Relaxed);
         if let Some(drops) = self.log_drops.get() {
             let drops = u64::try_from(drops.dropped_lines()).unwrap_or(u64::MAX);
+            let drops = drops.saturating_add(logging::unwritten_lines());
             self.log_lines_dropped.inner().store(drops, Ordering::Relaxed);
         }
         let mut out = String::new();

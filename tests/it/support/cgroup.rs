@@ -1,25 +1,37 @@
-//! A memory cgroup for a gateway.
+//! A cgroup for a gateway, which limits its memory or its CPU time.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Memory cgroup with a limit. Removed on drop, once no process is in it.
+/// Cgroup with a limit. Removed on drop, once no process is in it.
 pub struct Cgroup {
     pub path: PathBuf,
     limit: &'static str,
 }
 
-/// Mount points of memory cgroups of both versions, each with the file of the limit.
-const MOUNTS: [(&str, &str); 2] =
+/// Mount points of cgroups of both versions, each with the file of the limit.
+type Mounts = [(&'static str, &'static str); 2];
+const MEMORY: Mounts =
     [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
+const CPU: Mounts = [("/sys/fs/cgroup", "cpu.max"), ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us")];
 
 impl Cgroup {
-    /// Creates a group; none if this user cannot create one on this machine.
+    /// Creates a group with a limit of memory in bytes; none if this user cannot create one on this
+    /// machine.
     pub fn new(test: &str, limit: f64) -> Option<Self> {
+        Self::of(test, &MEMORY, limit)
+    }
+
+    /// As [`Cgroup::new`], with a limit of CPU time in microseconds of each tenth of a second.
+    pub fn cpu(test: &str, limit: f64) -> Option<Self> {
+        Self::of(test, &CPU, limit)
+    }
+
+    fn of(test: &str, mounts: &Mounts, limit: f64) -> Option<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("strait-test-{}-{next}", std::process::id());
-        let made = MOUNTS.iter().find_map(|&(mount, file)| {
+        let made = mounts.iter().find_map(|&(mount, file)| {
             let group = Self { path: Path::new(mount).join(&name), limit: file };
             std::fs::create_dir(&group.path).ok()?;
             // Only a kernel with the controller of this version creates the file.
@@ -27,12 +39,12 @@ impl Cgroup {
             (is_made && group.set(limit)).then_some(group)
         });
         if made.is_none() {
-            super::skip(test, "no memory cgroup can be made here; run it as root");
+            super::skip(test, "no such cgroup can be made here; run it as root");
         }
         made
     }
 
-    /// Changes the limit, in bytes. Returns true if the kernel accepted it.
+    /// Changes the limit. Returns true if the kernel accepted it.
     pub fn set(&self, limit: f64) -> bool {
         std::fs::write(self.path.join(self.limit), format!("{limit:.0}")).is_ok()
     }
@@ -45,6 +57,14 @@ impl Cgroup {
         let kills = lines.find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
         kills.expect("the kernel's count")
     }
+}
+
+/// Returns the command that enters a group. A shell drops variables whose names it cannot
+/// represent, such as Istio's XDS_HEADER_x-tenant.
+pub fn enter(group: &Path) -> Vec<String> {
+    let script = r#"echo $$ > "$0/cgroup.procs" && exec "$@""#;
+    let group = group.to_str().expect("UTF-8");
+    ["sh", "-c", script, group].map(str::to_owned).to_vec()
 }
 
 impl Drop for Cgroup {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -42,8 +42,9 @@ pub struct Settings<'a> {
     pub descriptors: u32,
     /// `--take-over` of the process.
     pub take_over: Option<PathBuf>,
-    /// Memory cgroup of the process, if not that of the test.
-    pub cgroup: Option<PathBuf>,
+    /// Command that enters the process's surroundings, such as a cgroup or a namespace, and then
+    /// executes its further arguments.
+    pub inside: Vec<String>,
     /// The mesh file.
     pub mesh: String,
 }
@@ -64,7 +65,7 @@ impl<'a> Settings<'a> {
             program: binary(),
             descriptors: 4096,
             take_over: None,
-            cgroup: None,
+            inside: Vec::new(),
             mesh: mesh(&[]),
         }
     }
@@ -175,18 +176,9 @@ impl Gateway {
     ) -> Self {
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
         // prlimit is in util-linux, which every Linux distribution has.
-        let mut command = match &settings.cgroup {
-            None => Command::new("prlimit"),
-            // A shell enters the cgroup and then executes prlimit. A shell drops variables whose
-            // names it cannot represent, such as Istio's XDS_HEADER_x-tenant, so processes without
-            // a cgroup are started directly.
-            Some(cgroup) => {
-                let mut shell = Command::new("sh");
-                let enter = r#"echo $$ > "$0/cgroup.procs" && exec prlimit "$@""#;
-                shell.args(["-c", enter]).arg(cgroup);
-                shell
-            }
-        };
+        let mut words = settings.inside.iter().map(String::as_str).chain(["prlimit"]);
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words);
         command.arg(format!("--nofile={0}:{0}", settings.descriptors)).arg(&settings.program);
         configure(&mut command);
         let process = command
@@ -240,9 +232,11 @@ impl Gateway {
         http(SocketAddr::new(self.address.ip(), port), method, path).await
     }
 
-    /// Returns all metrics from the admin port. Those of the metrics port may be a second old.
+    /// Returns all metrics from the admin port. Those of the metrics port may be a second old; in a
+    /// lab, nothing else can be reached.
     pub async fn scrape(&self) -> String {
-        let (status, text) = self.http(15000, "GET", "/stats/prometheus").await;
+        let port = if self.address.ip().is_loopback() { 15000 } else { 15020 };
+        let (status, text) = self.http(port, "GET", "/stats/prometheus").await;
         assert_eq!(status, 200, "{text}");
         text
     }
@@ -374,6 +368,8 @@ pub fn replace(path: &Path, text: &str) {
 /// Returns the configuration of a gateway on host 1 of its net.
 fn strait_yaml(settings: &Settings<'_>) -> String {
     let ip = settings.net.ip(1);
+    // The admin port may be on loopback addresses only.
+    let admin = if ip.is_loopback() { ip } else { Ipv4Addr::LOCALHOST.into() };
     let Settings { exposure, listeners, more, allow, .. } = settings;
     format!(
         "gateway: {{cluster: east, network: east}}
@@ -389,7 +385,7 @@ exposure:
   default: none
   services:
 {exposure}dial: {{allow: {allow}}}
-admin: {{bind: \"{ip}:15000\"}}
+admin: {{bind: \"{admin}:15000\"}}
 metrics: {{bind: \"{ip}:15020\"}}
 readiness: {{bind: \"{ip}:15021\"}}
 {more}"

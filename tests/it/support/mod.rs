@@ -10,6 +10,7 @@ mod gateway;
 mod identities;
 pub mod istiod;
 pub mod kubelet;
+pub mod lab;
 pub mod link;
 pub mod loss;
 pub mod memory;

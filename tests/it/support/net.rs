@@ -6,12 +6,9 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use tokio::net::TcpListener;
 
-/// 127.A.B.0/24.
+/// 127.A.B.0/24, or the addresses of a lab.
 #[derive(Clone, Copy, Debug)]
-pub struct Net {
-    second: u8,
-    third: u8,
-}
+pub struct Net([u8; 3]);
 
 /// A port for endpoints that speak plain TCP.
 pub const fn endpoint_port() -> u16 {
@@ -25,15 +22,21 @@ impl Net {
         loop {
             let [_, _, high, low] = std::process::id().to_be_bytes();
             let next = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes()[1];
-            let net = Self { second: 1 + (high ^ low) % 250, third: low.wrapping_add(next) };
+            let net = Self([127, 1 + (high ^ low) % 250, low.wrapping_add(next)]);
             if std::net::TcpListener::bind((net.ip(1), 15008)).is_ok() {
                 return net;
             }
         }
     }
 
+    /// Returns the net of a lab: A.B.C.0/24.
+    pub const fn of_lab(first: [u8; 3]) -> Self {
+        Self(first)
+    }
+
     pub fn ip(self, last: u8) -> IpAddr {
-        Ipv4Addr::new(127, self.second, self.third, last).into()
+        let [first, second, third] = self.0;
+        Ipv4Addr::new(first, second, third, last).into()
     }
 
     pub fn address(self, last: u8, port: u16) -> SocketAddr {

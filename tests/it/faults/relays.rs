@@ -6,8 +6,8 @@ use std::time::Duration;
 use h2::Reason;
 use strait::tools::hbone::Client;
 use tokio::io::AsyncWriteExt;
-use tokio::task::JoinSet;
 
+use super::{all_whole, plans, start};
 use crate::support::link::{Cut, Faults, FaultyRelay};
 use crate::support::oracle::{self, End, Oracle, Plan, SideResult, is_consistent};
 use crate::support::{CLIENT, ECHO, GATEWAY, Gateway, Net, Settings, bytes, identities, run};
@@ -23,31 +23,6 @@ async fn gateway(net: Net) -> Gateway {
 async fn client(address: SocketAddr) -> Client {
     let tls = identities().client(CLIENT, GATEWAY);
     Client::connect(address, &tls).await.expect("a connection")
-}
-
-/// Opens these tunnels, all before the first byte, and drives them to their ends.
-async fn start(client: &Client, plans: &[Plan]) -> JoinSet<(Plan, SideResult)> {
-    let mut opened = Vec::new();
-    for &plan in plans {
-        opened.push((plan, client.tunnel(ECHO).await.expect("a tunnel")));
-    }
-    let mut tunnels = JoinSet::new();
-    for (plan, tunnel) in opened {
-        tunnels.spawn(async move { (plan, oracle::drive(tunnel, plan).await) });
-    }
-    tunnels
-}
-
-/// Returns plans of tunnels with this many bytes in each direction.
-fn plans(ids: std::ops::Range<u64>, bytes: u64) -> Vec<Plan> {
-    ids.map(|id| Plan::both(id, bytes)).collect()
-}
-
-/// Asserts that all of these tunnels are whole.
-async fn all_whole(oracle: &Oracle, tunnels: JoinSet<(Plan, SideResult)>) {
-    for (plan, side) in tunnels.join_all().await {
-        oracle.whole(plan, side).await;
-    }
 }
 
 #[test]

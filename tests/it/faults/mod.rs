@@ -1,0 +1,39 @@
+//! Fault matrix of docs/faults.md: rows that no other test proves. Every byte is compared, and no
+//! break looks clean. Only `make faults` runs the rows of `long`, which wait for half a minute.
+
+mod disks;
+mod long;
+mod network;
+mod relays;
+mod stops;
+
+use strait::tools::hbone::Client;
+use tokio::task::JoinSet;
+
+use crate::support::ECHO;
+use crate::support::oracle::{self, Oracle, Plan, SideResult};
+
+/// Opens these tunnels, all before the first byte, and drives them to their ends.
+async fn start(client: &Client, plans: &[Plan]) -> JoinSet<(Plan, SideResult)> {
+    let mut opened = Vec::new();
+    for &plan in plans {
+        opened.push((plan, client.tunnel(ECHO).await.expect("a tunnel")));
+    }
+    let mut tunnels = JoinSet::new();
+    for (plan, tunnel) in opened {
+        tunnels.spawn(async move { (plan, oracle::drive(tunnel, plan).await) });
+    }
+    tunnels
+}
+
+/// Returns plans of tunnels with this many bytes in each direction.
+fn plans(ids: std::ops::Range<u64>, bytes: u64) -> Vec<Plan> {
+    ids.map(|id| Plan::both(id, bytes)).collect()
+}
+
+/// Asserts that all of these tunnels are whole.
+async fn all_whole(oracle: &Oracle, tunnels: JoinSet<(Plan, SideResult)>) {
+    for (plan, side) in tunnels.join_all().await {
+        oracle.whole(plan, side).await;
+    }
+}

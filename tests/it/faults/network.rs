@@ -1,0 +1,106 @@
+//! Faults in which the kernel's TCP takes part, in a network namespace.
+
+use std::time::Duration;
+
+use strait::tools::hbone::{Client, Tunnel};
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{all_whole, start};
+use crate::support::lab::{ENDPOINT_HOST, Lab, Link};
+use crate::support::oracle::{Oracle, Plan};
+use crate::support::{
+    CLIENT, ECHO, Endpoint, GATEWAY, echoes, endpoint_port, identities, run, until,
+};
+
+/// Duration of a partition that loses nothing.
+const PARTITION: Duration = Duration::from_secs(5);
+/// Time of a handshake, and some of a loaded machine.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(8);
+/// Length of packets that no tunnel's headers exceed, and a certificate chain does.
+const NARROW: u16 = 1280;
+
+#[test]
+fn a_partition_of_5_seconds_loses_no_byte() {
+    let Some(lab) = Lab::new("WAN partition of 5 s") else {
+        return;
+    };
+    run(async {
+        let gateway = lab.gateway().await;
+        let oracle = Oracle::new();
+        let _endpoint = oracle.endpoint(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
+        let client = gateway.client(identities()).await;
+        let rest = Duration::from_millis(100);
+        // Three seconds without the partition.
+        let plan = |id| Plan { rest, ..Plan::both(id, 30 * 16 * 1024) };
+        let tunnels = start(&client, &[1, 2, 3, 4].map(plan)).await;
+        for link in [Link::Clients, Link::Endpoints] {
+            lab.cut(link);
+        }
+        // deadline: the duration of the partition is what is tested.
+        sleep(PARTITION).await;
+        for link in [Link::Clients, Link::Endpoints] {
+            lab.heal(link);
+        }
+        let healed = Instant::now();
+        let mut tunnel = client.tunnel(ECHO).await.expect("a new tunnel");
+        assert!(healed.elapsed() < PARTITION, "{:?}", healed.elapsed());
+        drop_cleanly(&mut tunnel).await;
+        all_whole(&oracle, tunnels).await;
+    });
+}
+
+/// Sends the head of a tunnel without bytes, and ends it.
+async fn drop_cleanly(tunnel: &mut Tunnel) {
+    tunnel.write_all(&Plan::both(5, 0).head()).await.expect("an open tunnel");
+    tunnel.shutdown().await.expect("our end");
+}
+
+#[test]
+fn a_black_hole_for_long_packets_ends_a_handshake_by_its_deadline_and_no_other_connection() {
+    let Some(lab) = Lab::new("MTU black hole") else {
+        return;
+    };
+    run(async {
+        let gateway = lab.gateway().await;
+        let _endpoint = Endpoint::echo(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
+        let open = gateway.client(identities()).await;
+        lab.narrow(Link::Clients, NARROW);
+        // The certificates of the gateway do not arrive.
+        let tls = identities().client(CLIENT, GATEWAY);
+        let handshake = timeout(HANDSHAKE_MAX, Client::connect(gateway.address, &tls)).await;
+        handshake.expect("an end in time").expect_err("no handshake");
+        echoes(&mut open.tunnel(ECHO).await.expect("a tunnel of short packets")).await;
+        lab.narrow(Link::Clients, 1500);
+        gateway.client(identities()).await;
+    });
+}
+
+#[test]
+fn without_a_free_port_tunnels_are_refused_and_the_others_go_on() {
+    let Some(lab) = Lab::new("ephemeral ports used up") else {
+        return;
+    };
+    run(async {
+        let gateway = lab.gateway().await;
+        let _endpoint = Endpoint::echo(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
+        lab.sysctl("ip_local_port_range", "40000 40009");
+        let client = gateway.client(identities()).await;
+        let mut tunnels = Vec::new();
+        while let Ok(mut tunnel) = client.tunnel(ECHO).await {
+            echoes(&mut tunnel).await;
+            tunnels.push(tunnel);
+            assert!(tunnels.len() <= 10, "a tunnel for each port");
+        }
+        assert!(tunnels.len() >= 5, "{} tunnels", tunnels.len());
+        let refused = async || gateway.tunnels("overloaded").await;
+        until("a refusal with its reason", refused, |&count| count >= 1.0).await;
+        assert_eq!(gateway.readiness().await.0, 200);
+        for tunnel in &mut tunnels {
+            echoes(tunnel).await;
+        }
+        drop(tunnels.pop());
+        let again = async || client.tunnel(ECHO).await.is_ok();
+        until("a tunnel on the port that became free", again, |&is_open| is_open).await;
+    });
+}

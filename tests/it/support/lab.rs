@@ -1,0 +1,144 @@
+//! Network namespace for a gateway, behind two bridged links: to its clients, and to its endpoints.
+//!
+//! The test itself is in the namespace of the machine, as client and as endpoint. A link that is
+//! cut drops every packet without a signal to either side. Root and `ip` are needed.
+
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use super::{Gateway, Net, Settings, identities, skip};
+
+/// Host on the link of the endpoints.
+pub const ENDPOINT_HOST: u8 = 131;
+/// Host on the link of the clients, which serves as an endpoint too.
+pub const NEAR_HOST: u8 = 3;
+
+/// Networks of labs, which RFC 2544 reserves for tests.
+const ALLOW: &str = "[\"198.18.0.0/15\"]";
+
+/// Makes the namespaces: `$0` is their name, `$1` the first three numbers of all addresses. In
+/// packets beyond the length of a segment, a bridge does not see what its link could not carry.
+const MAKE: &str = r#"set -e
+ip netns add "$0-w"; ip netns add "$0-g"; ip -n "$0-g" link set lo up
+link() {
+  ip link add "$2" type veth peer name "$1-near" netns "$0-w"
+  ip -n "$0-w" link add "$1-far" type veth peer name "$1" netns "$0-g"
+  ip -n "$0-w" link add "$1-bridge" type bridge
+  ip -n "$0-w" link set "$1-bridge" up
+  for end in near far; do ip -n "$0-w" link set "$1-$end" master "$1-bridge" up; done
+  ip link set "$2" gso_max_segs 1; ip -n "$0-g" link set "$1" gso_max_segs 1
+  ip -n "$0-g" addr add "$3" dev "$1"; ip -n "$0-g" link set "$1" up
+  ip link set "$2" up
+}
+link clients "$0c" "$1.1/25"; link ends "$0e" "$1.129/25"
+ip addr add "$1.2/25" dev "$0c"; ip addr add "$1.3/25" dev "$0c"
+ip addr add "$1.130/25" dev "$0e"; ip addr add "$1.131/25" dev "$0e"
+"#;
+
+/// Link of a lab.
+#[derive(Clone, Copy, Debug)]
+pub enum Link {
+    Clients,
+    Endpoints,
+}
+
+impl Link {
+    fn port(self) -> [&'static str; 2] {
+        match self {
+            Self::Clients => ["clients-near", "clients-bridge"],
+            Self::Endpoints => ["ends-near", "ends-bridge"],
+        }
+    }
+}
+
+/// Namespaces of a test, removed on drop.
+pub struct Lab {
+    name: String,
+    pub net: Net,
+}
+
+impl Lab {
+    /// Makes the namespaces. Without the rights or the kernel for it, the row is skipped.
+    pub fn new(row: &str) -> Option<Self> {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let (first, net) = loop {
+            let [_, _, high, low] = std::process::id().to_be_bytes();
+            let next = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes()[1];
+            let first = [198, 18 + high % 2, low.wrapping_add(next)];
+            let net = Net::of_lab(first);
+            if std::net::TcpListener::bind((net.ip(2), 0)).is_err() {
+                break (first, net);
+            }
+        };
+        let lab = Self { name: format!("sl{}x{}", std::process::id(), first[2]), net };
+        let [one, two, three] = first;
+        let made = output("sh", &["-c", MAKE, &lab.name, &format!("{one}.{two}.{three}")]);
+        if made.status.success() {
+            return Some(lab);
+        }
+        let why = String::from_utf8_lossy(&made.stderr);
+        skip(row, &format!("no network namespaces can be made here, as by root: {}", why.trim()));
+        None
+    }
+
+    /// Returns the settings of a gateway in the lab.
+    pub fn settings(&self, endpoints: &[(u8, u32, &str)]) -> Settings<'static> {
+        let mut settings = Settings::new(self.net, identities()).endpoints(endpoints);
+        settings.inside = vec!["nsenter".to_owned(), self.namespace()];
+        settings.allow = ALLOW;
+        settings
+    }
+
+    /// Starts a gateway with one endpoint at [`ENDPOINT_HOST`].
+    pub async fn gateway(&self) -> Gateway {
+        Gateway::start(&self.settings(&[(ENDPOINT_HOST, 1, "TCP")])).await
+    }
+
+    /// Drops every packet of a link in both directions.
+    pub fn cut(&self, link: Link) {
+        self.bridge(&[link.port()[0], "nomaster"]);
+    }
+
+    pub fn heal(&self, link: Link) {
+        let [port, bridge] = link.port();
+        self.bridge(&[port, "master", bridge]);
+    }
+
+    /// Drops packets of a link from the gateway that are longer than this, without a signal.
+    pub fn narrow(&self, link: Link, bytes: u16) {
+        self.bridge(&[link.port()[0], "mtu", &bytes.to_string()]);
+    }
+
+    /// Sets a key of net.ipv4 in the gateway's namespace.
+    pub fn sysctl(&self, key: &str, value: &str) {
+        let script = format!("echo '{value}' > /proc/sys/net/ipv4/{key}");
+        succeeded(&output("nsenter", &[&self.namespace(), "sh", "-c", &script]));
+    }
+
+    fn namespace(&self) -> String {
+        format!("--net=/run/netns/{}-g", self.name)
+    }
+
+    fn bridge(&self, change: &[&str]) {
+        let namespace = format!("{}-w", self.name);
+        let words = ["-n", &namespace, "link", "set"];
+        succeeded(&output("ip", &[&words[..], change].concat()));
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for end in ["w", "g"] {
+            output("ip", &["netns", "del", &format!("{}-{end}", self.name)]);
+        }
+    }
+}
+
+fn output(program: &str, args: &[&str]) -> Output {
+    let output = Command::new(program).args(args).output();
+    output.unwrap_or_else(|error| panic!("{program}: {error}"))
+}
+
+fn succeeded(output: &Output) {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
