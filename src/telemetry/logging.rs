@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn a_reload_replaces_what_reset_goes_back_to() {
         let (_subscriber, handle) =
-            build(&log("info", LogFormat::Text), std::io::sink, false, None).expect("a log");
+            build(&log("info", LogFormat::Text), io::sink, false, None).expect("a log");
         handle.configure("debug, h2=warn").expect("a level");
         assert_eq!(handle.current(), "debug,h2=warn");
         handle.set("trace").expect("a level");
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn a_misspelt_level_is_an_error_that_names_the_levels() {
         let (_subscriber, handle) =
-            build(&log("info", LogFormat::Json), std::io::sink, false, None).expect("a log");
+            build(&log("info", LogFormat::Json), io::sink, false, None).expect("a log");
         for wrong in ["", "inof", "info,", "a=b", "=info", "[span]=info", "a b=info"] {
             assert!(handle.set(wrong).is_err(), "{wrong:?}");
         }
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_configured_level_that_cannot_be_parsed_is_an_error() {
-        let result = build(&log("a=b=c", LogFormat::Text), std::io::sink, false, None);
+        let result = build(&log("a=b=c", LogFormat::Text), io::sink, false, None);
         assert!(matches!(result.map(|_| ()), Err(LogError::Level(..))));
     }
 
