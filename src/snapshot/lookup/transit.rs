@@ -113,7 +113,9 @@ impl Snapshot {
         let is_evacuated = self.balancing.evacuated.keys().any(|target| match target {
             DrainTarget::Address(one) => *one == address.ip(),
             DrainTarget::Cluster(cluster) => **cluster == *gateway.cluster,
+            DrainTarget::Gateway(of) => *of == address,
             DrainTarget::Region(_) | DrainTarget::Workload(_) => false,
+            DrainTarget::Service(_) | DrainTarget::Listener(_) => false,
         });
         let record = self.index.remote.record(gateway, address);
         let is_ready = record.is_none_or(|record| {
