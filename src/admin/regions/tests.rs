@@ -321,7 +321,8 @@ async fn a_cluster_or_an_endpoint_is_evacuated_as_a_region_is() {
         assert!(status == StatusCode::CONFLICT && text.starts_with(&want), "{text}");
         let (status, text) = request(&fixture, "POST", &format!("{path}&force")).await;
         assert_eq!(status, StatusCode::OK, "{text}");
-        assert_eq!(fixture.state.metrics.encode().matches("strait_evacuated 1\n").count(), 1);
+        let drained = format!("strait_drained{{kind=\"{kind}\"}} 1\n");
+        assert_eq!(fixture.state.metrics.encode().matches(&drained).count(), 1);
         let (_, text) = request(&fixture, "GET", "/status?service=echo").await;
         let why = format!("\"unused\":\"{kind} {name} is evacuated (`strait drain {kind}`)\"");
         assert!(text.contains(&why), "{text}");

@@ -224,7 +224,7 @@ async fn every_endpoint_of_the_index_exists() {
             count += 1;
         }
     }
-    assert_eq!(count, 14);
+    assert_eq!(count, 17);
 }
 
 #[tokio::test]
