@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
@@ -29,8 +29,9 @@ const EXAMPLES: &str = "Examples, with `strait load serve --mode scripted` behin
 /// It connects as a client that the gateway accepts. The endpoint behind the authority is `strait
 /// load serve --mode scripted`, or any echo, with which some cases are skipped.
 ///
-/// Exits 0 if all cases conform, 1 if any fails, 2 if the arguments are wrong or no tunnel can be
-/// opened. A run takes about two minutes. Do not aim it at a gateway in production: it floods.
+/// Exits 0 if cases conform and none fails, 1 otherwise, 2 if the arguments are wrong or no tunnel
+/// can be opened. A run takes about two minutes. Do not aim it at a gateway in production: it
+/// floods.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -77,10 +78,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let ready = async {
             let mut target = args.target().await?;
             target.probe().await.with_context(|| format!("no tunnel through {}", args.to))?;
-            anyhow::Ok(target)
+            let cases = args.select(&target)?;
+            anyhow::Ok((target, cases))
         };
         match ready.await {
-            Ok(target) => args.check(&target).await,
+            Ok((target, cases)) => args.check(&target, cases).await,
             Err(error) => {
                 eprintln!("{error:#}");
                 Ok(ExitCode::from(2))
@@ -105,9 +107,15 @@ impl Args {
         Ok(Target::new(address, material, names)?)
     }
 
-    async fn check(&self, target: &Target) -> anyhow::Result<ExitCode> {
+    /// Returns the cases to run, of which there is one at least.
+    fn select(&self, target: &Target) -> anyhow::Result<Vec<Case>> {
         let cases = table(target, Duration::from_secs(self.seconds));
         let cases: Vec<_> = cases.into_iter().filter(|case| self.wants(case)).collect();
+        ensure!(!cases.is_empty(), "no case has this group and name; omit --only to run all");
+        Ok(cases)
+    }
+
+    async fn check(&self, target: &Target, cases: Vec<Case>) -> anyhow::Result<ExitCode> {
         let (all, mut report) = (cases.len(), Report::new(&self.to));
         let (waiting, cases) = cases.into_iter().partition(|case| case.group == Group::Faults);
         // Faults wait for deadlines of the gateway, so they run beside the cases before the floods.
@@ -170,5 +178,42 @@ fn progress(number: usize, all: usize, name: &str) {
         }
         // The report follows in any case.
         let _ = io::stderr().flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::tools::dev::Authority;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn select(more: &[&str]) -> anyhow::Result<Vec<Case>> {
+        let needed = "x --to a:1 --authority b:2 --chain c --key d --roots e".split(' ');
+        let cli = Cli::try_parse_from(needed.chain(more.iter().copied()))?;
+        let authority = Authority::new()?;
+        let leaf = authority.intermediate("east")?.leaf("spiffe://east.local/ns/a/sa/b")?;
+        let pem = authority.root_pem();
+        let material = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &pem)?;
+        let names = Names { echo: "b:2".into(), unknown: "n:1".into() };
+        cli.args.select(&Target::new(([127, 0, 0, 1], 1).into(), material, names)?)
+    }
+
+    #[test]
+    fn cases_are_selected_by_group_and_part_and_none_is_an_error() {
+        let all = select(&[]).unwrap();
+        let tls = select(&["--group", "tls", "--group", "floods"]).unwrap();
+        assert!(tls.iter().all(|case| matches!(case.group, Group::Tls | Group::Floods)));
+        assert!(tls.len() > 20 && tls.len() < all.len());
+        let one = select(&["--only", "10.5 rapid reset, bad"]).unwrap();
+        assert_eq!(one.len(), 1, "{one:?}");
+        let none = select(&["--only", "nothing like it"]).unwrap_err().to_string();
+        assert!(none.contains("omit --only"), "{none}");
     }
 }

@@ -14,7 +14,7 @@ pub(super) const KEEP: u8 = b'K';
 const KEPT: Duration = Duration::from_secs(60);
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// Returns all bytes, and ends when its client does, unless the first byte is [`END`] or [`KEEP`].
+/// Returns all bytes, and ends when its client does, unless the first byte is `E` or `K`.
 ///
 /// # Errors
 /// The stream is broken.

@@ -83,8 +83,8 @@ impl Report {
         self.passed + self.failed + self.skipped
     }
 
-    /// Returns 0 if no case failed.
+    /// Returns 0 if a case conforms and none failed.
     pub(super) fn exit_code(&self) -> ExitCode {
-        if self.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        if self.failed == 0 && self.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
