@@ -263,6 +263,8 @@ fn the_time_of_workers_is_counted_by_cluster() {
         let gateway = gateway(net).await;
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, server);
         let client = gateway.client(identities()).await;
+        // Its answer shows that the turn of the handshake is over, and counted.
+        let _idle = open(&client, b'i', 0).await;
         let seconds = async |cluster: &str| {
             gateway.metric(&format!("strait_worker_seconds_total{{cluster=\"{cluster}\"}}")).await
         };
