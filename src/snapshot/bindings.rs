@@ -161,7 +161,7 @@ mod tests {
     use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Template, Workload};
     use super::super::remote::{GATEWAY_RECORD, RemoteGateway};
     use super::super::tests::{locality, region_weights};
-    use super::super::traffic::{Override, Traffic};
+    use super::super::traffic::{Drained, Override, Traffic};
     use super::super::{NetworkRule, NetworkTable};
     use super::*;
     use crate::wire::{DrainTarget, RegionPattern};
@@ -276,8 +276,10 @@ mod tests {
         let before = snapshot(Mesh::new([service()], pods));
         let bound = || BoundEndpoints::new(["west".into(), "north".into()], "echo.app".into(), 80);
         let region = RegionPattern::parse("us-north").expect("a region");
-        let order =
-            |target| Change { overrides: Some(Override::Evacuate(target)), ..Change::default() };
+        let order = |target| Change {
+            overrides: Some(Override::Drain(target, Drained::now(false))),
+            ..Change::default()
+        };
         let by_operator = order(region.into());
         let by_address = order(DrainTarget::parse("endpoint", "192.0.2.4").expect("an address"));
         let by_weight = Change {

@@ -185,7 +185,7 @@ mod tests {
     };
     use crate::snapshot::tests::region_weights;
     use crate::snapshot::tests::samples;
-    use crate::snapshot::traffic::{Override, Traffic, TrafficRule};
+    use crate::snapshot::traffic::{Drained, Override, Traffic, TrafficRule};
     use crate::snapshot::{Snapshot, exclusion_reason};
     use crate::wire::RegionPattern;
 
@@ -228,7 +228,7 @@ mod tests {
         let weights = region_weights(&[("here", 1), ("shut", 0)]);
         let traffic = Traffic::new([("weighed.app".into(), weights)], TrafficRule::default());
         let flooded = RegionPattern::parse("flooded").expect("a region");
-        let order = Some(Override::Evacuate(flooded.into()));
+        let order = Some(Override::Drain(flooded.into(), Drained::now(false)));
         let changed = snapshot.balancing.with_changes(None, Some(traffic), order);
         snapshot.balancing = Arc::new(changed);
         exclusion_reason(&snapshot, service, workload, port)

@@ -2,11 +2,11 @@
 //! configuration, and the overrides of an operator since the start.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 use std::{fmt, iter};
 
-use super::endpoint::Endpoint;
 use super::mesh::{self, Locality, Mesh, Scope, UNKNOWN_NAMESPACE, Workload};
 use crate::config::{self, Distribution};
 use crate::wire::{DrainTarget, RegionPattern};
@@ -54,11 +54,10 @@ pub struct Balancing {
 /// Command of an operator to the running gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Override {
-    /// Makes new tunnels avoid a part of the mesh, until a restart.
-    Evacuate(DrainTarget),
-    /// Does the same since a time in the past, or over restarts. An earlier order keeps its time.
+    /// Makes new tunnels avoid a part of the mesh, or closes a listener. An earlier order keeps its
+    /// time.
     Drain(DrainTarget, Drained),
-    /// Ends the evacuation of a part of the mesh.
+    /// Ends such an order.
     Restore(DrainTarget),
 }
 
@@ -305,12 +304,16 @@ impl Balancing {
         self.evacuated.keys().find(|target| is_part_of(workload, target))
     }
 
-    /// Returns the evacuated address of an endpoint: a gateway of another network has no workload
-    /// with its address.
-    pub(super) fn evacuated_address(&self, endpoint: &Endpoint) -> Option<&DrainTarget> {
+    /// Returns the evacuated address of an endpoint, or of a gateway of another network, which has
+    /// no workload with its address.
+    pub(super) fn evacuated_address(
+        &self,
+        address: SocketAddr,
+        is_gateway: bool,
+    ) -> Option<&DrainTarget> {
         let find = |target| self.evacuated.get_key_value(&target).map(|(target, _)| target);
-        let gateway = endpoint.remote.as_ref().map(|_| DrainTarget::Gateway(endpoint.address));
-        find(DrainTarget::Address(endpoint.address.ip())).or_else(|| find(gateway?))
+        let gateway = is_gateway.then_some(DrainTarget::Gateway(address));
+        find(DrainTarget::Address(address.ip())).or_else(|| find(gateway?))
     }
 
     /// Returns the order that drains a service.
@@ -328,12 +331,10 @@ impl Balancing {
         let mut next = self.clone();
         next.position = position.unwrap_or(next.position);
         next.traffic = traffic.unwrap_or(next.traffic);
-        let mut drain = |target, new: Drained| {
-            next.evacuated.entry(target).or_insert(new).is_persisted |= new.is_persisted;
-        };
         match order {
-            Some(Override::Evacuate(target)) => drain(target, Drained::now(false)),
-            Some(Override::Drain(target, drained)) => drain(target, drained),
+            Some(Override::Drain(target, new)) => {
+                next.evacuated.entry(target).or_insert(new).is_persisted |= new.is_persisted;
+            }
             Some(Override::Restore(target)) => drop(next.evacuated.remove(&target)),
             None => {}
         }

@@ -16,7 +16,7 @@ use strait::explain::{
 };
 use strait::lifecycle::DrainScope;
 use strait::snapshot::builder::{Change, build};
-use strait::snapshot::traffic::{Override, Position};
+use strait::snapshot::traffic::{Drained, Override, Position};
 use strait::snapshot::{ExportSet, ServiceVisibility, Snapshot, TrustSet};
 use strait::status::ReducedLink;
 use strait::wire::{RegionPattern, SpkiHash};
@@ -109,10 +109,9 @@ fn snapshot(config: &Config, keys: &Keys) -> Snapshot {
         .with_domain_issuers(restricted)
         .with_gateways(config.trust.gateways.iter().map(String::as_str))
         .with_waypoints(config.trust.waypoints.iter().map(String::as_str));
-    let evacuated = keys
-        .evacuated
-        .as_deref()
-        .map(|region| Override::Evacuate(RegionPattern::parse(region).expect("a region").into()));
+    let evacuated = keys.evacuated.as_deref().map(|region| {
+        Override::Drain(RegionPattern::parse(region).expect("a region").into(), Drained::now(false))
+    });
     let exports: ExportSet = keys.exports.iter().map(|host| (host.as_str(), 80)).collect();
     let change = Change {
         mesh: Some((mesh, config.gateway.network.as_str().into())),

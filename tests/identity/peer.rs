@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use rustls::client::ResolvesClientCert;
 use rustls::pki_types::ServerName;
-use rustls::sign::CertifiedKey;
-use rustls::{AlertDescription, ClientConfig, SignatureScheme};
+use rustls::{AlertDescription, ClientConfig};
+use strait::tools::conformance::FixedCertificate;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -25,20 +24,6 @@ pub enum Received {
     Closed(String),
 }
 
-/// Resolver that returns the same certificate for every request.
-#[derive(Debug)]
-struct Resolver(Option<Arc<CertifiedKey>>);
-
-impl ResolvesClientCert for Resolver {
-    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.0.clone()
-    }
-
-    fn has_certs(&self) -> bool {
-        self.0.is_some()
-    }
-}
-
 /// Connects to `address` as `shown` and sends a CONNECT at once, before the server has verified the
 /// certificate. With TLS 1.3, the client completes its handshake first.
 pub async fn connect(
@@ -47,7 +32,7 @@ pub async fn connect(
     shown: &Shown,
 ) -> Received {
     let mut config = ClientConfig::clone(usual);
-    config.client_auth_cert_resolver = Arc::new(Resolver(shown.certified()));
+    config.client_auth_cert_resolver = Arc::new(FixedCertificate(shown.certified()));
     let tcp = TcpStream::connect(address).await.expect("a connection");
     let nobody = std::net::IpAddr::from([0; 4]);
     let connector = TlsConnector::from(Arc::new(config));

@@ -14,7 +14,7 @@ use crate::snapshot::mesh::{
     Assignment, GatewayAddress, Locality, LocalityWeight, Place, PodLabels, Scope, Waypoint,
 };
 use crate::snapshot::tests::{alias, entry, hosts};
-use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
+use crate::snapshot::traffic::{Drained, Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
     Alias, Audience, ExposureTable, FACTOR_ONE, LinkFactors, NameTable, Snapshot, Subset,
     SubsetPart,
@@ -76,7 +76,8 @@ impl Generated {
             names: Some(names(&mut rng)),
             position: Some(Position { cluster: "east".into(), locality, ..Position::default() }),
             traffic: Some(traffic(&mut rng)),
-            overrides: (rng.u8(..8) == 0).then(|| Override::Evacuate(pattern(&mut rng).into())),
+            overrides: (rng.u8(..8) == 0)
+                .then(|| Override::Drain(pattern(&mut rng).into(), Drained::now(false))),
             ..Change::default()
         };
         let snapshot = build(&Snapshot::default(), change);

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 use super::super::gateway::GatewayConnections;
 use super::robustness::{advance, stop_auto_advance};
 use super::*;
-use crate::snapshot::traffic::Override;
+use crate::snapshot::traffic::{Drained, Override};
 use crate::snapshot::{NetworkRule, NetworkTable};
 use crate::status::{ProbeResult, RemoteGatewayStatus};
 use crate::wire::DrainTarget;
@@ -183,7 +183,7 @@ async fn evacuated_and_removed_gateways_are_not_probed() {
     world.set_gateways([address]);
     for part in [DrainTarget::Address(address.ip()), DrainTarget::Cluster("west".into())] {
         let order = |order| Change { overrides: Some(order), ..Change::default() };
-        world.publisher.update(order(Override::Evacuate(part.clone())));
+        world.publisher.update(order(Override::Drain(part.clone(), Drained::now(false))));
         assert!(world.next().is_none(), "{part}");
         world.publisher.update(order(Override::Restore(part)));
     }

@@ -110,13 +110,9 @@ impl Snapshot {
     /// Returns whether new tunnels may use one of [`Self::remote_gateways`]: it can prove its
     /// identity, its record is ready, and no operator has evacuated it.
     pub fn is_gateway_used(&self, gateway: &RemoteGateway, address: SocketAddr) -> bool {
-        let is_evacuated = self.balancing.evacuated.keys().any(|target| match target {
-            DrainTarget::Address(one) => *one == address.ip(),
-            DrainTarget::Cluster(cluster) => **cluster == *gateway.cluster,
-            DrainTarget::Gateway(of) => *of == address,
-            DrainTarget::Region(_) | DrainTarget::Workload(_) => false,
-            DrainTarget::Service(_) | DrainTarget::Listener(_) => false,
-        });
+        let cluster = DrainTarget::Cluster(gateway.cluster.as_ref().into());
+        let is_evacuated = self.balancing.evacuated.contains_key(&cluster)
+            || self.balancing.evacuated_address(address, true).is_some();
         let record = self.index.remote.record(gateway, address);
         let is_ready = record.is_none_or(|record| {
             let is_ready = record.healthy && record.capacity > 0;

@@ -14,7 +14,7 @@ use super::builder::{Change, build};
 use super::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Waypoint, Workload,
 };
-use super::traffic::{Override, Regions, TrafficRule};
+use super::traffic::{Drained, Override, Regions, TrafficRule};
 use super::{EndpointState, Snapshot};
 use crate::config::{self, Audience, ExposedService, HostPort};
 use crate::wire::HBONE_PORT;
@@ -361,7 +361,7 @@ fn change_inputs(rng: &mut Rng, reported: &mut Inputs) -> Option<Override> {
                 Override::Restore(pattern.into())
             } else {
                 reported.evacuated.insert(place);
-                Override::Evacuate(pattern.into())
+                Override::Drain(pattern.into(), Drained::now(false))
             });
         }
         _ => {}
@@ -505,7 +505,7 @@ fn any_service_is_shared_out_as_mesh_and_configuration_say() {
             mesh: Some((Mesh::new([of], workloads), NETWORK.into())),
             traffic: Some(reported.traffic()),
             position: Some(oracle::position()),
-            overrides: pattern.map(|one| Override::Evacuate(one.into())),
+            overrides: pattern.map(|one| Override::Drain(one.into(), Drained::now(false))),
             ..Change::default()
         };
         let snapshot = build(&Snapshot::default(), change);

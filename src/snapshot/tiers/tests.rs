@@ -4,7 +4,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
 use crate::snapshot::tests::samples;
 use crate::snapshot::tests::{alias, echo as service, locality, region_weights};
-use crate::snapshot::traffic::{Override, Position, Traffic, TrafficRule};
+use crate::snapshot::traffic::{Drained, Override, Position, Traffic, TrafficRule};
 use crate::snapshot::{Alias, Group, NameTable, Snapshot, SubsetPart};
 use crate::wire::RegionPattern;
 
@@ -408,7 +408,7 @@ fn an_operator_evacuates_a_region_and_takes_it_back() {
         let overrides = Some(order);
         build(snapshot, Change { overrides, ..Change::default() })
     };
-    let second = order(&first, Override::Evacuate(region("us-west").into()));
+    let second = order(&first, Override::Drain(region("us-west").into(), Drained::now(false)));
     assert_eq!(groups(&second), ["same network 100% 3/3"]);
     assert_eq!(set(&second).left_out(), [ExclusionReason::Evacuated(region("us-west").into())]);
     // Neither a change of the mesh nor one of the configuration ends the evacuation.

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::config::IdentityFiles;
 use crate::tls::IdentityMaterial;
+use crate::tools::hbone::resolve;
 
 use super::case::{Case, Group, Verdict};
 use super::peer::{Names, Target};
@@ -93,10 +94,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 impl Args {
     async fn target(&self) -> anyhow::Result<Target> {
-        let resolved = tokio::net::lookup_host(&self.to).await;
-        let mut resolved = resolved
-            .with_context(|| format!("cannot resolve `{}`; write --to HOST:PORT", self.to))?;
-        let address = resolved.next().with_context(|| format!("`{}` has no address", self.to))?;
+        let address = resolve(&self.to).await?;
         let material = IdentityMaterial::load(&IdentityFiles {
             chain: self.chain.clone(),
             key: self.key.clone(),

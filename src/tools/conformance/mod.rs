@@ -23,3 +23,4 @@ pub use case::{Case, Group, Verdict};
 pub use command::{Args, run};
 pub use peer::{Names, Target};
 pub use table::table;
+pub use tls::FixedCertificate;

@@ -45,11 +45,12 @@ pub(super) fn cases() -> Vec<Case> {
             Ok(())
         }),
         line("no client certificate", |tls| {
-            tls.client_auth_cert_resolver = Arc::new(Resolver(None));
+            tls.client_auth_cert_resolver = Arc::new(FixedCertificate(None));
             Ok(())
         }),
         line("client certificate of an unknown root", |tls| {
-            tls.client_auth_cert_resolver = Arc::new(Resolver(Some(foreign_certificate(tls)?)));
+            tls.client_auth_cert_resolver =
+                Arc::new(FixedCertificate(Some(foreign_certificate(tls)?)));
             Ok(())
         }),
         script(Group::Tls, "1.1", "TLS 1.2 alone", |to| async move {
@@ -65,11 +66,11 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Certificate of the client, or none.
+/// Certificate that a client presents to every server, or none.
 #[derive(Debug)]
-struct Resolver(Option<Arc<CertifiedKey>>);
+pub struct FixedCertificate(pub Option<Arc<CertifiedKey>>);
 
-impl ResolvesClientCert for Resolver {
+impl ResolvesClientCert for FixedCertificate {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         self.0.clone()
     }

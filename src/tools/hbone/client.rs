@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
 use http::{Method, Request, StatusCode};
@@ -155,6 +156,14 @@ impl Client {
     pub fn is_closed(&self) -> bool {
         self.driver.0.is_finished()
     }
+}
+
+/// Returns the first address of a gateway, which a tool has as `--to HOST:PORT`.
+pub(crate) async fn resolve(to: &str) -> anyhow::Result<SocketAddr> {
+    let resolved = tokio::net::lookup_host(to).await;
+    let mut resolved =
+        resolved.with_context(|| format!("cannot resolve `{to}`; write --to HOST:PORT"))?;
+    resolved.next().with_context(|| format!("`{to}` has no address"))
 }
 
 /// Replaces the error of rustls about a certificate, which has the fields of its cause.

@@ -7,6 +7,7 @@ mod client;
 mod server;
 mod tunnel;
 
+pub(crate) use client::resolve;
 pub use client::{Client, ConnectError};
 pub use server::{IncomingTunnel, serve};
 pub use tunnel::Tunnel;

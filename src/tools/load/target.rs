@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 
 use crate::config::IdentityFiles;
 use crate::tls::{self, IdentityMaterial};
-use crate::tools::hbone::{Client, ConnectError, Tunnel};
+use crate::tools::hbone::{Client, ConnectError, Tunnel, resolve};
 
 use super::args::{Plan, TlsFiles};
 use super::flow::{LoadStream, PassthroughStream};
@@ -108,10 +108,6 @@ impl Target {
     /// # Errors
     /// A file cannot be used, or the name has no address.
     pub(super) async fn new(plan: &Plan) -> anyhow::Result<Self> {
-        let resolved = tokio::net::lookup_host(&plan.to).await;
-        let mut resolved = resolved
-            .with_context(|| format!("cannot resolve `{}`; write --to HOST:PORT", plan.to))?;
-        let address = resolved.next();
         let way = match plan.files() {
             Some(files) => Transport::Hbone(Hbone::new(plan, &files)?),
             None => {
@@ -119,11 +115,7 @@ impl Target {
                 Transport::Bare(RoundRobin::new(hellos?).context("no server name")?)
             }
         };
-        Ok(Self {
-            address: address.with_context(|| format!("`{}` has no address", plan.to))?,
-            way,
-            counts: Counts::default(),
-        })
+        Ok(Self { address: resolve(&plan.to).await?, way, counts: Counts::default() })
     }
 
     /// Returns the HBONE transport; fails for bare connections.

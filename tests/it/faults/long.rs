@@ -6,14 +6,11 @@ use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::stops::{endpoint_stopped_for, pause, stopped_for};
-use super::{all_whole, start};
-use crate::support::cgroup::{Cgroup, enter};
+use super::start;
+use super::stops::{endpoint_stopped_for, pause, stopped_for, throttled};
 use crate::support::lab::{ENDPOINT_HOST, Lab, Link, NEAR_HOST};
 use crate::support::oracle::{End, Oracle, Plan};
-use crate::support::{
-    ECHO, Endpoint, Gateway, Net, Settings, broken, endpoint_port, identities, run, until,
-};
+use crate::support::{ECHO, Endpoint, Gateway, broken, endpoint_port, identities, run, until};
 
 /// Time in which a peer that has vanished is noticed: 30 s, and some of a loaded machine.
 const VANISHED_MAX: Duration = Duration::from_secs(33);
@@ -124,23 +121,6 @@ fn an_endpoint_that_is_stopped_for_a_minute_loses_no_byte() {
 
 #[test]
 fn a_gateway_with_a_tenth_of_a_core_times_no_peer_out() {
-    let row = "CPU throttling by cgroup";
-    let Some(cgroup) = Cgroup::cpu(row, 100_000.0) else {
-        return;
-    };
-    run(async {
-        let net = Net::new();
-        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
-        settings.inside = enter(&cgroup.path);
-        let gateway = Gateway::start(&settings).await;
-        let oracle = Oracle::new();
-        let _endpoint = oracle.endpoint(net.listen(11, endpoint_port()).await);
-        let client = gateway.client(identities()).await;
-        assert!(cgroup.set(10_000.0), "a smaller quota");
-        let rest = Duration::from_millis(250);
-        // 40 s: two deadlines of PING.
-        let plan = |id| Plan { rest, ..Plan::both(id, 160 * 16 * 1024) };
-        all_whole(&oracle, start(&client, &[1, 2, 3, 4].map(plan)).await).await;
-        assert_eq!(gateway.readiness().await.0, 200);
-    });
+    // 40 s: two deadlines of PING.
+    throttled(|id| Plan { rest: Duration::from_millis(250), ..Plan::both(id, 160 * 16 * 1024) });
 }

@@ -13,7 +13,6 @@ pub(super) fn cases(to: &Names) -> Vec<Case> {
     let parts = [
         section_5_1_1_identifiers(to),
         section_6_1_data(),
-        section_6_1_invalid_padding(),
         section_6_2_headers(to),
         section_6_2_headers_with_missing_parts(),
         sections_6_3_and_6_4_priority_and_rst_stream(),
@@ -82,17 +81,6 @@ fn section_6_1_data() -> Vec<Case> {
             b"\x02xyz",
             &[data(b"x"), Connection(PROTOCOL_ERROR)],
         ),
-    ]
-}
-
-fn section_6_1_invalid_padding() -> Vec<Case> {
-    let line = |name: &str, flags, stream, payload: &[u8], expected: &[Outcome]| {
-        let frame = raw::frame(raw::DATA, flags, stream, payload);
-        case("6.1", name, State::Open, frame, expected)
-    };
-    let protocol = [Connection(PROTOCOL_ERROR)];
-    let padding = raw::PADDED;
-    vec![
         line("DATA with padding of its length", padding, 1, b"\x02x", &protocol),
         line("DATA with padding above its length", padding, 1, b"\xffx", &protocol),
         line(
