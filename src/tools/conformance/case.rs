@@ -4,7 +4,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use derive_more::Display;
 use serde::Serialize;
 use tokio::time::timeout;
@@ -108,25 +108,16 @@ impl Case {
     /// Runs the case in connections of its own. With `is_strict`, only the outcomes that Strait
     /// promises conform, and not all that the RFCs permit.
     pub async fn run(&self, to: &Target, is_strict: bool) -> Verdict {
-        let done = match &self.work {
-            Work::Frames { state, .. } if state.needs_script() && !to.is_scripted => {
-                let cause = "a plain echo; run `strait load serve --mode scripted`";
-                return Verdict::Skipped(cause.to_owned());
+        let done = async {
+            match &self.work {
+                Work::Frames { state, frames, expected } => {
+                    send(to, *state, frames, expected, is_strict).await
+                }
+                Work::Script(run) => run(to.clone()).await.map(|()| Verdict::Passed),
             }
-            Work::Frames { state, frames, expected } => {
-                let peer = match Peer::in_state(to, *state).await {
-                    Err(error) if *state == State::ResetByGateway => {
-                        let cause = "a malformed request does not end by RST_STREAM";
-                        return Verdict::Skipped(format!("{cause}: {}", error.root_cause()));
-                    }
-                    peer => peer,
-                };
-                timeout(self.deadline, send(peer, frames, expected, is_strict)).await
-            }
-            Work::Script(run) => timeout(self.deadline, run(to.clone())).await,
         };
-        match done {
-            Ok(Ok(())) => Verdict::Passed,
+        match timeout(self.deadline, done).await {
+            Ok(Ok(verdict)) => verdict,
             Ok(Err(error)) => Verdict::Failed(format!("{error:#}")),
             Err(_) => Verdict::Failed(format!("no result in {:?}", self.deadline)),
         }
@@ -134,12 +125,24 @@ impl Case {
 }
 
 async fn send(
-    peer: anyhow::Result<Peer>,
+    to: &Target,
+    state: State,
     frames: &[u8],
     expected: &[Outcome],
     is_strict: bool,
-) -> anyhow::Result<()> {
-    let mut peer = peer?;
+) -> anyhow::Result<Verdict> {
+    if state.needs_script() && !to.is_scripted {
+        let cause = "a plain echo; run `strait load serve --mode scripted`";
+        return Ok(Verdict::Skipped(cause.to_owned()));
+    }
+    let mut peer = Peer::open_in(to, state).await?;
+    if let Err(error) = peer.bring(to, state).await {
+        if state == State::ResetByGateway {
+            let cause = "a malformed request does not end by RST_STREAM";
+            return Ok(Verdict::Skipped(format!("{cause}: {}", error.root_cause())));
+        }
+        return Err(error).with_context(|| format!("before the case, {state:?}"));
+    }
     peer.try_write(frames).await;
     let outcome = peer.outcome(expected).await?;
     let conforms = expected.iter().any(|one| match is_strict {
@@ -148,5 +151,5 @@ async fn send(
     });
     let all: Vec<_> = expected.iter().map(ToString::to_string).collect();
     ensure!(conforms, "{outcome}, expected {}", all.join(" or "));
-    Ok(())
+    Ok(Verdict::Passed)
 }

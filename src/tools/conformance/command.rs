@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use tokio::runtime::Builder;
-use tokio::task::JoinSet;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::config::IdentityFiles;
 use crate::tls::IdentityMaterial;
 use crate::tools::hbone::resolve;
 
-use super::case::{Case, Group, Verdict};
+use super::case::{CASE_DEADLINE, Case, Group, Verdict};
 use super::peer::{Names, Target};
 use super::report::Report;
 use super::table::table;
@@ -23,7 +24,7 @@ const EXAMPLES: &str = "Examples, with `strait load serve --mode scripted` behin
   strait conformance --to 10.0.0.1:15008 --authority echo.global:80 \\
     --chain client.crt --key client.key --roots root.crt
   … --group tls --group http2            without floods and faults
-  … --only 'rapid reset' --seconds 60    one flood, for a minute";
+  … --only 'CONTINUATION, full' --seconds 60    one flood, for a minute";
 
 /// Checks any HBONE gateway against RFC 9113 and docs/wire-contract.md, with floods and faults.
 ///
@@ -82,7 +83,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let cases = args.select(&target)?;
             anyhow::Ok((target, cases))
         };
-        match ready.await {
+        // deadline: of a case, of which this is the first.
+        let ready = timeout(CASE_DEADLINE, ready).await.context("no tunnel in time");
+        match ready.and_then(|ready| ready) {
             Ok((target, cases)) => args.check(&target, cases).await,
             Err(error) => {
                 eprintln!("{error:#}");
@@ -140,29 +143,22 @@ impl Args {
 }
 
 /// Faults that run at once.
-struct Faults(JoinSet<(usize, Arc<Case>, Verdict)>);
+struct Faults(Vec<(Arc<Case>, JoinHandle<Verdict>)>);
 
 impl Faults {
     fn start(target: &Target, cases: Vec<Case>) -> Self {
-        let mut running = JoinSet::new();
-        for (number, case) in cases.into_iter().enumerate() {
+        let start = |case: Case| {
             let (target, case) = (target.clone(), Arc::new(case));
-            running.spawn(async move {
-                let verdict = case.run(&target, false).await;
-                (number, case, verdict)
-            });
-        }
-        Self(running)
+            let running = Arc::clone(&case);
+            (case, tokio::spawn(async move { running.run(&target, false).await }))
+        };
+        Self(cases.into_iter().map(start).collect())
     }
 
     async fn finish(&mut self, report: &mut Report) {
-        let mut done = Vec::new();
-        while let Some(ended) = self.0.join_next().await {
-            done.extend(ended.ok());
-        }
-        done.sort_by_key(|(number, ..)| *number);
-        for (_, case, verdict) in done {
-            report.add(&case, verdict);
+        for (case, running) in self.0.drain(..) {
+            let verdict = running.await;
+            report.add(&case, verdict.unwrap_or_else(|error| Verdict::Failed(error.to_string())));
         }
     }
 }

@@ -7,11 +7,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::tools::hbone::Client;
+use crate::tools::hbone::{Client, Tunnel};
 
 use super::case::{Case, Group, script};
 use super::peer::{Peer, Target, session};
 use super::raw;
+use super::tls::ALERT;
 
 /// Limit of the time that a client may take for its handshake, and for its first request.
 const SILENCE_MAX: Duration = Duration::from_secs(40);
@@ -19,6 +20,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(40);
 const PARTIAL_HELLO: [u8; 12] = [22, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3, 0];
 /// Number of tunnels whose client never reads.
 const STALLED: u32 = 64;
+/// Bytes that one of them may take: windows, and the buffers of two sockets.
+const TAKEN_MAX: usize = 64 << 20;
 
 /// Returns all cases of faults.
 pub(super) fn cases() -> Vec<Case> {
@@ -39,14 +42,17 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Sends bytes in place of TLS, and waits until the gateway ends the connection.
+/// Sends bytes in place of TLS, and waits until the gateway ends the connection. It may send an
+/// alert before.
 async fn closes(to: Target, bytes: &[u8]) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect(to.address).await?;
     // The gateway may end the connection before it has read everything.
     let _ = stream.write_all(bytes).await;
     let mut rest = Vec::new();
     let end = timeout(SILENCE_MAX, stream.read_to_end(&mut rest)).await;
-    end.map(drop).with_context(|| format!("still open after {SILENCE_MAX:?}"))
+    let _ = end.with_context(|| format!("still open after {SILENCE_MAX:?}"))?;
+    ensure!(matches!(rest.first(), None | Some(&ALERT)), "{} bytes and no alert", rest.len());
+    Ok(())
 }
 
 async fn silence_after_tls(to: Target) -> anyhow::Result<()> {
@@ -89,13 +95,21 @@ async fn never_read(to: Target) -> anyhow::Result<()> {
     let mut tunnels = Vec::new();
     for _ in 0..STALLED {
         let mut tunnel = client.tunnel(&to.names.echo).await?;
-        // deadline: a tunnel is full once it takes nothing more.
-        let _ = timeout(Duration::from_millis(100), fill(&mut tunnel)).await;
+        fill(&mut tunnel, Duration::from_millis(100)).await?;
         tunnels.push(tunnel);
+    }
+    for tunnel in tunnels.iter_mut().take(1) {
+        fill(tunnel, Duration::from_secs(1)).await?;
     }
     serves(&to).await
 }
 
-async fn fill(tunnel: &mut crate::tools::hbone::Tunnel) {
-    while tunnel.write_all(&[b's'; 64 * 1024]).await.is_ok() {}
+/// Writes until the tunnel takes nothing more for this time.
+async fn fill(tunnel: &mut Tunnel, time: Duration) -> anyhow::Result<()> {
+    let mut taken = 0;
+    while let Ok(Ok(count)) = timeout(time, tunnel.write(&[b's'; 64 * 1024])).await {
+        taken += count;
+        ensure!(taken < TAKEN_MAX, "the gateway takes {taken} bytes that nobody reads");
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! Floods and bombs of a client with a valid certificate.
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -186,7 +187,7 @@ async fn flood_until_the_end(to: &Target, flood: Flood) -> anyhow::Result<u32> {
     let mut peer = Peer::connect(to, &raw::initial_window(flood.window)[9..]).await?;
     peer.open(to, 1).await?;
     let (read, mut write) = peer.split();
-    let mut reading = tokio::spawn(read_to_end(read));
+    let mut reading = pin!(read_to_end(read));
     let mut bytes = (flood.opening)(&to.names);
     for round in 0.. {
         bytes.extend((flood.round)(&to.names, round));

@@ -21,8 +21,6 @@ use super::raw::{self, Field, Frame};
 
 /// Deadline of one result.
 pub(super) const RESULT_DEADLINE: Duration = Duration::from_secs(5);
-/// Default of SETTINGS_MAX_FRAME_SIZE (RFC 9113 section 6.5.2), in bytes.
-pub(super) const FRAME_MAX: u32 = 16_384;
 pub(super) const METHOD: Field<'static> = (":method", b"CONNECT");
 
 /// Gateway, and a client that it accepts.
@@ -32,8 +30,7 @@ pub struct Target {
     pub names: Names,
     /// True if the endpoint is that of [`endpoint`](super::endpoint), and no plain echo.
     pub is_scripted: bool,
-    /// Size of the largest frame that the gateway accepts, in bytes (SETTINGS_MAX_FRAME_SIZE).
-    pub(super) frame_max: u32,
+    pub(super) limits: Limits,
     pub(super) material: Arc<IdentityMaterial>,
     pub(super) tls: Arc<ClientConfig>,
 }
@@ -53,7 +50,7 @@ impl Target {
             address,
             names,
             is_scripted: false,
-            frame_max: FRAME_MAX,
+            limits: Limits::DEFAULT,
             material: Arc::new(material),
             tls,
         })
@@ -66,7 +63,7 @@ impl Target {
     /// The gateway opens no tunnel, or the endpoint does not return its bytes. No case could pass.
     pub async fn probe(&mut self) -> anyhow::Result<()> {
         let mut peer = Peer::connect(self, &[]).await?;
-        self.frame_max = peer.frame_max;
+        self.limits = peer.limits;
         peer.open(self, 1).await?;
         peer.write(&raw::frame(raw::DATA, 0, 1, &[END])).await?;
         let answer = peer.until(|frame| frame.kind == raw::DATA).await;
@@ -107,20 +104,39 @@ impl Names {
     }
 }
 
-/// Returns the value of SETTINGS_MAX_FRAME_SIZE, which is setting 5, in a payload of SETTINGS.
-fn frame_max(settings: &[u8]) -> u32 {
-    let (parameters, _) = settings.as_chunks();
-    let found = parameters.iter().rev().find_map(|&parameter| match parameter {
-        [0, 5, a, b, c, d] => Some(u32::from_be_bytes([a, b, c, d])),
-        _ => None,
-    });
-    found.unwrap_or(FRAME_MAX)
+/// Limits that the gateway's SETTINGS state, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Size of the largest frame (SETTINGS_MAX_FRAME_SIZE).
+    pub(super) frame: u32,
+    /// Window of a new stream (SETTINGS_INITIAL_WINDOW_SIZE).
+    pub(super) window: u32,
+}
+
+impl Limits {
+    /// Defaults (RFC 9113 section 6.5.2).
+    pub(super) const DEFAULT: Self = Self { frame: 16_384, window: 65_535 };
+
+    /// Reads the limits from a payload of SETTINGS.
+    fn read(settings: &[u8]) -> Self {
+        let (parameters, _) = settings.as_chunks::<6>();
+        let mut limits = Self::DEFAULT;
+        for &[high, low, a, b, c, d] in parameters {
+            let value = u32::from_be_bytes([a, b, c, d]);
+            match (high, low) {
+                (0, 4) => limits.window = value,
+                (0, 5) => limits.frame = value,
+                _ => {}
+            }
+        }
+        limits
+    }
 }
 
 /// Connection, with a decoder of header blocks that is independent of the gateway's.
 pub(super) struct Peer {
     stream: TlsStream<TcpStream>,
-    frame_max: u32,
+    limits: Limits,
     /// True if the gateway has sent END_STREAM, and nothing more is due.
     is_answered: bool,
     decoder: loona_hpack::Decoder<'static>,
@@ -153,7 +169,7 @@ impl Peer {
         peer.write(&raw::frame(raw::SETTINGS, 0, 0, settings)).await?;
         let is_settings =
             |frame: &Frame| frame.kind == raw::SETTINGS && frame.flags & raw::ACK == 0;
-        peer.frame_max = frame_max(&peer.until(is_settings).await?.payload);
+        peer.limits = Limits::read(&peer.until(is_settings).await?.payload);
         peer.write(&raw::frame(raw::SETTINGS, raw::ACK, 0, &[])).await?;
         Ok(peer)
     }
@@ -161,20 +177,19 @@ impl Peer {
     async fn unconnected(to: &Target) -> anyhow::Result<Self> {
         let stream = session(to.address, &to.tls).await?;
         let decoder = loona_hpack::Decoder::new();
-        Ok(Self { stream, frame_max: FRAME_MAX, is_answered: false, decoder })
+        Ok(Self { stream, limits: Limits::DEFAULT, is_answered: false, decoder })
     }
 
-    /// Connects, and brings stream 1 into a state.
-    pub(super) async fn in_state(to: &Target, state: State) -> anyhow::Result<Self> {
-        if state == State::Unconnected {
-            return Self::unconnected(to).await;
+    /// Opens a connection for a state of stream 1.
+    pub(super) async fn open_in(to: &Target, state: State) -> anyhow::Result<Self> {
+        match state {
+            State::Unconnected => Self::unconnected(to).await,
+            _ => Self::connect(to, &[]).await,
         }
-        let mut peer = Self::connect(to, &[]).await?;
-        peer.bring(to, state).await.with_context(|| format!("before the case, {state:?}"))?;
-        Ok(peer)
     }
 
-    async fn bring(&mut self, to: &Target, state: State) -> anyhow::Result<()> {
+    /// Brings stream 1 into a state.
+    pub(super) async fn bring(&mut self, to: &Target, state: State) -> anyhow::Result<()> {
         let end = raw::frame(raw::DATA, raw::END_STREAM, 1, &[]);
         match state {
             State::Unconnected | State::Idle => {}

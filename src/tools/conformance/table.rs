@@ -11,7 +11,7 @@ use super::{faults, floods, rfc9113, tls, tunnels};
 pub fn table(to: &Target, flood: Duration) -> Vec<Case> {
     let parts = [
         tls::cases(),
-        rfc9113::cases(&to.names, to.frame_max),
+        rfc9113::cases(&to.names, to.limits),
         tunnels::cases(),
         faults::cases(),
         floods::cases(flood),

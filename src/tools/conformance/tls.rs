@@ -9,6 +9,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, NamedGroup, SignatureScheme};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use crate::tls::{IdentityMaterial, client_config_any_server};
@@ -20,8 +21,8 @@ use super::raw;
 
 const GROUPS: [NamedGroup; 4] =
     [NamedGroup::X25519MLKEM768, NamedGroup::X25519, NamedGroup::secp256r1, NamedGroup::secp384r1];
-/// Types of a record (RFC 8446 section 5.1).
-const ALERT: u8 = 21;
+/// Type of a record (RFC 8446 section 5.1).
+pub(super) const ALERT: u8 = 21;
 /// Identity of the certificate of an unknown root.
 const FOREIGN: &str = "spiffe://conformance.test/ns/test/sa/foreign";
 
@@ -96,8 +97,10 @@ async fn accepts(to: Target) -> anyhow::Result<()> {
 
 /// Fails if the gateway answers HTTP/2. With TLS 1.3, it rejects a certificate after the handshake.
 async fn rejects(address: SocketAddr, tls: &Arc<ClientConfig>) -> anyhow::Result<()> {
-    let Ok(mut stream) = session(address, tls).await else {
-        return Ok(());
+    let mut stream = match session(address, tls).await {
+        Ok(stream) => stream,
+        Err(error) if error.is::<Elapsed>() => return Err(error),
+        Err(_) => return Ok(()),
     };
     let opening = [raw::PREFACE, &raw::frame(raw::SETTINGS, 0, 0, &[])].concat();
     let served = async {
@@ -122,12 +125,21 @@ async fn rejects_hello(address: SocketAddr, hello: &[u8]) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Returns a ClientHello of TLS 1.2 with one suite and no extensions (RFC 5246 section 7.4.1.2).
+/// Returns a ClientHello that a server of TLS 1.2 accepts (RFC 5246 section 7.4.1.2).
 fn hello_of_tls_1_2() -> Vec<u8> {
-    // TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, and no compression.
-    let rest = [0, 0, 2, 0xc0, 0x2b, 1, 0];
-    let body = [&[3, 3][..], &[0x5a; 32], &rest].concat();
-    let length = u8::try_from(body.len()).unwrap_or(u8::MAX);
-    let message = [&[1, 0, 0, length][..], &body].concat();
-    [&[22, 3, 1, 0, length + 4][..], &message].concat()
+    // TLS_ECDHE_{ECDSA,RSA}_WITH_AES_128_GCM_SHA256, and no compression.
+    let suites = [0, 0, 4, 0xc0, 0x2b, 0xc0, 0x2f, 1, 0];
+    let extensions = [
+        // supported_groups: secp256r1, x25519.
+        &[0, 10, 0, 6, 0, 4, 0, 23, 0, 29][..],
+        // signature_algorithms: ecdsa_secp256r1_sha256, rsa_pss_rsae_sha256, rsa_pkcs1_sha256.
+        &[0, 13, 0, 8, 0, 6, 4, 3, 8, 4, 4, 1],
+        // ALPN: h2. extended_main_secret.
+        &[0, 16, 0, 5, 0, 3, 2, b'h', b'2', 0, 23, 0, 0],
+    ]
+    .concat();
+    let length = |bytes: &[u8]| u8::try_from(bytes.len()).unwrap_or(u8::MAX);
+    let body = [&[3, 3][..], &[0x5a; 32], &suites, &[0, length(&extensions)], &extensions].concat();
+    let message = [&[1, 0, 0, length(&body)][..], &body].concat();
+    [&[22, 3, 1, 0, length(&message)][..], &message].concat()
 }

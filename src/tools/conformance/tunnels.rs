@@ -162,7 +162,7 @@ async fn rejections(to: Target) -> anyhow::Result<()> {
         let answer = timeout(RESULT_DEADLINE, client.tunnel(&to.names.unknown)).await;
         match answer.context("no answer")? {
             Ok(_) => bail!("an unknown authority is answered with 200"),
-            Err(ConnectError::Status(_)) => {}
+            Err(ConnectError::Status(status)) if status.as_u16() >= 400 => {}
             Err(ConnectError::Http2(error)) if error.is_reset() => {}
             Err(error) => return Err(error).context("the connection ended"),
         }

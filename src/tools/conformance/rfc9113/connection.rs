@@ -7,15 +7,15 @@ use crate::tools::conformance::outcome::Outcome::{Closed, Connection, Ignored, S
 use crate::tools::conformance::outcome::{
     FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, Outcome, PROTOCOL_ERROR, State, data,
 };
-use crate::tools::conformance::peer::{Names, Peer, Target};
+use crate::tools::conformance::peer::{Limits, Names, Peer, Target};
 use crate::tools::conformance::raw::{self, Frame};
 
 /// Returns all cases of this file.
-pub(super) fn cases(to: &Names, frame_max: u32) -> Vec<Case> {
+pub(super) fn cases(to: &Names, limits: Limits) -> Vec<Case> {
     let parts = [
         section_3_4_the_preface(to),
         section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits(to),
-        section_4_2_the_size_of_a_frame(frame_max),
+        section_4_2_the_size_of_a_frame(limits),
         section_6_5_settings(to),
         section_6_5_2_parameters(),
         sections_6_6_to_6_8_push_promise_ping_and_goaway(),
@@ -33,6 +33,9 @@ fn settings(parameters: &[(u16, u32)]) -> Vec<u8> {
     let payload: Vec<u8> = parameters.iter().flat_map(parameter).collect();
     raw::frame(raw::SETTINGS, 0, 0, &payload)
 }
+
+/// Largest length that the header of a frame can state (section 4.1).
+const LENGTH_MAX: usize = (1 << 24) - 1;
 
 /// Parameters of SETTINGS (section 6.5.2).
 const TABLE: u16 = 1;
@@ -99,42 +102,42 @@ fn section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits(to: &Names) -> Vec
     ]
 }
 
-fn section_4_2_the_size_of_a_frame(frame_max: u32) -> Vec<Case> {
-    let advertised = frame_max as usize;
+fn section_4_2_the_size_of_a_frame(limits: Limits) -> Vec<Case> {
+    let advertised = limits.frame as usize;
     let line = |name: &str, state, frames, expected: &[Outcome]| {
         case("4.2", name, state, frames, expected)
     };
     let size = [Connection(FRAME_SIZE_ERROR)];
     let of = |kind, stream, length| raw::frame(kind, 0, stream, &vec![b'x'; length]);
-    // For the bytes that the endpoint returns.
-    let window = |stream| raw::frame(raw::WINDOW_UPDATE, 0, stream, &[0, 0, 0, 1]);
-    vec![
-        line(
+    let mut cases = vec![line(
+        "SETTINGS of 2^24 - 1 bytes",
+        State::Idle,
+        of(raw::SETTINGS, 0, LENGTH_MAX),
+        &size,
+    )];
+    if limits.frame <= limits.window {
+        // For the bytes that the endpoint returns.
+        let increment = limits.frame.to_be_bytes();
+        let window = |stream| raw::frame(raw::WINDOW_UPDATE, 0, stream, &increment);
+        cases.push(line(
             "DATA of the advertised size",
             State::Open,
             frames([window(0), window(1), of(raw::DATA, 1, advertised)]),
             &[data(&vec![b'x'; advertised])],
-        ),
-        line(
-            "DATA above the advertised size",
-            State::Open,
-            of(raw::DATA, 1, advertised + 1),
-            &[Connection(FRAME_SIZE_ERROR), Stream(FRAME_SIZE_ERROR)],
-        ),
-        line(
-            "HEADERS above the advertised size",
-            State::Idle,
-            of(raw::HEADERS, 1, advertised + 1),
-            &size,
-        ),
-        line(
-            "unknown frame above the advertised size",
-            State::Idle,
-            of(0xbe, 0, advertised + 1),
-            &size,
-        ),
-        line("SETTINGS of 2^24 - 1 bytes", State::Idle, of(raw::SETTINGS, 0, (1 << 24) - 1), &size),
-    ]
+        ));
+    }
+    if advertised < LENGTH_MAX {
+        let above = advertised + 1;
+        let either = [Connection(FRAME_SIZE_ERROR), Stream(FRAME_SIZE_ERROR)];
+        let [data, headers, unknown] = ["DATA", "HEADERS", "unknown frame"]
+            .map(|kind| format!("{kind} above the advertised size"));
+        cases.extend([
+            line(&data, State::Open, of(raw::DATA, 1, above), &either),
+            line(&headers, State::Idle, of(raw::HEADERS, 1, above), &size),
+            line(&unknown, State::Idle, of(0xbe, 0, above), &size),
+        ]);
+    }
+    cases
 }
 
 fn section_6_5_settings(to: &Names) -> Vec<Case> {
@@ -205,7 +208,7 @@ fn sections_6_6_to_6_8_push_promise_ping_and_goaway() -> Vec<Case> {
     let size = [Connection(FRAME_SIZE_ERROR)];
     let of = |kind, stream, length| raw::frame(kind, 0, stream, &vec![0; length]);
     let goaway = |debug: &[u8]| {
-        let payload = [&[0, 0, 0, 0, 0, 0, 0, 77][..], debug].concat();
+        let payload = [&[0; 8][..], debug].concat();
         let echoed = raw::frame(raw::DATA, 0, 1, b"x");
         frames([raw::frame(raw::GOAWAY, 0, 0, &payload), echoed])
     };

@@ -7,12 +7,12 @@ mod streams;
 mod windows;
 
 use super::case::Case;
-use super::peer::Names;
+use super::peer::{Limits, Names};
 
-/// Returns all cases of HTTP/2, for a gateway that accepts frames of up to `frame_max` bytes.
-pub(super) fn cases(to: &Names, frame_max: u32) -> Vec<Case> {
+/// Returns all cases of HTTP/2, for a gateway with these limits.
+pub(super) fn cases(to: &Names, limits: Limits) -> Vec<Case> {
     let parts = [
-        connection::cases(to, frame_max),
+        connection::cases(to, limits),
         messages::cases(to),
         states::cases(to),
         streams::cases(to),

@@ -70,6 +70,9 @@ const CLOSED: &[Outcome] = &[Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)];
 /// A new use of an identifier is also an error of section 5.1.1.
 const REUSED: &[Outcome] =
     &[Connection(STREAM_CLOSED), Stream(STREAM_CLOSED), Connection(PROTOCOL_ERROR)];
+/// A closed stream may also be discarded (section 5.1). Section 6.1 excludes that for DATA.
+const DISCARDED_OR_REUSED: &[Outcome] =
+    &[Ignored, Connection(STREAM_CLOSED), Stream(STREAM_CLOSED), Connection(PROTOCOL_ERROR)];
 const IGNORED: &[Outcome] = &[Ignored];
 
 const IN_ANY_STATE: &[(&str, &[Outcome])] = &[
@@ -149,7 +152,7 @@ fn in_state_closed_by_both_ends(to: &Names) -> Vec<Case> {
         &[
             (DATA, CLOSED),
             (HEADERS, REUSED),
-            (TRAILERS, REUSED),
+            (TRAILERS, DISCARDED_OR_REUSED),
             // The gateway has sent END_STREAM, after which these may still arrive.
             (RST_STREAM, IGNORED),
             (WINDOW_UPDATE, IGNORED),
@@ -165,8 +168,9 @@ fn in_state_closed_by_a_reset_of_the_peer(to: &Names) -> Vec<Case> {
         &[
             (DATA, CLOSED),
             (HEADERS, REUSED),
-            (TRAILERS, REUSED),
-            (RST_STREAM, &[Ignored, Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)]),
+            (TRAILERS, DISCARDED_OR_REUSED),
+            // RST_STREAM never answers RST_STREAM (section 5.4.2).
+            (RST_STREAM, &[Ignored, Connection(STREAM_CLOSED)]),
             (WINDOW_UPDATE, &[Ignored, Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)]),
         ],
     )

@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use crate::tools::conformance::case::{Case, Group, script};
 use crate::tools::conformance::outcome::FLOW_CONTROL_ERROR;
 use crate::tools::conformance::outcome::Outcome::{Closed, Connection, Ignored, Stream};
-use crate::tools::conformance::peer::{FRAME_MAX, Peer, Target};
+use crate::tools::conformance::peer::{Limits, Peer, Target};
 use crate::tools::conformance::raw::{self, initial_window};
 
 /// Limit of a window (section 6.9.1).
@@ -41,7 +41,7 @@ impl Peer {
 
     /// Sends bytes that the endpoint returns.
     async fn request(&mut self, stream: u32, bytes: usize) -> anyhow::Result<()> {
-        for part in vec![b'x'; bytes].chunks(FRAME_MAX as usize) {
+        for part in vec![b'x'; bytes].chunks(Limits::DEFAULT.frame as usize) {
             self.write(&raw::frame(raw::DATA, 0, stream, part)).await?;
         }
         Ok(())
