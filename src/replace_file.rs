@@ -3,15 +3,15 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Replaces `path` by what `fill` writes, which only this user can read. `new` is the name of the
-/// file until it is complete. On failure the old file remains.
+/// Replaces `path` by what `fill` writes, which only this user can read. Until it is complete, the
+/// name of the file ends in `.new`. On failure the old file remains.
 pub(crate) fn replace_file(
     path: &Path,
-    new: &Path,
     fill: impl FnOnce(File) -> io::Result<File>,
 ) -> io::Result<()> {
+    let new = &suffixed(path, ".new");
     if let Err(error) = fs::remove_file(new)
         && error.kind() != ErrorKind::NotFound
     {
@@ -29,4 +29,11 @@ pub(crate) fn replace_file(
     let folder = path.parent().and_then(|folder| File::open(folder).ok());
     drop(folder.map(|folder| folder.sync_all()));
     Ok(())
+}
+
+/// Returns the path with a suffix after its last extension.
+pub(crate) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
 }

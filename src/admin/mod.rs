@@ -31,7 +31,6 @@ use serde::Deserialize;
 use crate::config::Config;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::OwnedPool;
-use crate::snapshot::traffic::Drains;
 use crate::snapshot::{EndpointSet, Publisher, Reader};
 use crate::status::{RemoteGatewayStatus, Status};
 use crate::telemetry::{LogHandle, Metrics};
@@ -48,8 +47,8 @@ pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
 /// Function that returns the rule of the data path that denies an address.
 pub type DenyLookup = Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sync>;
 
-/// Function that stores the drains to keep, or returns why it cannot.
-pub type DrainStorage = Arc<dyn Fn(&Drains) -> Result<(), String> + Send + Sync>;
+/// Function that stores the drains in force that restarts keep, or returns why it cannot.
+pub type DrainStorage = Source<Result<(), String>>;
 
 /// State that the admin pages show and change.
 #[derive(Clone)]
@@ -86,7 +85,7 @@ pub struct AdminState {
     pub listeners: Source<Vec<ListenerRow>>,
     /// Storage of drains.
     pub store_drains: DrainStorage,
-    /// Makes listeners and metrics follow the drains of the snapshot.
+    /// Makes listeners follow the drains of the snapshot.
     pub follow_drains: Source<()>,
 }
 

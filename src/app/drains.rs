@@ -1,78 +1,88 @@
-//! File of the orders of `strait drain --persist`, and what follows the drains in force.
+//! File of the orders of `strait drain --persist`.
 //!
 //! The first line has the version. Each other line is an order: its time, kind and name.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{Read, Write};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tracing::warn;
 
 use crate::admin::DrainStorage;
-use crate::replace_file::replace_file;
+use crate::replace_file::{replace_file, suffixed};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::{Drained, Drains, Override};
 use crate::wire::DrainTarget;
 
 use super::state::App;
 
+/// Suffix of the copy of a file that cannot be used as a whole.
+const UNREADABLE: &str = ".unreadable";
 /// First line of the file.
 const VERSION: &str = "strait drains 1";
 /// Limit of the file in bytes: 64 orders with names of 2 KiB need 132 KiB.
 const BYTES_MAX: u64 = 256 << 10;
 
-/// Applies the orders of the file. A file that cannot be used is a problem on the status page.
+/// Limit of the wait for another order that is being stored. A volume may stall for any time.
+const STORE_WAIT: Duration = Duration::from_secs(10);
+
+/// Applies the orders of the file. What cannot be used is a problem on the status page.
 pub(super) fn restore(app: &App) {
-    if let Some(path) = &app.config.load().drain.file {
-        match read(path) {
-            Ok(drains) => {
-                for (target, drained) in drains {
-                    let overrides = Some(Override::Drain(target, drained));
-                    app.publisher.update(Change { overrides, ..Change::default() });
-                }
-            }
-            Err(why) => {
-                warn!(file = %path.display(), error = why, "cannot restore drains");
-                let path = path.display();
-                app.status.set_drain_problem(Some(format!(
-                    "nothing is drained by {path} (`drain.file`): {why}; repeat `strait drain \
-                     --persist`, which replaces it, or remove it and restart"
-                )));
-            }
-        }
+    let reader = app.data_path.reader.clone();
+    app.data_path.metrics.set_drains(move || {
+        let drains = &reader.snapshot().balancing.evacuated;
+        drains.iter().map(|(target, drained)| (target.clone(), drained.since)).collect()
+    });
+    let config = app.config.load();
+    let Some(path) = &config.drain.file else {
+        return;
+    };
+    let (drains, problem) = read(path);
+    for (target, drained) in drains {
+        let overrides = Some(Override::Drain(target, drained));
+        app.publisher.update(Change { overrides, ..Change::default() });
     }
-    count(app);
-}
-
-/// Makes listeners and metrics follow the drains of the snapshot.
-pub(super) fn follow(app: &App) {
-    count(app);
-    app.listeners.follow_drains();
-}
-
-fn count(app: &App) {
-    let drains = &app.data_path.reader.snapshot().balancing.evacuated;
-    app.data_path.metrics.set_drained(drains.iter().map(|(target, one)| (target, one.since)));
+    if let Some(why) = problem {
+        let path = path.display();
+        warn!(file = %path, error = why, "cannot restore drains");
+        app.status.set_drain_problem(Some(format!(
+            "orders of {path} (`drain.file`) are not in force: {why}; repeat `strait drain \
+             --persist`, which replaces the file and keeps this one as {path}{UNREADABLE}"
+        )));
+    }
 }
 
 /// Returns the function that stores the drains to keep over restarts.
 pub(super) fn storage(app: &App) -> DrainStorage {
-    let app = app.clone();
-    std::sync::Arc::new(move |drains| {
+    let (app, storing) = (app.clone(), Mutex::new(()));
+    std::sync::Arc::new(move || {
         let config = app.config.load();
         let Some(path) = &config.drain.file else {
             return Err("`drain.file` is not set; set it and restart".to_owned());
         };
-        let written = replace_file(path, &path.with_extension("new"), |mut file| {
-            file.write_all(format(drains).as_bytes())?;
-            Ok(file)
-        });
-        written
-            .map_err(|error| format!("cannot write {} (`drain.file`): {error}", path.display()))?;
-        app.status.set_drain_problem(None);
-        Ok(())
+        let storing = storing.try_lock_for(STORE_WAIT);
+        let stored = match storing {
+            // The last of several orders stores all of them.
+            Some(_) => store(path, &app.data_path.reader.snapshot().balancing.evacuated),
+            None => Err(ErrorKind::TimedOut.into()),
+        };
+        let stored = stored
+            .map_err(|error| format!("cannot write {} (`drain.file`): {error}", path.display()));
+        let problem = |why| format!("{why}; repeat the last order of `strait drain`");
+        app.status.set_drain_problem(stored.clone().err().map(problem));
+        stored
     })
+}
+
+/// Replaces the file. One that cannot be used as a whole is kept beside it.
+fn store(path: &Path, drains: &Drains) -> io::Result<()> {
+    if read(path).1.is_some() {
+        fs::copy(path, suffixed(path, UNREADABLE))?;
+    }
+    replace_file(path, |mut file| file.write_all(format(drains).as_bytes()).map(|()| file))
 }
 
 fn format(drains: &Drains) -> String {
@@ -84,10 +94,28 @@ fn format(drains: &Drains) -> String {
     text
 }
 
-fn parse(text: &str) -> Result<Drains, String> {
+/// Reads the orders of the file, and why some or all are missing. There are none without a file.
+fn read(path: &Path) -> (Drains, Option<String>) {
+    let text = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return (Drains::new(), None),
+        file => file.and_then(|file| {
+            let mut text = String::new();
+            file.take(BYTES_MAX + 1).read_to_string(&mut text).map(|_| text)
+        }),
+    };
+    match text {
+        Err(error) => (Drains::new(), Some(error.to_string())),
+        Ok(text) if text.len() as u64 > BYTES_MAX => {
+            (Drains::new(), Some(format!("it has more than {BYTES_MAX} bytes")))
+        }
+        Ok(text) => parse(&text),
+    }
+}
+
+fn parse(text: &str) -> (Drains, Option<String>) {
     let mut lines = text.lines();
     if lines.next() != Some(VERSION) {
-        return Err(format!("its first line is not `{VERSION}`"));
+        return (Drains::new(), Some(format!("its first line is not `{VERSION}`")));
     }
     let order = |line: &str| {
         let (since, target) = line.split_once(' ')?;
@@ -95,25 +123,15 @@ fn parse(text: &str) -> Result<Drains, String> {
         let since = humantime::parse_rfc3339(since).ok()?;
         Some((DrainTarget::parse(kind, name)?, Drained { since, is_persisted: true }))
     };
-    let orders = lines.enumerate().map(|(index, line)| {
-        order(line).ok_or_else(|| format!("line {} is not TIME KIND NAME", index + 2))
-    });
-    orders.collect()
-}
-
-/// Reads the file; there are no orders without one.
-fn read(path: &Path) -> Result<Drains, String> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Drains::new()),
-        file => file.map_err(|error| error.to_string())?,
-    };
-    let mut text = String::new();
-    let read = file.take(BYTES_MAX + 1).read_to_string(&mut text);
-    read.map_err(|error| error.to_string())?;
-    if text.len() as u64 > BYTES_MAX {
-        return Err(format!("it has more than {BYTES_MAX} bytes"));
+    let (mut drains, mut wrong) = (Drains::new(), Vec::new());
+    for (index, line) in lines.enumerate() {
+        match order(line) {
+            Some((target, drained)) => _ = drains.insert(target, drained),
+            None => wrong.push((index + 2).to_string()),
+        }
     }
-    parse(&text)
+    let problem = format!("not TIME KIND NAME: line {}", wrong.join(", "));
+    (drains, (!wrong.is_empty()).then_some(problem))
 }
 
 #[cfg(test)]
@@ -133,23 +151,33 @@ mod tests {
         ];
         let mut all = Drains::from(kept.clone());
         all.extend([order("cluster", "west", false)]);
-        assert_eq!(parse(&format(&all)), Ok(Drains::from(kept)));
+        assert_eq!(parse(&format(&all)), (Drains::from(kept), None));
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_is_an_error_and_no_file_is_none() {
+    fn what_cannot_be_read_is_named_kept_and_the_rest_is_in_force() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("drains");
-        assert_eq!(read(&path), Ok(Drains::new()));
-        for (text, want) in [
-            ("", "its first line is not `strait drains 1`"),
-            ("strait drains 2\n", "its first line is not `strait drains 1`"),
-            ("strait drains 1\nnow region a\n", "line 2 is not TIME KIND NAME"),
-            ("strait drains 1\n2026-01-01T00:00:00Z zone a\n", "line 2 is not TIME KIND NAME"),
-            (&"x".repeat((256 << 10) + 1), "it has more than 262144 bytes"),
+        let path = folder.path().join("drains.new");
+        assert_eq!(read(&path), (Drains::new(), None));
+        let head = "its first line is not `strait drains 1`";
+        let now = "2026-01-01T00:00:00Z";
+        for (text, orders, want) in [
+            ("", 0, head),
+            ("strait drains 2\n", 0, head),
+            (
+                &format!("strait drains 1\nnow region a\n{now} zone a\n{now} region b\n"),
+                1,
+                "not TIME KIND NAME: line 2, 3",
+            ),
+            (&"x".repeat((256 << 10) + 1), 0, "it has more than 262144 bytes"),
         ] {
-            std::fs::write(&path, text).unwrap();
-            assert_eq!(read(&path), Err(want.to_owned()));
+            fs::write(&path, text).unwrap();
+            let (drains, problem) = read(&path);
+            assert_eq!((drains.len(), problem.as_deref()), (orders, Some(want)));
+            store(&path, &drains).unwrap();
+            assert_eq!(read(&path), (drains, None));
+            let kept = fs::read_to_string(folder.path().join("drains.new.unreadable"));
+            assert_eq!(kept.unwrap(), text);
         }
     }
 }

@@ -95,7 +95,7 @@ impl Sockets {
             explain: explain::for_gateway(app),
             listeners: source(app, |app| app.listeners.rows()),
             store_drains: drains::storage(app),
-            follow_drains: source(app, drains::follow),
+            follow_drains: source(app, |app| app.listeners.follow_drains()),
         };
         let router = admin::admin_router(state);
         let lifecycle = &data_path.lifecycle;

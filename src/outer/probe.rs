@@ -111,14 +111,14 @@ impl GatewayConnections {
         };
         let (connection, driver) = match self.run_attempt(open, started).await {
             Ok(opened) => opened,
-            Err(failure) => return Some(self.note_failed_probe(&failure, started)),
+            Err(failure) => return Some(self.note_failed_probe(failure, started)),
         };
         let result = if connection.has_places() {
             self.note_probe(connection.state.epoch);
             ProbeResult::Healthy
         } else {
             let what = format!("{}: grants no stream", self.target.address);
-            self.note_failed_probe(&Failure::new(Reason::RemoteBusy, what), started)
+            self.note_failed_probe(Failure::new(Reason::RemoteBusy, what), started)
         };
         connection.state.retire();
         drop(connection);
@@ -133,16 +133,21 @@ impl GatewayConnections {
         connections.probed(opened);
     }
 
-    /// Notes a probe that failed. Only a failure of the gateway ejects it, as for tunnels.
-    fn note_failed_probe(&self, failure: &Failure, started: Instant) -> ProbeResult {
+    /// Notes a probe that failed. Only a failure of the gateway ejects it, as for tunnels. A
+    /// certificate that is rejected may be rejected by all gateways, and none is ejected for it
+    /// before a tunnel needs one.
+    pub(super) fn note_failed_probe(&self, failure: Failure, started: Instant) -> ProbeResult {
         let mut connections = self.connections.lock();
         connections.attempts -= 1;
-        connections.note_cause(failure, started);
+        let failure = connections.judge(failure, started);
+        connections.note_cause(&failure, started);
         drop(connections);
         if !failure.is_of_gateway() {
             return ProbeResult::Skipped;
         }
-        self.eject();
+        if failure.reason != Reason::PeerRejectedUs {
+            self.eject();
+        }
         ProbeResult::Failed
     }
 }

@@ -217,9 +217,9 @@ impl Connections {
     /// Notes the cause for which an attempt failed.
     pub(super) fn note_cause(&mut self, failure: &Failure, started: Instant) {
         self.last_error.clone_from(&failure.detail);
-        self.is_probed = false;
         // This process may have no descriptor left.
         if failure.is_of_gateway() {
+            self.is_probed = false;
             self.replacement.back_off();
             self.failed_at = self.failed_at.max(Some(started));
             self.failure = Some((Instant::now(), failure.clone()));

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use std::{fmt, iter};
 
 use super::mesh::{self, Locality, Mesh, Scope, UNKNOWN_NAMESPACE, Workload};
+use super::remote::{RemoteGateway, gateway_network};
 use crate::config::{self, Distribution};
 use crate::wire::{DrainTarget, RegionPattern};
 
@@ -209,7 +210,8 @@ pub fn is_part_of(workload: &Workload, target: &DrainTarget) -> bool {
         DrainTarget::Region(region) => matches_locality(region, &workload.locality),
         DrainTarget::Cluster(cluster) => **cluster == *workload.cluster,
         DrainTarget::Address(address) => workload.addresses.contains(address),
-        DrainTarget::Workload(uid) => **uid == *workload.uid,
+        // The record of a gateway is no endpoint: `DrainTarget::Gateway` is.
+        DrainTarget::Workload(uid) => **uid == *workload.uid && gateway_network(workload).is_none(),
         DrainTarget::Gateway(_) | DrainTarget::Service(_) | DrainTarget::Listener(_) => false,
     }
 }
@@ -305,15 +307,18 @@ impl Balancing {
     }
 
     /// Returns the evacuated address of an endpoint, or of a gateway of another network, which has
-    /// no workload with its address.
+    /// no workload with its address. One address of a dual-stack gateway is enough.
     pub(super) fn evacuated_address(
         &self,
         address: SocketAddr,
-        is_gateway: bool,
+        remote: Option<&RemoteGateway>,
     ) -> Option<&DrainTarget> {
         let find = |target| self.evacuated.get_key_value(&target).map(|(target, _)| target);
-        let gateway = is_gateway.then_some(DrainTarget::Gateway(address));
-        find(DrainTarget::Address(address.ip())).or_else(|| find(gateway?))
+        let others = remote.into_iter().flat_map(|remote| remote.other_addresses.iter().copied());
+        iter::once(address).chain(others).find_map(|address| {
+            let gateway = remote.map(|_| DrainTarget::Gateway(address));
+            find(DrainTarget::Address(address.ip())).or_else(|| find(gateway?))
+        })
     }
 
     /// Returns the order that drains a service.
@@ -397,6 +402,34 @@ mod tests {
         }
         assert_eq!(Spill::by_factor(140).to_string(), "71%");
         assert_eq!(Spill::default().to_string(), "70%");
+    }
+
+    #[test]
+    fn a_gateway_is_drained_by_each_of_its_addresses_and_not_by_the_uid_of_its_record() {
+        let [first, other]: [SocketAddr; 2] =
+            ["[2001:db8::1]:15008", "192.0.2.1:15008"].map(|address| address.parse().unwrap());
+        let gateway = RemoteGateway {
+            network: "west".into(),
+            cluster: "west".into(),
+            identities: [].into(),
+            other_addresses: [other].into(),
+        };
+        let uid = "NetworkGateway/west/192.0.2.1/15008";
+        for (kind, name, is_drained) in [
+            ("gateway", "[2001:db8::1]:15008", true),
+            ("gateway", "192.0.2.1:15008", true),
+            ("gateway", "192.0.2.1:15009", false),
+            ("endpoint", "192.0.2.1", true),
+            ("endpoint", uid, false),
+        ] {
+            let target = DrainTarget::parse(kind, name).unwrap();
+            let evacuated = Drains::from([(target.clone(), Drained::now(false))]);
+            let balancing = Balancing { evacuated, ..Balancing::default() };
+            let found = balancing.evacuated_address(first, Some(&gateway));
+            assert_eq!(found.is_some(), is_drained, "{target}");
+            let record = Workload { uid: uid.into(), ..Workload::default() };
+            assert!(balancing.evacuated_with(&record).is_none(), "{target}");
+        }
     }
 
     #[test]

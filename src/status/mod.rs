@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
@@ -136,6 +137,7 @@ pub struct Status {
     reloads: Mutex<BTreeMap<ReloadSource, Reload>>,
     conflicts: Mutex<Vec<String>>,
     drain_problem: Mutex<Option<String>>,
+    is_handing_over: AtomicBool,
     hosts: Mutex<(BTreeMap<String, HostnameStatus>, usize)>,
     /// Request of an operator to make the removals that are held.
     release: Notify,
@@ -259,6 +261,15 @@ impl Status {
 
     pub fn drain_problem(&self) -> Option<String> {
         self.drain_problem.lock().clone()
+    }
+
+    /// Sets whether a successor starts, which would not learn of an order to drain.
+    pub fn set_handing_over(&self, is_handing_over: bool) {
+        self.is_handing_over.store(is_handing_over, Ordering::Relaxed);
+    }
+
+    pub fn is_handing_over(&self) -> bool {
+        self.is_handing_over.load(Ordering::Relaxed)
     }
 
     /// Records that `what` was reloaded now and is in use, except for the parts in `left`.

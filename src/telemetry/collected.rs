@@ -1,8 +1,10 @@
-//! Metrics that are collected at each scrape: gateways of other networks, and shares of resources.
+//! Metrics that are collected at each scrape: gateways of other networks, shares of resources,
+//! drains.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -14,6 +16,7 @@ use prometheus_client::registry::Registry;
 use crate::limits::OwnedPool;
 use crate::limits::turns::UsedTime;
 use crate::status::RemoteGatewayStatus;
+use crate::wire::DrainTarget;
 
 /// Limit of gateways with metrics. Those with the lowest addresses have them.
 const GATEWAYS_MAX: usize = 256;
@@ -92,6 +95,33 @@ impl Collector for Collected<UsedTime> {
         let help =
             "Time for which tasks of a cluster were ready while others had their turns, in sum.";
         waited.encode(encoder.encode_descriptor("strait_worker_wait_seconds", help, None, kind)?)
+    }
+}
+
+/// Order of `strait drain` in force, and its time.
+pub(super) type Order = (DrainTarget, SystemTime);
+
+impl Collector for Collected<Order> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let drained = Family::<[(&str, &str); 1], Gauge>::default();
+        for kind in DrainTarget::KINDS {
+            let _ = drained.get_or_create(&[("kind", kind)]);
+        }
+        let orders = self.rows();
+        for (target, _) in &orders {
+            drained.get_or_create(&[("kind", target.kind())]).inc();
+        }
+        let oldest = orders.iter().map(|(_, since)| *since).min();
+        let oldest = oldest.and_then(|oldest| oldest.duration_since(UNIX_EPOCH).ok());
+        let since = Gauge::<i64>::default();
+        since.set(oldest.map_or(0, |oldest| i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX)));
+        let kind = MetricType::Gauge;
+        let help = "Parts of the mesh and listeners that an operator has drained (strait drain), \
+                    by kind.";
+        drained.encode(encoder.encode_descriptor("strait_drained", help, None, kind)?)?;
+        let help = "Time of the oldest order of strait drain in force (Unix time), 0 without one.";
+        let name = "strait_drained_since_seconds";
+        since.encode(encoder.encode_descriptor(name, help, None, kind)?)
     }
 }
 

@@ -62,7 +62,8 @@ fn a_drained_service_rejects_new_tunnels_also_after_a_restart() {
         assert!(gateway.metric("strait_drained_since_seconds").await > 1e9);
         // An order without --persist ends with the process.
         command(&gateway, &["drain", "endpoint", &net.ip(11).to_string(), "--force"]).await;
-        drop((client, open, gateway));
+        drop((client, open));
+        gateway.kill().await;
 
         let gateway = Gateway::start(&settings).await;
         let client = gateway.client(identities()).await;
@@ -104,7 +105,7 @@ fn a_drained_listener_is_closed_until_it_is_put_back() {
         assert_eq!(gateway.readiness().await.0, 200);
         let why = format!("listener {name} is evacuated (`strait drain listener`)");
         assert!(explained(&gateway).await.contains(&why));
-        drop(gateway);
+        gateway.kill().await;
 
         let gateway = Gateway::start(&settings).await;
         assert!(TcpStream::connect(address).await.is_err(), "it accepts a connection");
@@ -162,11 +163,14 @@ fn a_file_that_cannot_be_read_is_a_problem_and_no_failed_start() {
         let file = folder.path().join("drains");
         fs::write(&file, "nonsense\n").expect("a file");
         let gateway = Gateway::start(&settings(net, &file.to_string_lossy())).await;
-        let problem = "(`drain.file`): its first line is not `strait drains 1`; repeat";
+        let problem =
+            "(`drain.file`) are not in force: its first line is not `strait drains 1`; repeat";
         let status = command(&gateway, &["status"]).await;
         assert!(status.contains(problem), "{status}");
         command(&gateway, &["drain", "service", HOST, "--persist"]).await;
         assert!(!command(&gateway, &["status"]).await.contains(problem));
+        let kept = fs::read_to_string(folder.path().join("drains.unreadable"));
+        assert_eq!(kept.expect("the old file"), "nonsense\n");
         let text = fs::read_to_string(&file).expect("a file");
         assert!(text.ends_with(&format!(" service {HOST}\n")), "{text}");
     });

@@ -134,6 +134,9 @@ fn a_successor_that_fails_before_it_is_ready_changes_nothing() {
         let with = std::fs::read_to_string(&file).unwrap();
         replace(&file, &with.replace(&settings.listeners, ""));
         first.logged("listener removed").await;
+        let order = ["drain", "listener", "cross-network"];
+        let (code, _, error) = first.run_command(&order).await;
+        assert!(code == 1 && error.contains("the next process starts"), "{code} {error}");
         late.signal(Signal::KILL);
         late.exited().await;
         replace(&file, &with);

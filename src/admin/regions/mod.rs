@@ -4,19 +4,22 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::extract::{Path, Query, State};
 use axum::http::{Method, StatusCode};
 use serde::Deserialize;
 
-use super::AdminState;
+use super::{AdminState, ListenerState};
 use crate::config::{self, Listener, ListenerProtocol};
 use crate::labels::escape_control;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::{Drained, Override, is_part_of, is_service};
-use crate::snapshot::{BoundEndpoints, EndpointSet, Locality, Service, Shards, Snapshot};
+use crate::snapshot::{
+    BoundEndpoints, EndpointSet, Locality, RemoteGateway, Service, Shards, Snapshot,
+};
 use crate::wire::DrainTarget;
 
 /// Maximum number of evacuated parts of the mesh. Each workload is compared with all of them.
@@ -119,7 +122,7 @@ impl DrainRequest {
         let config = state.config.load();
         let check = |before: &Snapshot, next: &Snapshot| {
             if self.undo {
-                self.undo(before)
+                self.undo(before, state.status.drain_problem().is_some())
             } else if let DrainTarget::Listener(_) = &self.target {
                 self.drain_listener((before, next), &config.listeners)
             } else {
@@ -135,55 +138,80 @@ impl DrainRequest {
                 Err(refused) => refused,
             };
         }
-        let check_and_store = |before: &Snapshot, next: &Snapshot| {
-            let text = check(before, next)?;
-            self.store(state, before, next).map(|warning| text + &warning)
+        if state.status.is_handing_over() {
+            let text = "the next process starts, and would not learn of the order; repeat it once \
+                        that serves\n";
+            return (StatusCode::CONFLICT, text.to_owned());
+        }
+        if self.persist && config.drain.file.is_none() {
+            let why = "`drain.file` is not set; set it and restart";
+            return (StatusCode::CONFLICT, format!("{} is not drained: {why}\n", self.subject()));
+        }
+        let must_be_stored = |before: &Snapshot, next: &Snapshot| {
+            // A repeated order replaces a file that cannot be read or is out of date.
+            let is_repeated = self.undo && state.status.drain_problem().is_some();
+            self.persist || is_repeated || self.is_kept(before) != self.is_kept(next)
         };
-        match state.publisher.update_if(change, check_and_store) {
-            Ok(text) => {
-                (state.follow_drains)();
-                let target = &self.target;
-                if self.undo {
-                    tracing::info!(%target, "evacuation undone");
+        let checked = state.publisher.update_if(change, |before, next| {
+            check(before, next).map(|text| (text, must_be_stored(before, next)))
+        });
+        let (text, must_be_stored) = match checked {
+            Ok(checked) => checked,
+            Err(refused) => return refused,
+        };
+        (state.follow_drains)();
+        self.log();
+        match must_be_stored.then(|| (state.store_drains)()) {
+            None | Some(Ok(())) => match self.failed_listener(state) {
+                None => (StatusCode::OK, text),
+                Some(why) => (StatusCode::CONFLICT, why),
+            },
+            Some(Err(why)) => {
+                let (is, again) = if self.undo {
+                    ("used again", "drain it again")
                 } else {
-                    let (force, persist) = (self.force, self.persist);
-                    tracing::info!(%target, force, persist, "evacuated");
-                }
-                (StatusCode::OK, text)
+                    ("drained", "end that")
+                };
+                let target = self.subject();
+                let text =
+                    format!("{target} is {is}, but a restart may {again}: {why}; repeat it\n");
+                (StatusCode::CONFLICT, text)
             }
-            Err(refused) => refused,
         }
     }
 
-    /// Stores the orders to keep if they change. Returns a warning if that fails for `undo`.
-    fn store(
-        &self,
-        state: &AdminState,
-        before: &Snapshot,
-        next: &Snapshot,
-    ) -> Result<String, (StatusCode, String)> {
-        let is_kept = |snapshot: &Snapshot| {
-            let known = snapshot.balancing.evacuated.get(&self.target);
-            known.is_some_and(|drained| drained.is_persisted)
-        };
-        // A repeated order replaces a file that cannot be read.
-        if !self.persist && is_kept(before) == is_kept(next) {
-            return Ok(String::new());
+    fn log(&self) {
+        let Self { target, force, persist, .. } = self;
+        if self.undo {
+            tracing::info!(%target, "evacuation undone");
+        } else {
+            tracing::info!(%target, force, persist, "evacuated");
         }
-        match (state.store_drains)(&next.balancing.evacuated) {
-            Ok(()) => Ok(String::new()),
-            Err(why) if self.undo => Ok(format!("it is drained again after a restart: {why}\n")),
-            Err(why) => {
-                let text = format!("{} is not drained: {why}\n", self.subject());
-                Err((StatusCode::CONFLICT, text))
-            }
-        }
+    }
+
+    /// Returns why the listener of the order was put back and is not open.
+    fn failed_listener(&self, state: &AdminState) -> Option<String> {
+        let DrainTarget::Listener(name) = &self.target else { return None };
+        let row = (state.listeners)().into_iter().find(|row| {
+            *row.listener.name == **name && row.state == ListenerState::Failed && self.undo
+        })?;
+        let (subject, why) = (self.subject(), row.error.unwrap_or_default());
+        tracing::warn!(listener = %name, error = why, "a listener that is put back is not open");
+        Some(format!(
+            "{subject} is put back, and not open: {why}; it is tried again with the next drain or \
+             change of a file\n"
+        ))
+    }
+
+    /// Returns whether the order is in force and restarts keep it.
+    fn is_kept(&self, snapshot: &Snapshot) -> bool {
+        let known = snapshot.balancing.evacuated.get(&self.target);
+        known.is_some_and(|drained| drained.is_persisted)
     }
 
     /// Returns the time at which the order ends.
     fn end(&self, next: &Snapshot) -> &'static str {
-        let order = next.balancing.evacuated.get(&self.target);
-        if order.is_some_and(|drained| drained.is_persisted) {
+        if self.is_kept(next) {
             "with --undo, and not by a restart"
         } else {
             "with --undo or a restart"
@@ -254,11 +282,16 @@ impl DrainRequest {
         Ok(text)
     }
 
-    fn undo(&self, before: &Snapshot) -> Result<String, (StatusCode, String)> {
+    /// `is_repeated` is true if the file may have an order that is not in force.
+    fn undo(&self, before: &Snapshot, is_repeated: bool) -> Result<String, (StatusCode, String)> {
         let target = self.subject();
         let evacuated = &before.balancing.evacuated;
-        if evacuated.contains_key(&self.target) {
-            return Ok(format!("{target} {} used again\n", self.tense()));
+        if is_repeated || evacuated.contains_key(&self.target) {
+            let rest = match self.target {
+                DrainTarget::Listener(_) => "; tunnels from before still end by `drain.deadline`",
+                _ => "",
+            };
+            return Ok(format!("{target} {} used again{rest}\n", self.tense()));
         }
         let others = if evacuated.is_empty() {
             "nothing is".to_owned()
@@ -283,8 +316,11 @@ impl DrainRequest {
 fn count(snapshot: &Snapshot, target: &DrainTarget) -> (usize, usize, &'static str) {
     match target {
         DrainTarget::Gateway(of) => {
-            let all: BTreeSet<_> = snapshot.remote_gateways().map(|(address, _)| address).collect();
-            (all.iter().filter(|one| *one == of).count(), all.len(), "gateway")
+            let all: BTreeMap<_, _> = snapshot.remote_gateways().collect();
+            let is_it = |(address, gateway): &(&SocketAddr, &Arc<RemoteGateway>)| {
+                *address == of || gateway.other_addresses.contains(of)
+            };
+            (all.iter().filter(is_it).count(), all.len(), "gateway")
         }
         DrainTarget::Service(_) => {
             let all = &snapshot.mesh.services;
@@ -317,7 +353,9 @@ fn known_names_hint(snapshot: &Snapshot, requested: &DrainTarget) -> String {
         }
         DrainTarget::Service(_) => snapshot.mesh.services.values().map(|one| one.key()).collect(),
         DrainTarget::Address(_) | DrainTarget::Workload(_) | DrainTarget::Listener(_) => {
-            return "; `strait status SERVICE` lists endpoints with their uids".to_owned();
+            return "; `strait status SERVICE` lists endpoints with their uids, and `strait status \
+                    peers` gateways"
+                .to_owned();
         }
     };
     names.remove("");

@@ -128,22 +128,65 @@ async fn a_binding_that_loses_its_last_gateway_is_named() {
 }
 
 #[tokio::test]
-async fn an_order_that_cannot_be_stored_changes_nothing() {
-    let fixture = fixture();
+async fn an_order_that_cannot_be_stored_is_in_force_and_may_be_repeated() {
+    let mut fixture = fixture();
     located(&fixture, &["us-east", "us-west"]);
     let order = "/drain/region?region=us-east";
     let (status, text) = request(&fixture, "POST", &format!("{order}&persist")).await;
-    let want = "region us-east is not drained: cannot write the file\n";
+    let want = "region us-east is not drained: `drain.file` is not set; set it and restart\n";
     assert_eq!((status, &*text), (StatusCode::CONFLICT, want));
     assert!(fixture.state.reader.snapshot().balancing.evacuated.is_empty());
-    // The end of an order is made in any case.
-    let target = DrainTarget::parse("region", "us-east").expect("a region");
-    let kept = Some(Override::Drain(target, Drained::now(true)));
-    fixture.publisher.update(Change { overrides: kept, ..Change::default() });
-    let (status, text) = request(&fixture, "POST", &format!("{order}&undo")).await;
-    assert_eq!(status, StatusCode::OK);
-    assert!(text.contains("drained again after a restart: cannot write the file"), "{text}");
+
+    let mut config = fixture.state.config.load().as_ref().clone();
+    config.drain.file = Some("drains".into());
+    fixture.state.config.store(Arc::new(config));
+    let (status, text) = request(&fixture, "POST", &format!("{order}&persist")).await;
+    let want = "region us-east is drained, but a restart may end that: cannot write the file; \
+                repeat it\n";
+    assert_eq!((status, &*text), (StatusCode::CONFLICT, want));
+    assert_eq!(fixture.state.reader.snapshot().balancing.evacuated.len(), 1);
+    let undo = format!("{order}&undo");
+    let (status, text) = request(&fixture, "POST", &undo).await;
+    let want = "region us-east is used again, but a restart may drain it again: cannot write the \
+                file; repeat it\n";
+    assert_eq!((status, &*text), (StatusCode::CONFLICT, want));
     assert!(fixture.state.reader.snapshot().balancing.evacuated.is_empty());
+
+    // While the file is out of date, an order that has been undone is undone again.
+    fixture.state.status.set_drain_problem(Some("cannot write the file".to_owned()));
+    assert_eq!(request(&fixture, "POST", &undo).await.0, StatusCode::CONFLICT);
+    let status = Arc::clone(&fixture.state.status);
+    fixture.state.store_drains = Arc::new(move || {
+        status.set_drain_problem(None);
+        Ok(())
+    });
+    assert_eq!(request(&fixture, "POST", &undo).await.0, StatusCode::OK);
+    assert_eq!(request(&fixture, "POST", &undo).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn no_order_is_executed_while_a_successor_starts() {
+    let fixture = fixture();
+    located(&fixture, &["us-east", "us-west"]);
+    fixture.state.status.set_handing_over(true);
+    let order = "/drain/region?region=us-east";
+    let (status, text) = request(&fixture, "POST", order).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    assert!(text.contains("the next process starts"), "{text}");
+    assert!(fixture.state.reader.snapshot().balancing.evacuated.is_empty());
+    fixture.state.status.set_handing_over(false);
+    assert_eq!(request(&fixture, "POST", order).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_drained_listener_without_a_name_in_the_configuration_is_a_problem() {
+    let fixture = fixture();
+    let target = DrainTarget::parse("listener", "former").expect("a listener");
+    let order = Some(Override::Drain(target, Drained::now(false)));
+    fixture.publisher.update(Change { overrides: order, ..Change::default() });
+    let (_, page) = request(&fixture, "GET", "/status").await;
+    let want = "listener former is drained, and `listeners[]` has no such name";
+    assert!(page.contains(want), "{page}");
 }
 
 #[tokio::test]
@@ -331,7 +374,10 @@ async fn a_cluster_or_an_endpoint_is_evacuated_as_a_region_is() {
     }
     for (path, want) in [
         ("/drain/cluster?cluster=esat", "; write one of east\n"),
-        ("/drain/endpoint?endpoint=10.9.9.9", "lists endpoints with their uids\n"),
+        (
+            "/drain/endpoint?endpoint=10.9.9.9",
+            "with their uids, and `strait status peers` gateways\n",
+        ),
         ("/drain/cluster?region=east", "write ?cluster=CLUSTER\n"),
         (
             "/drain/zone?region=east",

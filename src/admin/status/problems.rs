@@ -6,6 +6,7 @@ use crate::admin::pages::StatusPage;
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 use crate::status::Status;
+use crate::wire::DrainTarget;
 
 /// Maximum number of collisions: tenants can cause any number of them.
 const COLLISIONS_SHOWN: usize = 10;
@@ -32,6 +33,11 @@ pub(super) fn find(
         }),
     );
     problems.extend(status.drain_problem());
+    problems.extend(snapshot.balancing.evacuated.keys().filter_map(|target| {
+        let DrainTarget::Listener(name) = target else { return None };
+        let is_known = config.listeners.iter().any(|listener| *listener.name == **name);
+        (!is_known).then(|| format!("{target} is drained, and `listeners[]` has no such name"))
+    }));
     problems.extend(missing_waypoints(snapshot));
     let more = "more objects conflict; see `strait check`";
     problems.extend(truncated(status.conflicts(), CONFLICTS_SHOWN, more));

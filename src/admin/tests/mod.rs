@@ -93,7 +93,7 @@ pub(super) fn fixture() -> Fixture {
             };
             listeners.map(row).collect()
         }),
-        store_drains: Arc::new(|_| Err("cannot write the file".to_owned())),
+        store_drains: Arc::new(|| Err("cannot write the file".to_owned())),
         follow_drains: Arc::new(|| ()),
     };
     Fixture { state, publisher, _log: Box::new(subscriber) }

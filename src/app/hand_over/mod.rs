@@ -125,6 +125,7 @@ impl HandOver {
                 Ok(()) => return,
                 Err(error) => {
                     app.listeners.set_shared(false);
+                    app.status.set_handing_over(false);
                     warn!(error = %format!("{error:#}"),
                         "the next process failed before it was ready; this one goes on");
                 }
@@ -135,6 +136,8 @@ impl HandOver {
     /// Hands the sockets over, and drains once the successor serves.
     fn hand_over(&self, channel: &Channel, app: &App) -> anyhow::Result<()> {
         info!("the next process starts with the sockets of this one");
+        // Before the successor reads the file of drains.
+        app.status.set_handing_over(true);
         app.listeners.set_shared(true);
         let mut sockets = app.listeners.sockets()?;
         sockets.extend(self.sockets.kept()?);

@@ -17,6 +17,8 @@ pub(in crate::app) use super::channel::{NamedSocket, SocketName, Transport};
 #[derive(Debug, Default)]
 pub(in crate::app) struct SocketSource {
     inherited: Mutex<Vec<NamedSocket>>,
+    /// Sockets that systemd has opened, and keeps open for as long as its unit is active.
+    of_systemd: Vec<SocketName>,
     /// Duplicates of the sockets that stay open until the end of the process, for a successor.
     /// `None` if there will be no successor.
     kept: Mutex<Option<Vec<NamedSocket>>>,
@@ -42,8 +44,11 @@ impl SocketSource {
                 false
             }
         });
-        inherited.extend(sockets_of_systemd());
-        Self { inherited: Mutex::new(inherited), kept: Mutex::new(keeps.then(Vec::new)) }
+        let passed = sockets_of_systemd();
+        let of_systemd = passed.iter().map(|socket| socket.name).collect();
+        inherited.extend(passed);
+        let kept = Mutex::new(keeps.then(Vec::new));
+        Self { inherited: Mutex::new(inherited), of_systemd, kept }
     }
 
     /// Returns a listening socket that stays open until the end of the process.
@@ -90,10 +95,13 @@ impl SocketSource {
         self.inherited.lock().push(NamedSocket { name, socket });
     }
 
-    /// Closes the inherited sockets that nothing uses.
+    /// Closes the inherited sockets that nothing uses, and returns their names. Those of systemd
+    /// stay open: a listener that is opened later could not bind their addresses.
     pub(in crate::app) fn close_unused(&self) -> Vec<SocketName> {
-        let unused = std::mem::take(&mut *self.inherited.lock());
-        unused.iter().map(|socket| socket.name).collect()
+        let mut inherited = self.inherited.lock();
+        let names = inherited.iter().map(|socket| socket.name).collect();
+        inherited.retain(|socket| self.of_systemd.contains(&socket.name));
+        names
     }
 
     /// Returns duplicates of the sockets that stay open.

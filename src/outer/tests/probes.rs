@@ -123,6 +123,26 @@ async fn a_gateway_with_another_certificate_fails_a_probe() {
     assert!(row.last_error.contains("cluster"), "{}", row.last_error);
 }
 
+#[tokio::test]
+async fn a_rejected_certificate_and_what_a_tunnel_refutes_eject_nothing() {
+    let world = World::new();
+    world.set_gateways([closed_port().await]);
+    let next = world.next().expect("a gateway");
+    let failed = |reason, started| {
+        next.simulate_attempt(true);
+        next.note_failed_probe(Failure::new(reason, "why"), started)
+    };
+    assert_eq!(failed(Reason::PeerRejectedUs, Instant::now()), ProbeResult::Failed);
+    assert!(!next.is_ejected());
+    let started = Instant::now();
+    next.connections.lock().opened_at = Some(started);
+    assert_eq!(failed(Reason::GatewayUnreachable, started), ProbeResult::Skipped);
+    assert!(!next.is_ejected());
+    next.connections.lock().opened_at = None;
+    assert_eq!(failed(Reason::GatewayUnreachable, started), ProbeResult::Failed);
+    assert!(next.is_ejected());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_probe_refutes_no_lost_connect() {
     let _busy = stop_auto_advance();

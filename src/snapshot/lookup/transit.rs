@@ -112,7 +112,7 @@ impl Snapshot {
     pub fn is_gateway_used(&self, gateway: &RemoteGateway, address: SocketAddr) -> bool {
         let cluster = DrainTarget::Cluster(gateway.cluster.as_ref().into());
         let is_evacuated = self.balancing.evacuated.contains_key(&cluster)
-            || self.balancing.evacuated_address(address, true).is_some();
+            || self.balancing.evacuated_address(address, Some(gateway)).is_some();
         let record = self.index.remote.record(gateway, address);
         let is_ready = record.is_none_or(|record| {
             let is_ready = record.healthy && record.capacity > 0;

@@ -196,7 +196,7 @@ impl<'a> Ranking<'a> {
 
     /// Returns the evacuated address of an endpoint.
     pub(super) fn evacuated_address(&self, endpoint: &Endpoint) -> Option<&DrainTarget> {
-        self.balancing.evacuated_address(endpoint.address, endpoint.remote.is_some())
+        self.balancing.evacuated_address(endpoint.address, endpoint.remote.as_deref())
     }
 
     /// Returns the reason for which the location of a workload excludes it, if it does.

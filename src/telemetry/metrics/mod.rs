@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::Guard;
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ use tracing_appender::non_blocking::ErrorCounter;
 
 use super::access::{AccessLog, CREDIT_TIME, lines_per_second};
 use super::budgets::Budgets;
-use super::collected::Collected;
+use super::collected::{Collected, Order};
 use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
 use super::sets::{metric, metrics, register};
 use super::tcp::{Handles, Tcp};
@@ -32,8 +32,8 @@ use crate::limits::turns::UsedTime;
 use crate::limits::{OwnedPool, Rate};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::{LinkUsage, ProbeResult, ReducedLink, ReloadSource, RemoteGatewayStatus};
+use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::trace::{BAGGAGE, TRACEPARENT};
-use crate::wire::{DrainTarget, UNKNOWN_CLUSTER};
 
 /// Limit of log lines about authorization policies per second.
 const POLICY_LINES_A_SECOND: u32 = 10;
@@ -121,10 +121,6 @@ metrics! {
             "Connections closed before their handshake, by limit";
         frame_floods: Counter = "strait_connections_exhausted",
             "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
-        drained: Family<Labels<1>, Gauge> = "strait_drained",
-            "Parts of the mesh and listeners that an operator has drained (strait drain), by kind";
-        drained_since: Gauge = "strait_drained_since_seconds",
-            "Time of the oldest order of strait drain in force (Unix time), 0 without one";
         aged: Counter = "strait_connections_aged",
             "Connections of peers that were sent GOAWAY because of their age";
         policies: Counters<1> = "strait_policy_refusals",
@@ -160,6 +156,7 @@ metrics! {
         remote_gateways: Collected<RemoteGatewayStatus> = Collected::register(r);
         pools: Collected<OwnedPool> = Collected::register(r);
         worker_time: Collected<UsedTime> = Collected::register(r);
+        drains: Collected<Order> = Collected::register(r);
         dial_seconds: Histogram = register(r, "strait_dial_seconds",
             "Duration of successful dials", Histogram::new(DIAL_BUCKETS));
         pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
@@ -325,6 +322,11 @@ impl Metrics {
         self.worker_time.set(rows);
     }
 
+    /// Sets the source of the orders of `strait drain` in force, once.
+    pub fn set_drains(&self, rows: impl Fn() -> Vec<Order> + Send + Sync + 'static) {
+        self.drains.set(rows);
+    }
+
     /// Counts a worker that has stood still.
     pub fn worker_stalled(&self) {
         self.worker_stalls.inc();
@@ -344,22 +346,6 @@ impl Metrics {
     /// for.
     pub fn connection_exhausted(&self) {
         self.frame_floods.inc();
-    }
-
-    /// Sets the numbers of parts that an operator has drained, by kind, and the oldest order.
-    pub fn set_drained<'a>(&self, drains: impl Iterator<Item = (&'a DrainTarget, SystemTime)>) {
-        let mut counts = DrainTarget::KINDS.map(|kind| (kind, 0));
-        let mut oldest = None;
-        for (target, since) in drains {
-            counts.iter_mut().filter(|(kind, _)| *kind == target.kind()).for_each(|(_, n)| *n += 1);
-            oldest = oldest.into_iter().chain([since]).min();
-        }
-        for (kind, count) in counts {
-            self.drained.get_or_create(&[("kind", kind)]).set(count);
-        }
-        let oldest = oldest.and_then(|oldest| oldest.duration_since(UNIX_EPOCH).ok());
-        let oldest = oldest.map_or(0, |oldest| oldest.as_secs());
-        self.drained_since.set(i64::try_from(oldest).unwrap_or(i64::MAX));
     }
 
     /// Counts a connection that is retired because of its age.

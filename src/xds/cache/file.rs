@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
@@ -88,13 +88,7 @@ pub(super) fn write(path: &Path, header: &Header, entries: &[Split]) -> io::Resu
     let head = head(length);
     let parts = entries.iter().map(|split| (first(split), &*split.2));
     let parts = [(head, &*header)].into_iter().chain(parts);
-    replace_file(path, &beside(path), |file| fill(file, parts))
-}
-
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    name.into()
+    replace_file(path, |file| fill(file, parts))
 }
 
 fn fill<'a>(file: File, parts: impl Iterator<Item = (Vec<u8>, &'a [u8])>) -> io::Result<File> {

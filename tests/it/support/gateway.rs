@@ -338,6 +338,12 @@ impl Gateway {
         self.process.try_wait().expect("a status").is_none()
     }
 
+    /// Kills the process and waits for its end: a successor finds its addresses free.
+    pub async fn kill(mut self) {
+        self.signal(rustix::process::Signal::KILL);
+        self.exited().await;
+    }
+
     /// Waits for the process's end.
     pub async fn exited(&mut self) -> ExitStatus {
         self.process.wait().await.expect("an exit status")

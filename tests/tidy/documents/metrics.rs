@@ -79,7 +79,6 @@ fn sampled(metrics: &Arc<Metrics>) {
         }]),
         "east",
     );
-    metrics.set_drained(std::iter::empty());
     metrics.baggage_mismatch(&source);
     metrics.set_certificate_expiry("identity", &[("leaf", SystemTime::now())]);
     let xds = metrics.xds();
