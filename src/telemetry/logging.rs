@@ -1,7 +1,7 @@
 //! Process log: text or JSON on stderr, with a level that can change at run time.
 //!
-//! Lines pass through a bounded queue to a dedicated thread. A slow disk or terminal loses lines,
-//! which are counted; it never delays a tunnel.
+//! Lines pass through a bounded queue to a dedicated thread, which writes them in batches. A slow
+//! disk or terminal loses lines, which are counted; it never delays a tunnel.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal, Write};
 use std::panic::{self, PanicHookInfo};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tracing::subscriber::set_global_default;
@@ -22,6 +23,12 @@ use crate::config::{Directives, Log, LogFormat};
 
 /// Maximum number of queued lines. At about 500 bytes each they hold 4 MiB.
 const QUEUED_LINES: usize = 8192;
+
+/// Pause after a batch of lines was written. Lines that are queued meanwhile wake nobody, and are
+/// the next batch.
+const BATCH_PAUSE: Duration = Duration::from_millis(5);
+/// Size in bytes above which a batch is written before its end.
+const BATCH_BYTES: usize = 64 * 1024;
 
 /// Error while the log is started.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +63,7 @@ pub fn init(log: &Log) -> Result<LogHandle, LogError> {
         .lossy(true)
         .buffered_lines_limit(QUEUED_LINES)
         .thread_name("strait-log")
-        .finish(Stderr);
+        .finish(Batches::new(io::stderr()));
     let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let drops = writer.error_counter();
     let (subscriber, handle) = build(log, writer, colour, Some((drops, guard)))?;
@@ -81,18 +88,51 @@ pub(super) fn unwritten_lines() -> u64 {
     UNWRITTEN.load(Ordering::Relaxed)
 }
 
-/// Standard error. A line that it does not take, as on a full disk, is counted.
-struct Stderr;
+/// Batches of lines for one writer. Lines that it does not take, as on a full disk, are counted.
+struct Batches<W> {
+    to: W,
+    lines: Vec<u8>,
+}
 
-impl Write for Stderr {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if io::stderr().write_all(line).is_err() {
-            UNWRITTEN.fetch_add(1, Ordering::Relaxed);
+impl<W: Write> Batches<W> {
+    const fn new(to: W) -> Self {
+        Self { to, lines: Vec::new() }
+    }
+
+    /// Writes the lines. Those that are not written completely are lost.
+    fn write_lines(&mut self) {
+        let mut rest = &*self.lines;
+        while !rest.is_empty() {
+            match self.to.write(rest) {
+                Ok(taken @ 1..) => rest = &rest[taken..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => {
+                    let lost = rest.iter().filter(|&&byte| byte == b'\n').count();
+                    UNWRITTEN.fetch_add(lost as u64, Ordering::Relaxed);
+                    break;
+                }
+            }
         }
+        self.lines.clear();
+    }
+}
+
+impl<W: Write> Write for Batches<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.lines.len() + line.len() > BATCH_BYTES {
+            self.write_lines();
+        }
+        self.lines.extend_from_slice(line);
         Ok(line.len())
     }
 
+    /// Ends a batch, when the queue is empty.
     fn flush(&mut self) -> io::Result<()> {
+        if !self.lines.is_empty() {
+            self.write_lines();
+            // It ends early where crossbeam has left a token, which costs a write.
+            std::thread::park_timeout(BATCH_PAUSE);
+        }
         Ok(())
     }
 }
@@ -296,6 +336,54 @@ mod tests {
     fn a_configured_level_that_cannot_be_parsed_is_an_error() {
         let result = build(&log("a=b=c", LogFormat::Text), io::sink, false, None);
         assert!(matches!(result.map(|_| ()), Err(LogError::Level(..))));
+    }
+
+    /// Takes a number of bytes, and then nothing.
+    struct Disk {
+        free: usize,
+        writes: Vec<Vec<u8>>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.free);
+            if taken == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.free -= taken;
+            self.writes.push(bytes[..taken].to_vec());
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn queued_lines_are_one_write_and_each_line_that_is_not_taken_counts() {
+        let mut batches = Batches::new(Disk { free: BATCH_BYTES + 20, writes: Vec::new() });
+        for line in [&b"first\n"[..], b"second\n"] {
+            batches.write_all(line).expect("a line");
+        }
+        assert!(batches.to.writes.is_empty(), "the queue is not empty");
+        batches.flush().expect("a batch");
+        assert_eq!(batches.to.writes, [b"first\nsecond\n"]);
+        let begun = std::time::Instant::now();
+        batches.flush().expect("no batch");
+        assert!(begun.elapsed() < BATCH_PAUSE, "it pauses without lines");
+
+        let half = [vec![b'-'; BATCH_BYTES / 2 - 1], vec![b'\n']].concat();
+        for _ in 0..2 {
+            batches.write_all(&half).expect("a line");
+        }
+        batches.write_all(b"part of this one\n").expect("a line");
+        assert_eq!(batches.to.writes.len(), 2, "a full batch is written");
+        batches.write_all(b"lost\n").expect("a line");
+        let lost = unwritten_lines();
+        batches.flush().expect("a batch");
+        assert_eq!(batches.to.writes[2], b"part of");
+        assert_eq!(unwritten_lines() - lost, 2);
     }
 
     #[test]
