@@ -191,7 +191,8 @@ pub fn listen(socket: Socket, is_tunnel: bool) -> io::Result<TcpListener> {
     } else {
         &HBONE_KEEPALIVE
     };
-    set_options(SockRef::from(&socket), keepalive)?;
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(keepalive)?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }
@@ -375,15 +376,6 @@ const TUNNEL_KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(30))
     .with_interval(Duration::from_secs(10))
     .with_retries(3);
-
-/// Sets the options of data-path sockets: no Nagle delay, and keepalive.
-///
-/// # Errors
-/// Fails if the connection is already dead.
-pub fn set_options(socket: SockRef<'_>, keepalive: &TcpKeepalive) -> io::Result<()> {
-    socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(keepalive)
-}
 
 #[cfg(test)]
 mod tests {

@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::datapath::handshake::SEND_BUFFER;
 use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
-use crate::datapath::io::endpoint::{EndpointStream, OuterStream};
+use crate::datapath::io::endpoint::{EndpointStream, OuterStream, keep_alive};
 use crate::datapath::io::pipe::Pipe;
 use crate::datapath::io::shared_socket::SharedSocket;
 use crate::datapath::io::side::Side;
@@ -31,7 +31,7 @@ use crate::datapath::limits::loop_detection::InFlight;
 use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 
-use super::{ANSWER_DEADLINE, CopyOutcome, DELIVERY_DEADLINE, IdleTimer, SILENT};
+use super::{CopyOutcome, DELIVERY_DEADLINE, IdleTimer, SILENT, Start};
 
 /// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
 /// run.
@@ -116,16 +116,16 @@ where
     B: FnMut(&mut E, &mut Context<'_>) -> Poll<bool>,
 {
     let download = Direction::new(limits, Bytes::new());
-    let (first, silence) = match initial.map(|initial| *initial) {
-        // Boxed: it is freed once the endpoint has answered.
+    let (first, start) = match initial.map(|initial| *initial) {
+        // Boxed: few tunnels are open for long.
         Some(InitialState { client_hello, loop_entry }) => {
-            (client_hello.into(), Some(Box::new((IdleTimer::new(ANSWER_DEADLINE), loop_entry))))
+            (client_hello.into(), Some(Box::new(Start::new(loop_entry))))
         }
         None => (Bytes::new(), None),
     };
     let upload = Direction::new(limits, first);
     let idle = limits.idle.map(IdleTimer::new).map(Box::new);
-    let mut copy = Copy { sides, upload, download, silence, idle, record, moved };
+    let mut copy = Copy { sides, upload, download, start, idle, record, moved };
     async move {
         let socket = copy.sides.socket;
         let mut peer_failed = pin!(socket.ready(Interest::ERROR));
@@ -161,8 +161,7 @@ struct Copy<'a, P, E, B> {
     sides: Sides<'a, P, E, B>,
     upload: Direction<'a>,
     download: Direction<'a>,
-    /// Wait for the first byte of the endpoint, with the ClientHello in the loop detection.
-    silence: Option<Box<(IdleTimer, Option<InFlight>)>>,
+    start: Option<Box<Start>>,
     idle: Option<Box<IdleTimer>>,
     record: &'a mut Record,
     moved: &'a AtomicU64,
@@ -180,12 +179,14 @@ where
         let count = |bytes| self.record.add_sent(bytes);
         let down = self.download.poll(cx, (&mut **endpoint, &mut **peer), count);
         let down = down.map_err(BrokenSide::download_reason)?.is_ready();
-        if down || self.record.sent_bytes() > 0 {
-            self.silence = None;
-        }
-        if self.silence.as_mut().is_some_and(|silence| silence.0.poll(cx, 0)) {
-            self.record.set_detail(SILENT.to_owned());
-            return Poll::Ready(Err(Reason::EndpointSilent));
+        let has_answered = down || self.record.sent_bytes() > 0;
+        if self.start.as_mut().is_some_and(|start| start.poll(cx, has_answered)) {
+            self.start = None;
+            if !has_answered {
+                self.record.set_detail(SILENT.to_owned());
+                return Poll::Ready(Err(Reason::EndpointSilent));
+            }
+            self.sides.endpoint.socket().into_iter().for_each(keep_alive);
         }
         let up = self.poll_upload(cx)?.is_ready();
         let bytes = self.record.sent_bytes() + self.record.received_bytes();

@@ -15,6 +15,8 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::reason::Reason;
 
+use super::limits::loop_detection::InFlight;
+
 /// End of a tunnel.
 #[derive(Debug)]
 pub struct CopyOutcome {
@@ -71,5 +73,27 @@ impl IdleTimer {
             self.timer.as_mut().reset(end);
         }
         false
+    }
+}
+
+/// First seconds of a tunnel whose peer has sent a ClientHello. The endpoint has to answer in them,
+/// and its socket gets keepalive after them.
+struct Start {
+    timer: IdleTimer,
+    /// Entry of the ClientHello in the loop detection, until the endpoint answers.
+    loop_entry: Option<InFlight>,
+}
+
+impl Start {
+    fn new(loop_entry: Option<InFlight>) -> Self {
+        Self { timer: IdleTimer::new(ANSWER_DEADLINE), loop_entry }
+    }
+
+    /// Returns true if they are over.
+    fn poll(&mut self, cx: &mut Context<'_>, has_answered: bool) -> bool {
+        if has_answered {
+            self.loop_entry = None;
+        }
+        self.timer.poll(cx, 0)
     }
 }

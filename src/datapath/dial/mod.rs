@@ -11,7 +11,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use parking_lot::Mutex;
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
 
@@ -22,7 +22,6 @@ use crate::reason::Reason;
 use crate::snapshot::{InFlight, Snapshot, SourceHash};
 
 use super::DataPath;
-use super::accept::set_options;
 use super::authorize::{self, Authorized};
 use super::balance::{FailedTry, Pick};
 use super::first_peer::FirstPeer;
@@ -72,14 +71,6 @@ impl Upstream {
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for all endpoints of one tunnel: ztunnel waits as long for its own dial.
 pub const TOTAL_DIAL_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Keepalive of upstream connections, as no PING of ours runs inside the tunnel. It detects a dead
-/// endpoint within 30 s. While bytes are unacknowledged, the kernel sends them again instead
-/// (`net.ipv4.tcp_retries2`).
-const UPSTREAM_KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
-    .with_time(Duration::from_secs(10))
-    .with_interval(Duration::from_secs(10))
-    .with_retries(2);
 
 /// Connects to the picked endpoint by `deadline`, and within [`DIAL_TIMEOUT`].
 ///
@@ -160,7 +151,7 @@ async fn connect(
         // process, end by RST here. Only a clean end reverts this, before the socket is closed.
         SockRef::from(&socket).set_linger(Some(Duration::ZERO))?;
         let stream = socket.connect(address).await?;
-        set_options(SockRef::from(&stream), &UPSTREAM_KEEPALIVE)?;
+        stream.set_nodelay(true)?;
         io::Result::Ok(stream)
     };
     let Ok(connected) = timeout_at(end, connected).await else {

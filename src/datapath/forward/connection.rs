@@ -35,6 +35,7 @@ use super::establish::NewTunnel;
 use super::hbone::{self, ConnectRequest};
 use super::open::revoke_delay;
 use super::setup::PendingConnect;
+use super::tunnel_copy::TunnelCopy;
 use super::turn::{HboneConnection, NewRequest};
 
 /// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
@@ -250,6 +251,7 @@ impl ConnectionDriver<'_> {
     {
         match event {
             ConnectionEvent::PingDue => {
+                connection.open_tunnels().for_each(TunnelCopy::keep_alive);
                 if connection.downstream.server.ping() {
                     self.ping_at = Instant::now();
                     events.push_after(PING_INTERVAL, ConnectionEvent::PingDue);

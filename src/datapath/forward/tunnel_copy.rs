@@ -112,6 +112,8 @@ struct Flags {
     has_failed: bool,
     /// The endpoint has bytes that the window does not admit.
     has_unread: bool,
+    /// The endpoint's socket has keepalive.
+    is_kept_alive: bool,
 }
 
 /// Result of a step that did not fail.
@@ -145,6 +147,13 @@ impl TunnelCopy {
     /// Returns the tunnel.
     pub fn tunnel(&mut self) -> &mut Open {
         &mut self.open
+    }
+
+    /// Turns keepalive on for the endpoint, unless it is on.
+    pub fn keep_alive(&mut self) {
+        if !std::mem::replace(&mut self.flags.is_kept_alive, true) {
+            self.open.upstream.stream.keep_alive();
+        }
     }
 
     /// Checks the limits of time. Returns the time of the next check, if there is a limit.

@@ -1,27 +1,47 @@
-//! Long idle times in virtual time.
+//! Long idle times in virtual time, and the keepalive of endpoints in them.
 
 use tokio::io::AsyncWriteExt;
 use tokio::time::sleep;
 
+use super::panic::Client;
 use super::rig::mesh;
 use super::*;
 use crate::datapath::forward::passthrough::{self, ConnectionGuards, PassthroughConnection};
 use crate::datapath::listener::ListenerTarget;
-use crate::datapath::tests::tcp_pair;
+use crate::datapath::tests::{kept_alive_by_other_end, tcp_pair};
 
 const HELLO: &[u8] = b"a ClientHello that nothing reads";
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The listener at 15012 forwards TLS to istiod, whose streams may be silent for hours.
-#[tokio::test(start_paused = true)]
-async fn a_connection_through_15012_survives_hours_of_silence() {
+/// Returns the listener of a service with one endpoint, and a gateway in front of it.
+async fn endpoint(service: &str) -> (TcpListener, Arc<DataPath>, Publisher) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
-    let istiod = listener.local_addr().expect("an address");
+    let address = listener.local_addr().expect("an address");
     let publisher = Publisher::new();
-    publisher.update(Change { has_passthrough: Some(true), ..mesh([("istiod", istiod)]) });
+    publisher.update(Change { has_passthrough: Some(true), ..mesh([(service, address)]) });
     let loopback = "127.0.0.0/8".parse().expect("a network");
     let deny = DenyList::new(vec![loopback], Vec::new());
     let data_path = data_path_of(publisher.reader(), deny);
+    (listener, data_path, publisher)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_endpoint_of_a_tunnel_is_kept_alive_from_the_next_ping_on() {
+    let (listener, data_path, _publisher) = endpoint("echo").await;
+    let mut client = Client::connect(&data_path).await;
+    for _ in 0..2 {
+        let mut tunnel = client.tunnel(&listener).await;
+        tunnel.exchange().await;
+        sleep(Duration::from_secs(11)).await;
+        kept_alive_by_other_end(&tunnel.far).await;
+        tunnel.exchange().await;
+    }
+}
+
+/// The listener at 15012 forwards TLS to istiod, whose streams may be silent for hours.
+#[tokio::test(start_paused = true)]
+async fn a_connection_through_15012_survives_hours_of_silence() {
+    let (listener, data_path, _publisher) = endpoint("istiod").await;
     let (mut client, stream) = tcp_pair().await;
     let descriptor = descriptor(&data_path);
     let peer = Arc::new(Peer {
@@ -57,6 +77,9 @@ async fn a_connection_through_15012_survives_hours_of_silence() {
         let mut ack = [0; 3];
         server.read_exact(&mut ack).await.expect("an ACK");
         assert!(!served.is_finished());
+        if !silence.is_zero() {
+            kept_alive_by_other_end(&server).await;
+        }
     }
     drop((client, server));
     served.await.expect("no panic");

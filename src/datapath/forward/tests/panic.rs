@@ -57,7 +57,7 @@ impl AsyncWrite for Panicking {
 }
 
 /// Client of a connection that the gateway serves.
-struct Client {
+pub(super) struct Client {
     send: SendRequest<Bytes>,
     panics: Arc<AtomicBool>,
     served: JoinHandle<()>,
@@ -65,7 +65,7 @@ struct Client {
 }
 
 impl Client {
-    async fn connect(data_path: &Arc<DataPath>) -> Self {
+    pub(super) async fn connect(data_path: &Arc<DataPath>) -> Self {
         let (ours, theirs) = duplex(64 * 1024);
         let panics = Arc::new(AtomicBool::new(false));
         let socket = Panicking { stream: ours, panics: Arc::clone(&panics) };
@@ -79,7 +79,7 @@ impl Client {
         self.send.send_request(request, false).unwrap()
     }
 
-    async fn tunnel(&mut self, listener: &TcpListener) -> Echo {
+    pub(super) async fn tunnel(&mut self, listener: &TcpListener) -> Echo {
         let (answer, send) = self.request("echo.app:80");
         let (far, answer) = tokio::join!(listener.accept(), answer);
         let answer = answer.unwrap();
@@ -89,15 +89,15 @@ impl Client {
 }
 
 /// Tunnel with its endpoint.
-struct Echo {
+pub(super) struct Echo {
     send: SendStream<Bytes>,
     receive: RecvStream,
-    far: TcpStream,
+    pub(super) far: TcpStream,
 }
 
 impl Echo {
     /// Sends bytes through the tunnel and back.
-    async fn exchange(&mut self) {
+    pub(super) async fn exchange(&mut self) {
         let bytes = b"there and back";
         self.send.send_data(bytes[..].into(), false).unwrap();
         let mut received = [0; 14];
