@@ -177,6 +177,7 @@ where
         // the upload.
         let Sides { peer, endpoint, .. } = &mut self.sides;
         let count = |bytes| self.record.add_sent(bytes);
+        self.download.is_last = self.upload.done;
         let down = self.download.poll(cx, (&mut **endpoint, &mut **peer), count);
         let down = down.map_err(BrokenSide::download_reason)?.is_ready();
         let has_answered = down || self.record.sent_bytes() > 0;
@@ -263,6 +264,8 @@ struct Direction<'a> {
     sealed: Option<HeldBytes>,
     /// True if the last read was large.
     is_bulk: bool,
+    /// True if the sides are closed once this direction has ended.
+    is_last: bool,
     ended: bool,
     done: bool,
 }
@@ -276,6 +279,7 @@ impl<'a> Direction<'a> {
             piped: None,
             sealed: None,
             is_bulk: false,
+            is_last: false,
             ended: false,
             done: false,
         }
@@ -334,7 +338,10 @@ impl<'a> Direction<'a> {
             self.limits.account.release(written);
             count(written as u64);
         } else if self.ended {
-            ready!(Pin::new(to).poll_shutdown(cx)).map_err(BrokenSide::to)?;
+            // The close of a socket sends FIN as well.
+            if !self.is_last || to.socket().is_none() {
+                ready!(Pin::new(to).poll_shutdown(cx)).map_err(BrokenSide::to)?;
+            }
             self.done = true;
         } else {
             // A side without data takes neither a buffer nor a pipe.
@@ -484,8 +491,8 @@ mod tests {
             client.write_all(&all).await.expect("bytes");
             client.shutdown().await.expect("an end");
             // The other direction continues.
-            let mut answer = Vec::new();
-            client.read_to_end(&mut answer).await.expect("an answer");
+            let mut answer = [0; 6];
+            client.read_exact(&mut answer).await.expect("an answer");
             answer
         };
         let down = async {
@@ -500,7 +507,9 @@ mod tests {
         let (outcome, answer, got) = tokio::join!(copy, up, down);
         assert_eq!(outcome.result, Ok(()));
         assert!(outcome.delivery_deadline.is_some());
-        assert_eq!(answer, b"thanks");
+        assert_eq!(&answer, b"thanks");
+        drop(downstream);
+        assert_eq!(client.read(&mut [0]).await.expect("an end"), 0, "by the close");
         assert!(got == [hello, all].concat(), "every byte in its place");
         assert!(pipe::spares() > 0, "pipes were used");
         assert_eq!((record.sent_bytes(), budget.held()), (6, 0));
