@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
-use strait::config::{self, ExposedService, HostPort, Line, ListenerProtocol, TlsRouting};
+use strait::config::{self, ExposedService, HostPort, Line, TlsRouting};
 use strait::datapath::listener::Listener;
-use strait::lifecycle::DrainScope;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::{Mesh, Service};
 use strait::snapshot::{Audience, ExposureTable, TrustSet};
@@ -19,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
-use crate::gateway::{Running, runtime};
+use crate::gateway::{Running, runtime, tls_listener};
 use crate::handshake::Identities;
 use crate::mesh;
 
@@ -167,7 +166,8 @@ async fn alert(gateway: &Running, listener: usize, hello: &[u8]) {
     assert_eq!(alert, [21, 3, 3, 0, 2, 2, 112], "unrecognized_name");
 }
 
-fn hello(name: &str) -> Vec<u8> {
+/// Returns a ClientHello with this server name and Istio's protocol.
+pub fn hello(name: &str) -> Vec<u8> {
     let mut config = ClientConfig::builder()
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();
@@ -207,16 +207,6 @@ fn change() -> Change {
 
 /// Returns one HBONE listener, and both forms of TLS listeners.
 fn listeners() -> Vec<Listener> {
-    let tls = |routing| {
-        let listener = config::Listener {
-            name: "tls".into(),
-            bind: ([127, 0, 0, 1], 0).into(),
-            line: Line::default(),
-            sources: Vec::new(),
-            protocol: ListenerProtocol::Tls(routing),
-        };
-        Listener::new(&listener, DrainScope::default())
-    };
     let route = config::SniRoute {
         sni: vec![SniPattern::Exact("gone.example".into())],
         to: HostPort::parse("gone.app:80").expect("a target"),
@@ -224,7 +214,7 @@ fn listeners() -> Vec<Listener> {
     };
     vec![
         Listener::default(),
-        tls(TlsRouting::Istio { routing: "istio" }),
-        tls(TlsRouting::Routes { routes: vec![route] }),
+        tls_listener(TlsRouting::Istio { routing: "istio" }),
+        tls_listener(TlsRouting::Routes { routes: vec![route] }),
     ]
 }

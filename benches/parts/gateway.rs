@@ -4,15 +4,16 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread;
 
+use strait::config::{self, Line, ListenerProtocol, TlsRouting};
 use strait::datapath::accept::{self, WorkerHandle};
 use strait::datapath::limits::admission::Admission;
 use strait::datapath::listener::Listener;
 use strait::datapath::{DataPath, dial, serve};
-use strait::lifecycle::Lifecycle;
+use strait::lifecycle::{DrainScope, Lifecycle};
 use strait::snapshot::Publisher;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
-use strait::snapshot::{ExposureTable, TrustSet};
+use strait::snapshot::{Audience, ExposureTable, TrustSet};
 use strait::telemetry::Metrics;
 use strait::tls::{InboundTls, ServerTls};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -79,25 +80,31 @@ pub fn runtime() -> Runtime {
 }
 
 impl Running {
-    /// Starts a gateway with one worker, and the endpoints behind it.
+    /// Starts a gateway with one worker, an HBONE listener and one by Istio's server names, and the
+    /// endpoints behind it.
     pub fn start(tls: ServerTls) -> Self {
         let mut exposure = ExposureTable::new(false);
-        exposure.add(mesh::to_west("endpoint.app"));
+        let mut service = mesh::to_west("endpoint.app");
+        service.to.push(Audience { anyone: true, ..Audience::default() });
+        exposure.add(service);
         let change = Change {
             mesh: Some((endpoints(), mesh::NETWORK.into())),
             trust: Some(TrustSet::new([("west.local", "west")])),
             exposure: Some(exposure),
+            has_passthrough: Some(true),
             ..Change::default()
         };
-        Self::with(tls, change, vec![Listener::default()])
+        let sni = tls_listener(TlsRouting::Istio { routing: "istio" });
+        Self::with(tls, change, vec![Listener::default(), sni])
     }
 
     /// Starts a gateway with one worker and these listeners.
     pub fn with(tls: ServerTls, change: Change, listeners: Vec<Listener>) -> Self {
         let publisher = Publisher::new();
         publisher.update(change);
-        let bound = |listener| {
-            let socket = accept::bind(([127, 0, 0, 1], 0).into()).expect("a port");
+        let bound = |listener: Listener| {
+            let socket = accept::reserve(([127, 0, 0, 1], 0).into()).expect("a port");
+            let socket = accept::listen(socket, listener.rules().is_passthrough()).expect("a port");
             (socket, Arc::new(listener))
         };
         let sockets: Vec<_> = listeners.into_iter().map(bound).collect();
@@ -133,6 +140,18 @@ impl Running {
     pub fn reload(&self, tls: ServerTls) {
         self.data_path.tls.replace(tls);
     }
+}
+
+/// Returns a TLS listener.
+pub fn tls_listener(routing: TlsRouting) -> Listener {
+    let listener = config::Listener {
+        name: "tls".into(),
+        bind: ([127, 0, 0, 1], 0).into(),
+        line: Line::default(),
+        sources: Vec::new(),
+        protocol: ListenerProtocol::Tls(routing),
+    };
+    Listener::new(&listener, DrainScope::default())
 }
 
 async fn serve(
