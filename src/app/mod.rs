@@ -101,6 +101,7 @@ pub fn run(
     if let Some(notice) = notice {
         info!("{notice}");
     }
+    control.spawn_blocking(tls::gather_entropy);
     let done = control.block_on(async {
         // First, because a process with the id 1 ignores signals without a handler.
         let mut signals = StopSignals::new().context("cannot watch for signals")?;

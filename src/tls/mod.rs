@@ -65,6 +65,13 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
+/// Gathers the entropy of the process, for which AWS-LC times the processor for some 50 ms. Without
+/// this, the first handshake does it, and its worker stands still.
+pub fn gather_entropy() {
+    // A failure occurs again in the handshake, which reports it.
+    let _ = provider().secure_random.fill(&mut [0]);
+}
+
 /// Builds the configuration of an HBONE listener: TLS 1.3, ALPN h2, required client certificates
 /// that `trust` accepts, no resumption. Connections to gateways of other networks get one by the
 /// same rules.
