@@ -80,10 +80,10 @@ section! {
         /// and network is read from it, and a damaged file is ignored. Its directory must be
         /// writable.
         cache: Option<PathBuf> as Option<NewFile> = default(None, "nothing is stored");
-        /// Time for which a mass removal is held: of more than half of the services, clusters,
-        /// endpoint assignments or policies, and at least 10, within a minute of their first
-        /// response on a stream. All that is removed in that minute stays in force until the time
-        /// has passed or `strait release` is typed. `0s` obeys at once.
+        /// Time for which a mass removal is held: of more than half of the services, workloads,
+        /// clusters, endpoint assignments or policies, and at least 10, within a minute of their
+        /// first response on a stream. All that is removed in that minute stays in force until the
+        /// time has passed or `strait release` is typed. `0s` obeys at once.
         hold: Duration as DrainTime = default(HOLD);
     }
 }

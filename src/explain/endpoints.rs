@@ -1,7 +1,7 @@
 //! Candidate endpoints of a tunnel: the groups, the pick probability of each endpoint, and the
 //! workloads that cannot be picked.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::datapath::identity::Peer;
@@ -20,6 +20,9 @@ use crate::status::ReducedLink;
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
 use super::outcomes::{Candidate, Prediction, possible_outcomes};
 use super::{ExplainState, Explainer, rules, servers};
+
+/// Limit of the held names in a note.
+const HELD_SHOWN: usize = 5;
 
 /// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
 struct WeightedSet {
@@ -63,6 +66,7 @@ pub(super) fn run(
     }
     answer.transit = rules::transit(route);
     note_reduced_links((state, peer), &all, answer);
+    answer.notes.extend(held(state, route, &all));
     answer.dropped = balance::drop_probability(route.drops());
     if answer.dropped > 0.0 {
         let dropped = Err(Reason::DropOverload);
@@ -165,6 +169,22 @@ fn dial_failure(
         detail: format!("its address is {rule}; see `dial.allow`"),
     });
     denied.or_else(|| servers::check(state.snapshot, endpoint, expected).err())
+}
+
+/// Returns a note if the service, its export, or workloads of these endpoints are kept although the
+/// control plane has removed them.
+fn held(state: &ExplainState<'_>, route: &Route, all: &[Candidate<'_>]) -> Option<String> {
+    let held = state.held?;
+    let service = route.service();
+    let kept = |name: &String| held.names.contains(name);
+    let target = format!("{}:{}", service.hostname, route.port());
+    let mut names: Vec<_> = [service.key(), target].into_iter().filter(kept).collect();
+    let uids: BTreeSet<_> = all.iter().map(|one| one.endpoint.uid().to_string()).collect();
+    names.extend(uids.into_iter().filter(kept));
+    let more = names.len().saturating_sub(HELD_SHOWN);
+    names.truncate(HELD_SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!names.is_empty()).then(|| held.describe(&format!("{}{more}", names.join(", "))))
 }
 
 /// Formats the drop overloads of the control plane.

@@ -31,7 +31,7 @@ use crate::datapath::listener::{Listener, ListenerRules};
 use crate::datapath::policy::{self, Permit, Rejection};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Enforcement, Snapshot};
-use crate::status::ReducedLink;
+use crate::status::{HeldRemovals, ReducedLink};
 use crate::tls::{Identity, Issuer};
 use crate::wire::sni::{RouteBy, normalise};
 use crate::wire::{Authority, SpkiHash};
@@ -62,6 +62,8 @@ pub struct ExplainState<'a> {
     pub places: &'a ConfigPositions,
     /// Links whose exceeded budget reduces weights.
     pub links: &'a [ReducedLink],
+    /// Removals by the control plane that are held.
+    pub held: Option<&'a HeldRemovals>,
     /// True if the budget of buffered bytes admits a new tunnel.
     pub has_room: bool,
     /// Time of the question, which decides which ejections have ended.

@@ -1,6 +1,7 @@
 //! State of the stream to a control plane.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
@@ -41,24 +42,45 @@ pub struct HeldRemovals {
     pub removals: usize,
     /// Number of removed services.
     pub services: usize,
+    /// Number of removed workloads.
+    #[serde(default)]
+    pub workloads: usize,
     /// Number of removed clusters. Under istiod they are the export set.
     pub clusters: usize,
-    /// Names of the first clusters and services.
+    /// Names of the first clusters, services and workloads.
     pub first: Vec<String>,
+    /// Names of all of them, and `HOST:PORT` of the clusters.
+    #[serde(skip)]
+    pub names: HashSet<String>,
+    /// Start of the hold.
+    #[serde(with = "rfc3339")]
+    pub since: SystemTime,
     /// End of the hold.
     #[serde(with = "rfc3339")]
     pub until: SystemTime,
 }
 
+impl HeldRemovals {
+    /// Says that the hold keeps something, such as a service.
+    pub fn describe(&self, what: &str) -> String {
+        let [since, until] = [self.since, self.until].map(humantime::format_rfc3339_seconds);
+        format!(
+            "{what}: removed by the control plane, kept by `discovery.hold` since {since} until \
+             {until}"
+        )
+    }
+}
+
 impl fmt::Display for HeldRemovals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { removals, services, clusters, first, until } = self;
-        let until = humantime::format_rfc3339_seconds(*until);
-        let more = (services + clusters).saturating_sub(first.len());
+        let Self { removals, services, workloads, clusters, first, .. } = self;
+        let [since, until] = [self.since, self.until].map(humantime::format_rfc3339_seconds);
+        let more = (services + workloads + clusters).saturating_sub(first.len());
         write!(
             f,
-            "{removals} removals by the control plane ({services} services, {clusters} clusters) \
-             are held until {until}, and these stay in force: {}",
+            "{removals} removals by the control plane (services: {services}, workloads: \
+             {workloads}, clusters: {clusters}) are held from {since} until {until}, and these \
+             stay in force: {}",
             first.join(", ")
         )?;
         if more > 0 {

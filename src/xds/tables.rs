@@ -37,6 +37,11 @@ pub trait MeshStore: ResourceStore + Debug + Send {
         false
     }
 
+    /// Returns the hostname and port that a cluster serves or exports, if it does.
+    fn target(&self, cluster: &str) -> Option<(String, u16)> {
+        parse_export(cluster)
+    }
+
     /// Returns the number of unused resources of a type, and the first of them.
     fn unused(&self, _type_url: &str) -> (usize, Vec<Unused>) {
         (0, Vec::new())

@@ -11,7 +11,7 @@ use strait::config::pod::Pod;
 use strait::config::{ControlPlane, HostPort, Roots};
 use strait::grpc::discovery::{DeltaDiscoveryResponse, Resource};
 use strait::grpc::security::Authorization;
-use strait::grpc::workload::{Address, Workload, address};
+use strait::grpc::workload::{Address, Workload};
 use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
@@ -414,59 +414,5 @@ fn values_that_we_do_not_know_yet_mean_what_is_safe() {
             until(what, async || asks(&gateway).await, Result::is_ok).await.expect("a tunnel");
         }
         assert_eq!(istiod.rejections(), [""; 0]);
-    });
-}
-
-/// Returns the name and the body of another service.
-fn other(index: usize) -> (String, Address) {
-    let mut message = service();
-    let mut name = String::new();
-    if let Some(address::Type::Service(service)) = &mut message.r#type {
-        service.hostname = format!("s{index}.app.svc.cluster.local");
-        service.addresses.clear();
-        name = format!("app/{}", service.hostname);
-    }
-    (name, message)
-}
-
-#[test]
-fn a_mass_removal_after_a_reconnect_is_held_until_an_operator_releases_it() {
-    run(async {
-        let net = Net::new();
-        let mut gateway = gateway(net, NAME);
-        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
-        let istiod = istiod(net);
-        let others: Vec<_> = (0..11).map(other).collect();
-        for (name, body) in &others {
-            istiod.put(ADDRESS, name, body);
-        }
-        let serving = istiod.serve(net.address(2, 15012), identities()).await;
-        gateway.ready().await;
-        asks(&gateway).await.expect("a tunnel");
-        assert_eq!(gateway.run_command(&["release"]).await.0, 1, "nothing is held");
-
-        serving.stop().await;
-        istiod.remove(ADDRESS, "a");
-        istiod.remove(ADDRESS, SERVICE);
-        for (name, _) in &others {
-            istiod.remove(ADDRESS, name);
-        }
-        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        let held = async || gateway.metric("strait_xds_held_removals").await;
-        until("the hold", held, |held| *held == 13.0).await;
-        asks(&gateway).await.expect("it serves what it had");
-        assert_eq!(gateway.readiness().await.0, 200);
-        let (_, status, _) = gateway.run_command(&["status"]).await;
-        let problem = "13 removals by the control plane (12 services, 0 clusters) are held until";
-        assert!(status.contains(problem), "{status}");
-        gateway.logged("the removals are held").await;
-
-        let (code, text, _) = gateway.run_command(&["release"]).await;
-        assert_eq!((code, &*text), (0, "13 removals by the control plane are applied\n"));
-        let requested = async || asks(&gateway).await;
-        until("a refusal", requested, Result::is_err).await.expect_err("a refusal");
-        let (_, status, _) = gateway.run_command(&["status"]).await;
-        assert!(!status.contains("are held"), "{status}");
-        assert_eq!(gateway.metric("strait_xds_held_removals").await, 0.0);
     });
 }

@@ -66,6 +66,8 @@ mod faults;
 #[cfg(test)]
 mod floods;
 #[cfg(test)]
+mod hold;
+#[cfg(test)]
 mod identity;
 #[cfg(test)]
 mod identity_cache;

@@ -63,6 +63,8 @@ enum Message {
     Ready,
     /// The predecessor serves no longer.
     Released,
+    /// The predecessor goes on.
+    Refused { error: String },
 }
 
 /// Connection between the two processes.
@@ -139,6 +141,9 @@ impl Channel {
         let mut sockets = Vec::new();
         loop {
             let (message, descriptors) = self.receive(PACKET_DEADLINE)?;
+            if let Message::Refused { error } = message {
+                bail!("it goes on: {error}");
+            }
             let Message::Sockets { version, names, has_more } = message else {
                 bail!("the process that serves sent {message:?} in place of its sockets");
             };
@@ -169,8 +174,16 @@ impl Channel {
         self.send(&Message::Released, &[])
     }
 
+    /// Reports that this process goes on.
+    pub(super) fn report_refused(&self, error: String) -> anyhow::Result<()> {
+        self.send(&Message::Refused { error }, &[])
+    }
+
     fn expect(&self, is_it: impl Fn(&Message) -> bool, deadline: Duration) -> anyhow::Result<()> {
         let (message, _) = self.receive(deadline)?;
+        if let Message::Refused { error } = message {
+            bail!("{error}");
+        }
         ensure!(is_it(&message), "the other process sent {message:?}");
         Ok(())
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use parking_lot::Mutex;
 use sd_notify::NotifyState;
 use tokio_util::sync::CancellationToken;
@@ -60,8 +60,8 @@ impl HandOver {
         }
         if let Some(channel) = &predecessor {
             inherited = channel.receive_sockets().context(
-                "cannot take over from the process that serves: it is draining, or another \
-                 process takes over; start again once that has ended",
+                "cannot take over from the process that serves; if it is draining, or another \
+                 process takes over, start again once that has ended",
             )?;
         }
         let ports = CancellationToken::new();
@@ -126,8 +126,10 @@ impl HandOver {
                 Err(error) => {
                     app.listeners.set_shared(false);
                     app.status.set_handing_over(false);
-                    warn!(error = %format!("{error:#}"),
-                        "the next process failed before it was ready; this one goes on");
+                    let error = format!("{error:#}");
+                    warn!(%error, "the next process failed before it was ready; this one goes on");
+                    // It may be gone.
+                    let _ = channel.report_refused(error);
                 }
             }
         }
@@ -135,6 +137,7 @@ impl HandOver {
 
     /// Hands the sockets over, and drains once the successor serves.
     fn hand_over(&self, channel: &Channel, app: &App) -> anyhow::Result<()> {
+        check_hold(app)?;
         info!("the next process starts with the sockets of this one");
         // Before the successor reads the file of drains.
         app.status.set_handing_over(true);
@@ -144,6 +147,7 @@ impl HandOver {
         channel.send_sockets(&sockets)?;
         drop(sockets);
         channel.wait_ready(START_DEADLINE)?;
+        check_hold(app)?;
         info!("the next process serves; this one drains");
         app.listeners.release();
         self.sockets.release();
@@ -153,6 +157,19 @@ impl HandOver {
         app.data_path.lifecycle.hand_over();
         Ok(())
     }
+}
+
+/// Refuses a hand-over while removals are held, unless the cache has what they keep: the first
+/// state of a successor would be the mesh without it.
+fn check_hold(app: &App) -> anyhow::Result<()> {
+    let discovery = app.status.discovery().unwrap_or_default();
+    ensure!(
+        discovery.hold.is_none() || discovery.saved.is_some(),
+        "removals by the control plane are held, and there is no `discovery.cache` from which the \
+         next process would have what they keep; start it again after `discovery.hold` or `strait \
+         release`"
+    );
+    Ok(())
 }
 
 /// Reports readiness to the predecessor. One that has ended meanwhile needs no report.

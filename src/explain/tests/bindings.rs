@@ -159,6 +159,7 @@ impl Generated {
             listeners: &[],
             bindings: &[Arc::clone(&self.listener)],
             links: &[],
+            held: None,
             has_room: self.has_room,
             now: Instant::now(),
         };

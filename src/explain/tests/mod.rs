@@ -57,6 +57,7 @@ fn explained(
         listeners: &listeners,
         bindings: &[],
         links,
+        held: None,
         has_room: true,
         now,
     };

@@ -25,7 +25,7 @@ use super::client::{Client, Removals, Resource, ResourceStore, Response, SHARED_
 use super::envoy::ENDPOINT;
 use super::hold::Hold;
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER};
-use super::tables::MeshStore;
+use super::tables::{MeshStore, Tables};
 
 /// Factor of the pause after a write over its duration, because each write covers the whole state.
 /// The pause is also bounded below and above.
@@ -284,11 +284,13 @@ impl ResourceStore for Recorder {
     }
 
     fn announce(&mut self, type_url: &'static str, removals: &Removals<'_>) {
-        let mut counted = (removals.held, removals.gone.len());
+        let mut counted = [(removals.held, removals.gone.len()), (0, 0)];
         if type_url == ADDRESS {
-            let services = &self.store.tables().services;
-            let gone = removals.gone.iter().filter(|name| services.get(*name).is_some());
-            counted = (services.len(), gone.count());
+            let Tables { services, workloads, .. } = self.store.tables();
+            let gone = removals.gone.iter().filter(|name| services.get(*name).is_some()).count();
+            // A rollout replaces workloads, also while the gateway was away.
+            let lost = (removals.gone.len() - gone).saturating_sub(removals.added);
+            counted = [(services.len(), gone), (workloads.len(), lost)];
         }
         self.hold.announce(type_url, removals, counted);
     }

@@ -166,7 +166,9 @@ impl TypeState {
         let removed = removed.filter(|name| !contradictions.contains_key(name.as_str()));
         let gone = self.gone(response, removed.clone(), is_complete);
         let (held, held_of_all) = (self.held.len(), usage.entries());
-        let removals = Removals { is_first: fresh, held, held_of_all, gone: &gone };
+        let is_new = |one: &&Resource| !gone.is_empty() && !self.held.contains_key(&*one.name);
+        let added = response.resources.iter().filter(is_new).count();
+        let removals = Removals { is_first: fresh, held, held_of_all, gone: &gone, added };
         resources.announce(type_url, &removals);
         // Removals come first, because an address may move from a removed resource to a new
         // one.

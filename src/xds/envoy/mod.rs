@@ -366,6 +366,10 @@ impl MeshStore for ClusterStore {
         })
     }
 
+    fn target(&self, cluster: &str) -> Option<(String, u16)> {
+        self.clusters.get(cluster).map(|serving| serving.target.clone())
+    }
+
     fn unused(&self, type_url: &str) -> (usize, Vec<Unused>) {
         let (mut count, mut first) = (0, Vec::new());
         let mut put = |name: &Arc<str>, why: &str| {

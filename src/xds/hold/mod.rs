@@ -37,8 +37,8 @@ pub(super) struct Hold {
     windows: BTreeMap<&'static str, Window>,
     /// True if a mass removal was recognized on this stream.
     is_mass: bool,
-    /// End of the hold of a mass removal, of this stream or an earlier one.
-    until: Option<Instant>,
+    /// Start of the hold of a mass removal, of this stream or an earlier one.
+    since: Option<Instant>,
     removed: BTreeSet<Removed>,
     /// Limit of waiting removals: the number of resources when they began to wait.
     most: usize,
@@ -48,8 +48,8 @@ pub(super) struct Hold {
 #[derive(Debug)]
 struct Window {
     end: Instant,
-    /// Largest number of resources that counted since.
-    most: usize,
+    /// Largest number of resources of each counted kind since.
+    most: [usize; 2],
 }
 
 impl Hold {
@@ -63,34 +63,36 @@ impl Hold {
         self.is_mass = false;
     }
 
-    /// Evaluates the removals of a response. `counted` has the number of resources of the type that
-    /// are compared, before the response, and how many of those are removed: of addresses, only
-    /// services count, because workloads come and go with each rollout.
+    /// Evaluates the removals of a response. `counted` has the number of resources that are
+    /// compared, before the response, and how many of those are removed. Of addresses, services
+    /// and workloads are compared apart.
     pub(super) fn announce(
         &mut self,
         type_url: &'static str,
         removals: &Removals<'_>,
-        (total, gone): (usize, usize),
+        counted: [(usize, usize); 2],
     ) {
         if self.time.is_zero() {
             return;
         }
         let now = Instant::now();
         if removals.is_first {
-            self.windows.insert(type_url, Window { end: now + WINDOW, most: 0 });
+            self.windows.insert(type_url, Window { end: now + WINDOW, most: [0; 2] });
         }
         let Some(window) = self.windows.get_mut(type_url).filter(|window| now < window.end) else {
             return;
         };
-        window.most = window.most.max(total);
-        let missing = window.most - total.saturating_sub(gone);
-        self.is_mass |= missing >= REMOVALS_MIN && missing > window.most / 2;
+        for (most, (total, gone)) in window.most.iter_mut().zip(counted) {
+            *most = total.max(*most);
+            let missing = *most - total.saturating_sub(gone);
+            self.is_mass |= missing >= REMOVALS_MIN && missing > *most / 2;
+        }
         let waits = self.is_mass || (type_url == AUTHORIZATION && !self.is_complete());
         if removals.gone.is_empty() || !waits {
             return;
         }
         if self.is_mass {
-            self.until.get_or_insert(now + self.time);
+            self.since.get_or_insert(now);
         }
         if self.removed.is_empty() {
             self.most = removals.held_of_all;
@@ -109,7 +111,7 @@ impl Hold {
     pub(super) fn forget(&mut self, type_url: &'static str, name: &str) -> bool {
         let waited = !self.removed.is_empty() && self.removed.remove(&(type_url, Arc::from(name)));
         if waited && self.removed.is_empty() {
-            self.until = None;
+            self.since = None;
         }
         waited
     }
@@ -124,17 +126,18 @@ impl Hold {
     /// which the control plane sends what it has again.
     pub(super) fn due(&self) -> Option<Instant> {
         let end = self.windows.values().map(|window| window.end).max()?;
-        let due = match self.until {
-            Some(until) => until.max(end),
+        let due = match self.since {
+            Some(since) => end.max(since + self.time),
             None if self.is_complete() => end - WINDOW,
             None => end,
         };
         (!self.removed.is_empty()).then_some(due)
     }
 
-    /// Returns the time of the hold of a mass removal, from its start.
-    pub(super) fn mass_until(&self) -> Option<Instant> {
-        self.until.filter(|_| !self.removed.is_empty())
+    /// Returns the start of the hold of a mass removal, and the end of its time.
+    pub(super) fn mass_times(&self) -> Option<[Instant; 2]> {
+        let since = self.since.filter(|_| !self.removed.is_empty())?;
+        Some([since, since + self.time])
     }
 
     /// Returns the waiting removals.
@@ -145,7 +148,7 @@ impl Hold {
     /// Ends the hold and returns its removals. Removals on this stream after a mass removal apply
     /// at once.
     pub(super) fn release(&mut self) -> BTreeSet<Removed> {
-        if self.until.take().is_some() {
+        if self.since.take().is_some() {
             self.connected();
         }
         mem::take(&mut self.removed)

@@ -117,6 +117,20 @@ async fn other_removals_apply_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn workloads_that_others_replace_go_at_once() {
+    let names = |from: usize, count| (from..from + count).map(|index| format!("w{index}"));
+    for (removed, new, left) in [(12, 0, 21), (10, 0, 11), (20, 0, 21), (20, 11, 12), (20, 9, 30)] {
+        let mut gateway = Gateway::with(2, TIME);
+        let all = names(0, 20).map(|name| workload(&name, "1"));
+        gateway.send(ADDRESS, all.collect(), Vec::new());
+        gateway.connect();
+        let others = names(20, new).map(|name| workload(&name, "1"));
+        gateway.send(ADDRESS, others.collect(), names(0, removed).collect());
+        assert_eq!(gateway.in_force()[..2], [2, left], "{removed} gone, {new} new");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn removals_in_parts_apply_up_to_half_of_the_services() {
     let mut gateway = Gateway::with(30, TIME);
     gateway.connect();
@@ -137,7 +151,7 @@ async fn a_removed_policy_waits_for_services_and_clusters_and_no_longer() {
     assert_eq!(gateway.due_in(), Some(WINDOW));
     gateway.send(CLUSTER, Vec::new(), Vec::new());
     assert_eq!(gateway.due_in(), Some(Duration::ZERO));
-    assert_eq!(gateway.recorder.hold.mass_until(), None);
+    assert_eq!(gateway.recorder.hold.mass_times(), None);
     assert!(gateway.recorder.release());
     assert_eq!(gateway.in_force(), [12, 1, 12, 0]);
 

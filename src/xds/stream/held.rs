@@ -46,27 +46,45 @@ impl Feed {
 
     /// Reports the removals that wait, and logs the begin of a hold.
     pub(super) fn report_hold(&self, store: &mut Recorder) {
-        let services = &store.store.tables().services;
-        let removed = store.hold.removed();
-        self.metrics.xds().set_held_removals(removed.len());
-        let is_service = |(url, name): &&Removed| *url == ADDRESS && services.get(name).is_some();
-        let exports = removed.iter().filter(|(url, _)| *url == CLUSTER);
-        let named = exports.clone().chain(removed.iter().filter(is_service));
-        let hold = store.hold.mass_until().map(|until| HeldRemovals {
-            removals: removed.len(),
-            services: removed.iter().filter(is_service).count(),
-            clusters: exports.count(),
-            first: named.take(NAMES_SHOWN).map(|(_, name)| name.to_string()).collect(),
-            until: SystemTime::now() + until.saturating_duration_since(Instant::now()),
-        });
+        self.metrics.xds().set_held_removals(store.hold.removed().len());
+        let hold = store.hold.mass_times().map(|times| held_removals(store, times));
         let mut is_new = false;
         self.status.set_discovery(|known| {
             is_new = known.hold.is_none() && hold.is_some();
             known.hold = hold;
         });
         if is_new {
-            warn!(removals = removed.len(), time = ?self.hold,
+            warn!(removals = store.hold.removed().len(), time = ?self.hold,
                 "the control plane removes most of the mesh; the removals are held");
         }
+    }
+}
+
+/// Describes a hold of these times.
+fn held_removals(store: &mut Recorder, times: [Instant; 2]) -> HeldRemovals {
+    let [since, until] = times.map(|at| {
+        let now = Instant::now();
+        SystemTime::now() - now.saturating_duration_since(at) + at.saturating_duration_since(now)
+    });
+    let mesh = store.store.tables().mesh();
+    let removed = store.hold.removed();
+    let is_address = |(url, _): &&Removed| *url == ADDRESS;
+    let addresses = removed.iter().filter(is_address);
+    let is_service = |(_, name): &&Removed| mesh.services.get(name).is_some();
+    let (services, workloads): (Vec<_>, Vec<_>) = addresses.partition(is_service);
+    let clusters: Vec<_> = removed.iter().filter(|(url, _)| *url == CLUSTER).collect();
+    let target = |(_, name): &&Removed| store.store.target(name);
+    let targets = clusters.iter().filter_map(target).map(|(host, port)| format!("{host}:{port}"));
+    let named = [&clusters, &services, &workloads].into_iter().flatten();
+    let named = named.map(|(_, name)| name.to_string());
+    HeldRemovals {
+        removals: removed.len(),
+        services: services.len(),
+        workloads: workloads.len(),
+        clusters: clusters.len(),
+        first: named.clone().take(NAMES_SHOWN).collect(),
+        names: named.chain(targets).collect(),
+        since,
+        until,
     }
 }
