@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytesize::ByteSize;
 use tokio::time::Instant;
 
 use crate::admin::ExplainHandler;
@@ -70,6 +71,15 @@ pub(super) fn for_gateway(app: &App) -> ExplainHandler {
             now: Instant::now(),
         };
         let mut answer = explain::run(&world, question)?;
+        let cluster = answer.peer.cluster.as_deref().unwrap_or_default();
+        if let Some(bytes) = data_path.turns.byte_limit(cluster)
+            && answer.listener.protocol == "hbone"
+        {
+            let bytes = ByteSize(bytes.into());
+            answer.notes.push(format!(
+                "`limits.clusters` limits all tunnels of cluster {cluster} to {bytes} per second"
+            ));
+        }
         if data_path.lifecycle.phase() >= Phase::Draining {
             answer.outcome = Outcome::not_accepting("draining");
         } else if status.list_pending().iter().any(|one| one == LISTENERS) {

@@ -46,7 +46,7 @@ use crate::datapath::dial::DenyList;
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::aging::Aging;
 use crate::lifecycle::Lifecycle;
-use crate::limits::turns::WorkerTime;
+use crate::limits::turns::{ClusterSettings, WorkerTime};
 use crate::outer::run_probes;
 use crate::snapshot::Publisher;
 use crate::status::Status;
@@ -180,8 +180,10 @@ impl App {
             DenyList::new(config.dial.allow.clone(), others.to_vec()),
         );
         data_path.aging = config.limits.connection_age.map(|age| Arc::new(Aging::new(age)));
-        let weights = config.limits.clusters.iter().map(|one| (one.name.clone(), one.weight));
-        data_path.turns = Arc::new(WorkerTime::new(weights.collect()));
+        let clusters = config.limits.clusters.iter().map(|one| {
+            (one.name.clone(), ClusterSettings { weight: one.weight, bytes: one.bytes })
+        });
+        data_path.turns = Arc::new(WorkerTime::new(clusters.collect()));
         let data_path = Arc::new(data_path);
         let from = Arc::clone(&hand_over.sockets);
         let listeners =

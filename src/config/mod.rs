@@ -60,7 +60,7 @@ pub use listeners::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use networks::Network;
 pub use sections::{
-    ADMIN, Admin, ClusterWeight, DRAIN_DEADLINE, DRAIN_LAG, Dial, Dns, Drain, Enforcement, Gateway,
+    ADMIN, Admin, ClusterLimits, DRAIN_DEADLINE, DRAIN_LAG, Dial, Dns, Drain, Enforcement, Gateway,
     Limits, Locality, LocalityOrigin, Log, LogFormat, METRICS, Metrics, Policy, READINESS,
     Readiness,
 };

@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use serde_json::json;
 
 use super::define::{
-    DrainTime, Hostname, LagTime, MaybeEmpty, NewFile, NonEmpty, OneOrMore, Size, TunnelTime, form,
-    matching, repeated, section, whole, words,
+    ByteRate, DrainTime, Hostname, LagTime, MaybeEmpty, NewFile, NonEmpty, OneOrMore, Size,
+    TunnelTime, form, matching, repeated, section, whole, words,
 };
 use super::level::{Access, Directives};
 use crate::yaml::Value;
@@ -208,21 +208,25 @@ section! {
             None,
             "connections do not age"
         );
-        /// Clusters with more or less of the workers' time than others while time is short.
-        clusters: Vec<ClusterWeight> = default(Vec::new());
+        /// Clusters with more or less of the workers' time than others while time is short, or with
+        /// a limit of bytes.
+        clusters: Vec<ClusterLimits> = default(Vec::new());
     }
 }
 
 section! {
-    /// Weight of a cluster. Clusters that need more time than there is get it by their weights, and
+    /// Limits of a cluster. Clusters that need more time than there is get it by their weights, and
     /// the identities of a cluster get equal parts.
-    pub struct ClusterWeight at "limits.clusters[]", derive(Eq),
+    pub struct ClusterLimits at "limits.clusters[]", derive(Eq),
         compare(|_, read| repeated(read, |one| one.name.clone()))
     {
         /// Name of the cluster.
         name: String = required("west");
         /// Weight. That of a cluster without an entry is 10.
-        weight: u32 as TimeWeight = required("20");
+        weight: u32 as TimeWeight = default(10);
+        /// Bytes per second of its tunnels on HBONE listeners, both directions together. Beyond
+        /// them the tunnels of a connection pause, for at most 10 s at a time; nothing is reset.
+        bytes: Option<u32> as Option<ByteRate> = default(None, "no limit");
     }
 }
 

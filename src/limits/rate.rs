@@ -64,33 +64,45 @@ impl Rates {
 pub struct Rate {
     per_second: u32,
     max: u32,
-    /// Credit in billionths of a unit.
-    credit: u64,
+    /// Credit in billionths of a unit. Negative after [`Self::spend_ahead`].
+    credit: i64,
     at: Option<Instant>,
     /// Number of requests that were refused and not reported.
     refused: u64,
 }
 
 /// Billionths of a unit: a nanosecond of a rate of one per second.
-const FRACTION: u64 = 1_000_000_000;
+const FRACTION: i64 = 1_000_000_000;
 
 impl Rate {
     /// Creates full credit of `max`, which grows by `per_second`.
     pub fn new(per_second: u32, max: u32) -> Self {
-        Self { per_second, max, credit: u64::from(max) * FRACTION, at: None, refused: 0 }
+        Self { per_second, max, credit: i64::from(max) * FRACTION, at: None, refused: 0 }
     }
 
     /// Takes `price` of the credit at `now`. Takes nothing and returns false if it does not
     /// suffice.
     pub fn spend(&mut self, price: u32, now: Instant) -> bool {
         self.grow(now);
-        let price = u64::from(price) * FRACTION;
-        let rest = self.credit.checked_sub(price);
-        self.credit = rest.unwrap_or(self.credit);
-        if rest.is_none() {
+        let price = i64::from(price) * FRACTION;
+        let suffices = price <= self.credit;
+        if suffices {
+            self.credit -= price;
+        } else {
             self.refused = self.refused.saturating_add(1);
         }
-        rest.is_some()
+        suffices
+    }
+
+    /// Takes `price` of the credit at `now`, whether it suffices or not. Returns the time until the
+    /// debt is paid, of which more than `wait_max` is forgotten.
+    pub fn spend_ahead(&mut self, price: u32, wait_max: Duration, now: Instant) -> Duration {
+        self.grow(now);
+        let lowest = self.earned(wait_max).saturating_neg();
+        let price = i64::from(price) * FRACTION;
+        self.credit = self.credit.saturating_sub(price).max(lowest);
+        let debt = self.credit.min(0).unsigned_abs();
+        Duration::from_nanos(debt.div_ceil(self.per_second.max(1).into()))
     }
 
     /// Takes credit for one event that reports the refused ones before it. Returns their number.
@@ -109,15 +121,19 @@ impl Rate {
         self.credit == self.max_credit()
     }
 
-    fn max_credit(&self) -> u64 {
-        u64::from(self.max) * FRACTION
+    fn max_credit(&self) -> i64 {
+        i64::from(self.max) * FRACTION
+    }
+
+    /// Returns the credit that grows in this time.
+    fn earned(&self, time: Duration) -> i64 {
+        let nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+        nanos.saturating_mul(self.per_second.into())
     }
 
     fn grow(&mut self, now: Instant) {
         let since = self.at.replace(now).unwrap_or(now);
         let passed = now.saturating_duration_since(since);
-        let nanos = u64::try_from(passed.min(Duration::from_secs(3600)).as_nanos());
-        let grown = nanos.unwrap_or(0).saturating_mul(self.per_second.into());
-        self.credit = self.credit.saturating_add(grown).min(self.max_credit());
+        self.credit = self.credit.saturating_add(self.earned(passed)).min(self.max_credit());
     }
 }

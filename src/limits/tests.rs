@@ -170,6 +170,19 @@ fn credit_grows_with_time_up_to_its_maximum() {
 }
 
 #[test]
+fn a_debt_is_paid_by_time_and_beyond_a_limit_forgotten() {
+    let (start, mut rate) = (Instant::now(), Rate::new(1000, 100));
+    let seconds = Duration::from_secs;
+    let mut spend = |price, at| rate.spend_ahead(price, seconds(2), at);
+    assert_eq!(spend(100, start), Duration::ZERO);
+    assert_eq!(spend(500, start), Duration::from_millis(500));
+    assert_eq!(spend(600, start + Duration::from_millis(100)), seconds(1));
+    assert_eq!(spend(u32::MAX, start + seconds(1)), seconds(2), "at most");
+    assert_eq!(spend(1, start + seconds(3)), Duration::from_millis(1));
+    assert_eq!(spend(101, start + seconds(60)), Duration::from_millis(1));
+}
+
+#[test]
 fn each_prefix_has_credit_of_its_own_and_a_flood_of_prefixes_shares_one() {
     let (start, mut rates) = (Instant::now(), Rates::new(Rate::new(1, 2), 4096));
     let mut spend = |address: [u8; 4], at| {

@@ -79,7 +79,7 @@ impl Collector for Collected<OwnedPool> {
 impl Collector for Collected<UsedTime> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         type Seconds = Family<[(&'static str, String); 1], Counter<f64, AtomicU64>>;
-        let (used, waited) = (Seconds::default(), Seconds::default());
+        let [used, waited, paused] = [(); 3].map(|()| Seconds::default());
         let rows = self.rows();
         if rows.is_empty() {
             return Ok(());
@@ -88,13 +88,22 @@ impl Collector for Collected<UsedTime> {
             let labels = [("cluster", row.cluster)];
             used.get_or_create(&labels).inc_by(row.used.as_secs_f64());
             waited.get_or_create(&labels).inc_by(row.waited.as_secs_f64());
+            paused.get_or_create(&labels).inc_by(row.paused.as_secs_f64());
         }
         let help = "Time of workers that the sources of a cluster have used.";
         let kind = MetricType::Counter;
         used.encode(encoder.encode_descriptor("strait_worker_seconds", help, None, kind)?)?;
         let help =
             "Time for which tasks of a cluster were ready while others had their turns, in sum.";
-        waited.encode(encoder.encode_descriptor("strait_worker_wait_seconds", help, None, kind)?)
+        waited.encode(encoder.encode_descriptor(
+            "strait_worker_wait_seconds",
+            help,
+            None,
+            kind,
+        )?)?;
+        let help = "Time for which connections paused because of the limit of bytes of their \
+                    cluster, in sum.";
+        paused.encode(encoder.encode_descriptor("strait_paused_seconds", help, None, kind)?)
     }
 }
 

@@ -257,6 +257,36 @@ fn three_thousand_tunnels_that_break_mid_upload_do_not_end_their_connection() {
 }
 
 #[test]
+fn a_cluster_over_its_limit_of_bytes_is_delayed_and_loses_none() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.more = "limits: {clusters: [{name: west, bytes: 4MiB}]}\n".to_owned();
+        let gateway = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let clients = [gateway.client(identities()).await, gateway.client(identities()).await];
+        let start = Instant::now();
+        let moved = clients.each_ref().map(async |client| {
+            let tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            let (mut read, mut write) = tokio::io::split(tunnel);
+            let send = bytes::send(&mut write, 1, 0, SIZE);
+            let expect = bytes::expect(&mut read, 1, 0, SIZE);
+            tokio::try_join!(send, expect).expect("every byte");
+        });
+        let [one, other] = moved;
+        tokio::join!(one, other);
+        // 16 MiB less what may pass at once and the last pauses.
+        assert!(start.elapsed() >= Duration::from_secs(3), "{:?}", start.elapsed());
+        let paused = gateway.metric("strait_paused_seconds_total{cluster=\"west\"}").await;
+        assert!(paused > 1.0, "{paused}");
+        let args = ["explain", "--from", CLIENT, "--to", ECHO];
+        let (_, text, _) = gateway.run_command(&args).await;
+        let note = "`limits.clusters` limits all tunnels of cluster west to 4.0 MiB per second";
+        assert!(text.contains(note), "{text}");
+    });
+}
+
+#[test]
 fn the_time_of_workers_is_counted_by_cluster() {
     run(async {
         let net = Net::new();

@@ -152,6 +152,14 @@ form! {
             usize::try_from(bytes.as_u64()).ok().filter(|bytes| *bytes >= BUFFERS_MIN)
         }),
         |bytes| json!(bytes);
+    /// A number of bytes per second.
+    ByteRate => u32, "a size from 1MiB to 4095MiB per second, such as `100MiB`",
+        json!({"type": ["string", "integer"], "minimum": BUFFERS_MIN}),
+        |value, wanted| value.parsed(wanted, |text| {
+            let bytes: ByteSize = text.parse().ok()?;
+            u32::try_from(bytes.as_u64()).ok().filter(|bytes| *bytes as usize >= BUFFERS_MIN)
+        }),
+        |bytes| json!(bytes);
     /// A duration before a drain.
     LagTime => Duration, "a duration of at most 1h, such as `5s` or `1m 30s`",
         time(),

@@ -87,7 +87,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let source = data_path.budget.source(&peer.charged_source());
-    let mut connection = Box::new(HboneConnection::new(*transport, source));
+    let cluster = data_path.turns.limited(&peer.charged_source());
+    let mut connection = Box::new(HboneConnection::new(*transport, source, cluster));
     let established = poll_fn(|cx| match connection.poll(cx) {
         Poll::Ready(end) => Poll::Ready(Err(end)),
         Poll::Pending if connection.downstream.server.is_established() => Poll::Ready(Ok(())),

@@ -42,6 +42,22 @@ pub struct Downstream {
     pub layer: RecordLayer,
     /// True if the peer has requested a KeyUpdate.
     pub is_key_update_requested: bool,
+    /// Bytes of tunnels that have crossed and are not charged to the cluster yet.
+    pub moved: usize,
+    /// Limit of the tunnels by the rate of the cluster.
+    pub pace: Pace,
+}
+
+/// Limit of the tunnels of a connection by the rate of the peer's cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pace {
+    /// The cluster has no limit.
+    #[default]
+    Free,
+    /// Receive windows do not grow, so that little passes at the begin of a pause.
+    Limited,
+    /// Endpoints are not read, and receive windows are not opened.
+    Paused,
 }
 
 impl Downstream {
@@ -52,6 +68,8 @@ impl Downstream {
             output: Output::default(),
             layer,
             is_key_update_requested: false,
+            moved: 0,
+            pace: Pace::Free,
         }
     }
 

@@ -20,6 +20,11 @@ impl LimitTimer {
         }
     }
 
+    /// Returns true if a check is set.
+    pub(super) fn is_set(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Returns true if a check is due, which is then no longer set.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         let timer = self.0.as_mut();

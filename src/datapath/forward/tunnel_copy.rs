@@ -20,7 +20,7 @@ use crate::reason::Reason;
 use crate::telemetry::Record;
 use crate::wire::client_hello::ClientHelloScanner;
 
-use super::downstream::Downstream;
+use super::downstream::{Downstream, Pace};
 use super::open::{End, Open};
 
 /// Limit of reads of an endpoint that has reset its connection, for the bytes before the reset.
@@ -241,7 +241,12 @@ impl TunnelCopy {
         if bytes == 0 {
             return;
         }
-        downstream.server.release(self.key, bytes);
+        if downstream.pace == Pace::Paused {
+            downstream.server.withhold(self.key, bytes);
+        } else {
+            downstream.server.release(self.key, bytes);
+        }
+        downstream.moved += bytes;
         self.open.record.add_received(bytes as u64);
         if let Some(awaited) = &mut self.awaited
             && awaited.since.is_none()
@@ -252,7 +257,9 @@ impl TunnelCopy {
         }
         let count = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.unblocked_bytes = self.unblocked_bytes.saturating_add(count);
-        if self.unblocked_bytes >= downstream.server.window(self.key) {
+        if self.unblocked_bytes >= downstream.server.window(self.key)
+            && downstream.pace == Pace::Free
+        {
             self.unblocked_bytes = 0;
             downstream.server.grow(self.key);
         }
@@ -332,6 +339,10 @@ impl TunnelCopy {
         if self.flags.endpoint_ended {
             return Ok(Step::Waits);
         }
+        if downstream.pace == Pace::Paused {
+            self.awaited = None;
+            return self.check_eviction();
+        }
         let readable = self.wait_readable();
         self.open.upstream.stream.charge_received();
         if readable? == Step::Waits {
@@ -373,6 +384,7 @@ impl TunnelCopy {
             return self.finish_upload();
         }
         downstream.server.sent_data(self.key, read.bytes, read.frames, false);
+        downstream.moved += read.bytes;
         self.open.record.add_sent(read.bytes as u64);
         if self.awaited.take().is_some() {
             self.open.upstream.grant.endpoint().state.record_answer();
@@ -413,12 +425,14 @@ impl TunnelCopy {
     /// Reads what an endpoint sent before it failed. Returns the reason of the failure.
     fn read_last(&mut self, downstream: &mut Downstream) -> Reason {
         self.flags.has_failed = true;
+        let pace = std::mem::take(&mut downstream.pace);
         for _ in 0..LAST_READS {
             if !downstream.output.has_room() || !matches!(self.read(downstream), Ok(Step::HasMore))
             {
                 break;
             }
         }
+        downstream.pace = pace;
         Reason::UpstreamReset
     }
 

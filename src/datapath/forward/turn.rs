@@ -15,14 +15,14 @@ use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
-use super::downstream::{ConnectionEnd, Downstream};
+use super::downstream::{ConnectionEnd, Downstream, Pace};
 use super::limit_timer::LimitTimer;
 use super::open::{End, Open};
 use super::tunnel_copy::{Step, TunnelCopy};
 use crate::datapath::handshake::Transport;
 use crate::datapath::io::buffer::BUFFER_BYTES;
 use crate::datapath::limits::budget::{BufferAccount, BufferSource};
-use crate::limits::turns;
+use crate::limits::turns::{self, ClusterTime};
 use crate::reason::Reason;
 
 use super::setup::{Command, Mailbox, Setup, SetupGuard, TunnelWaker};
@@ -89,6 +89,9 @@ pub struct HboneConnection<S> {
     /// Bytes on that account.
     charged: usize,
     limit_timer: LimitTimer,
+    /// Cluster of the peer, if it has a limit of bytes, and the end of a pause.
+    cluster: Option<Arc<ClusterTime>>,
+    pause: LimitTimer,
     /// Records may be left that were received and not processed. Those that came with the handshake
     /// are.
     pub(super) has_unread: bool,
@@ -97,8 +100,13 @@ pub struct HboneConnection<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
-    /// Creates a connection after its handshake.
-    pub fn new(transport: Transport<S>, source: BufferSource) -> Self {
+    /// Creates a connection after its handshake. `cluster` is that of its peer, if it has a limit
+    /// of bytes.
+    pub fn new(
+        transport: Transport<S>,
+        source: BufferSource,
+        cluster: Option<Arc<ClusterTime>>,
+    ) -> Self {
         let Transport { socket, layer, received } = transport;
         Self {
             socket,
@@ -116,6 +124,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             held: None,
             charged: 0,
             limit_timer: LimitTimer::default(),
+            cluster,
+            pause: LimitTimer::default(),
             has_unread: true,
             is_read_closed: false,
         }
@@ -141,14 +151,47 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Runs the rounds of one turn. Returns true if there may be more to do at once.
     fn poll_rounds(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
         let mut has_more = true;
+        self.poll_pause(cx);
         for _ in 0..ROUNDS {
             has_more = self.poll_round(cx)?;
             if !has_more || self.downstream.server.meter.is_turn_over() || turns::is_over() {
                 break;
             }
         }
+        self.charge_cluster();
         self.charge_buffers(cx)?;
-        Ok(has_more)
+        Ok(self.poll_pause(cx) || has_more)
+    }
+
+    /// Registers for the end of a pause. Returns true if it has just ended: the tunnels may have
+    /// been woken meanwhile.
+    fn poll_pause(&mut self, cx: &mut Context<'_>) -> bool {
+        let has_ended = self.pause.poll(cx);
+        if has_ended {
+            for key in self.downstream.server.keys() {
+                self.downstream.server.release(key, 0);
+                self.enqueue(key);
+            }
+        }
+        self.downstream.pace = match &self.cluster {
+            None => Pace::Free,
+            Some(_) if self.pause.is_set() => Pace::Paused,
+            Some(_) => Pace::Limited,
+        };
+        has_ended
+    }
+
+    /// Charges what the turn has moved to the cluster of the peer. A cluster over its limit
+    /// is delayed: the tunnels of this connection pause.
+    fn charge_cluster(&mut self) {
+        let moved = std::mem::take(&mut self.downstream.moved);
+        if let Some(cluster) = &self.cluster
+            && moved > 0
+        {
+            let now = Instant::now();
+            let pause = cluster.charge_bytes(moved, now.into_std());
+            self.pause.set((!pause.is_zero()).then(|| now + pause));
+        }
     }
 
     /// Runs one round. Returns true if there may be more to do at once.

@@ -388,6 +388,11 @@ impl Server {
         }
     }
 
+    /// Notes such bytes whose window is given back with a later [`Self::release`].
+    pub fn withhold(&mut self, key: StreamKey, bytes: usize) {
+        self.streams.withhold(key, u32::try_from(bytes).unwrap_or(u32::MAX));
+    }
+
     /// Enlarges the receive window of a stream, whose reader keeps up with a whole window.
     pub fn grow(&mut self, key: StreamKey) {
         if let Some(increment) = self.streams.grow(key) {

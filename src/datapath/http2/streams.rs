@@ -273,6 +273,13 @@ impl Streams {
         all.filter_map(|(key, stream)| is_unblocked(stream).then_some(key)).collect()
     }
 
+    /// Adds `bytes` that were taken from a stream, without an increment.
+    pub fn withhold(&mut self, key: StreamKey, bytes: u32) {
+        if let Some(stream) = self.get_mut(key) {
+            stream.released += bytes;
+        }
+    }
+
     /// Adds `bytes` that were taken from a stream. Returns the increment to announce once it is
     /// half of the window. A window that no longer fits is halved by withholding increments.
     pub fn release(&mut self, key: StreamKey, bytes: u32) -> Option<u32> {

@@ -22,7 +22,7 @@ use self::time::Nanos;
 use self::tree::Tree;
 use super::Source;
 
-pub use self::time::{UsedTime, WorkerTime};
+pub use self::time::{ClusterSettings, ClusterTime, UsedTime, WorkerTime};
 
 /// Time of selected turns after which the sockets are polled: a task of another source may become
 /// ready then.

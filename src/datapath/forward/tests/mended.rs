@@ -21,7 +21,7 @@ const CONNECT_ERROR: u32 = 10;
 const ENHANCE_YOUR_CALM: u32 = 11;
 
 /// Returns the frames that the peer has received.
-fn frames(rig: &mut Rig) -> Vec<Frame> {
+pub(super) fn frames(rig: &mut Rig) -> Vec<Frame> {
     let received = rig.peer.receive().into_iter();
     received
         .filter_map(|message| match message {

@@ -1,9 +1,10 @@
-//! Tests of a connection's turns: a model, idle hours, mended defects, bounds, and a panic.
+//! Tests of a connection's turns: a model, idle hours, mended defects, bounds, pauses, and a panic.
 
 mod idle;
 mod mended;
 mod model;
 mod panic;
+mod paused;
 mod rig;
 mod turns;
 mod wire;

@@ -19,6 +19,8 @@ use crate::datapath::forward::turn::{HboneConnection, NewRequest};
 use crate::datapath::http2::slots::StreamSlots;
 use crate::datapath::io::endpoint::EndpointStream;
 use crate::datapath::{authorize, balance, policy, route};
+use crate::limits::Source;
+use crate::limits::turns::WorkerTime;
 use crate::outer;
 use crate::snapshot::mesh::{Mesh, Service, Template, Workload};
 use crate::snapshot::tests::entry;
@@ -90,9 +92,15 @@ pub(super) fn exposure(names: &[&str]) -> ExposureTable {
 
 impl TestGateway {
     pub(super) fn new() -> Self {
+        Self::with(WorkerTime::default())
+    }
+
+    /// Returns a gateway with settings of clusters.
+    pub(super) fn with(turns: WorkerTime) -> Self {
         let publisher = Publisher::new();
         publisher.update(mesh([("echo", ([10, 0, 0, 1], 8080).into())]));
-        let data_path = data_path_of(publisher.reader(), DenyList::default());
+        let mut data_path = data_path_of(publisher.reader(), DenyList::default());
+        Arc::get_mut(&mut data_path).expect("the only reference").turns = Arc::new(turns);
         data_path.budget.set_limit(BUFFERS);
         let holders = descriptor(&data_path).holders().clone();
         let peer =
@@ -146,8 +154,9 @@ impl Rig {
             received: Vec::new(),
         };
         let source = gateway.peer.charged_source();
+        let cluster = gateway.data_path.turns.limited(&Source::cluster(&"west".into()));
         let source = gateway.data_path.budget.source(&source);
-        let mut connection = Box::new(HboneConnection::new(transport, source));
+        let mut connection = Box::new(HboneConnection::new(transport, source, cluster));
         connection.generation = *gateway.data_path.reader.generation().borrow();
         Self {
             data_path: Arc::clone(&gateway.data_path),

@@ -91,9 +91,14 @@ fn clusters_have_equal_time_whatever_their_tasks_and_turns_are() {
     assert_equal(&busy.used(&all));
 }
 
+fn settings(weight: u32) -> ClusterSettings {
+    ClusterSettings { weight, bytes: None }
+}
+
 #[test]
 fn weights_divide_the_time_of_clusters_and_all_of_it_is_counted() {
-    let weights = [("b", 1), ("c", 100)].map(|(name, weight)| (name.to_owned(), weight));
+    let weights = [("b", 1), ("c", 100)];
+    let weights = weights.map(|(name, weight)| (name.to_owned(), settings(weight)));
     let time = Arc::new(WorkerTime::new(HashMap::from(weights)));
     let all = ["a", "b", "c"].map(|name| (identity(name, "1"), 100, 8_000));
     let mut busy = Busy::with(Tree::new(Arc::clone(&time)), &all);

@@ -148,7 +148,7 @@ fn lag(workers: &[Worker], time: Nanos) -> Option<String> {
 }
 
 fn shares(without: Without) -> Shares {
-    let weights = CLUSTERS.map(|(name, weight)| (name.to_owned(), weight));
+    let weights = CLUSTERS.map(|(name, weight)| (name.to_owned(), settings(weight)));
     Shares { tree: Tree::new(Arc::new(WorkerTime::new(weights.into()))), without }
 }
 
