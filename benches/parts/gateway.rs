@@ -149,6 +149,7 @@ pub fn tls_listener(routing: TlsRouting) -> Listener {
         bind: ([127, 0, 0, 1], 0).into(),
         line: Line::default(),
         sources: Vec::new(),
+        balancers: Vec::new(),
         protocol: ListenerProtocol::Tls(routing),
     };
     Listener::new(&listener, DrainScope::default())

@@ -450,6 +450,7 @@ mod tests {
             bind: ([127, 0, 0, 1], port).into(),
             line: config::Line::default(),
             sources: Vec::new(),
+            balancers: Vec::new(),
             protocol: config::ListenerProtocol::Hbone {
                 route_by: crate::wire::sni::RouteBy::default(),
                 transit: crate::wire::Transit::Always,

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    ADMIN, Discovery, Distribution, Enforcement, Link, METRICS, READINESS, Sections, Trust,
+    ADMIN, Discovery, Distribution, Enforcement, Link, Listener, METRICS, ProxyProtocol, READINESS,
+    Sections, Trust,
 };
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::label::KNOWN_LABELS;
@@ -22,6 +23,7 @@ impl Sections {
         self.own_bindings(root);
         self.policies(root);
         self.localities(root);
+        self.proxy_headers(root);
         self.labels(root);
         overlaps(root, report);
         admin_is_local(root);
@@ -184,6 +186,22 @@ impl Sections {
                     let known = KNOWN_LABELS.map(|known| format!("`{known}`"));
                     value.warning(what, format!("one of {}", known.join(", ")));
                 }
+            }
+        }
+    }
+
+    /// Warns of PROXY headers that no endpoint gets.
+    fn proxy_headers(&self, root: Value<'_>) {
+        let lists = (&self.listeners, &self.traffic);
+        let (Some(listeners), Some(traffic)) = lists else { return };
+        if listeners.iter().any(Listener::is_tls) {
+            return;
+        }
+        for (entry, value) in traffic.iter().zip(root.find("traffic[]")) {
+            if entry.proxy_protocol == Some(ProxyProtocol::V2) {
+                let what = "applies to tunnels of TLS listeners, and there is none";
+                let how = "a listener with `protocol: tls`, or remove it";
+                value.at("traffic[]", "proxy_protocol").warning(what, how);
             }
         }
     }

@@ -30,6 +30,8 @@ pub struct Listener {
     pub line: Line,
     /// The networks whose peers may connect; none is all.
     pub sources: Vec<IpNet>,
+    /// The load balancers whose PROXY headers state the addresses of peers.
+    pub balancers: Vec<IpNet>,
     /// The protocol of its peers.
     #[serde(flatten)]
     pub protocol: ListenerProtocol,
@@ -102,6 +104,11 @@ section! {
         transit: Option<Transit> = default(None, "`always`");
         /// Networks whose addresses may connect and open tunnels. Connections of others are reset.
         sources: Vec<IpNet> as NonEmpty<IpNet> = default(Vec::new(), "every address");
+        /// Networks of load balancers, whose connections begin with a header of the PROXY protocol
+        /// (version 1 or 2) within 5 s. The peer has the address in it, for `sources` and for
+        /// everything else. Other peers send no header, and one that does is refused.
+        balancers: Vec<IpNet> as NonEmpty<IpNet> = default(
+            Vec::new(), "peers have the address of their connection");
     }
 }
 
@@ -148,6 +155,7 @@ impl From<&Binding> for Listener {
             bind: binding.listen,
             line: binding.line.clone(),
             sources: binding.clients.clone(),
+            balancers: Vec::new(),
             protocol: ListenerProtocol::Binding(Box::new(binding.clone())),
         }
     }
@@ -200,12 +208,14 @@ impl Type for Listener {
             Protocol::Hbone => hbone(&keys, value),
             Protocol::Tls => tls(&keys, value).map(ListenerProtocol::Tls),
         };
+        warn_of_untrusted(&keys.balancers, value);
         Some(Self {
             line: Line(value.at(PLACE, "bind").place()),
             protocol: protocol?,
             name: keys.name,
             bind: keys.bind,
             sources: keys.sources,
+            balancers: keys.balancers,
         })
     }
 
@@ -219,6 +229,14 @@ impl Type for Listener {
 
     fn compare(_: Value<'_>, read: &[(Self, Value<'_>)]) {
         repeated(read, |one| one.name.clone());
+    }
+}
+
+/// Warns of balancers that every host is one of.
+fn warn_of_untrusted(balancers: &[IpNet], value: Value<'_>) {
+    if let Some(all) = balancers.iter().find(|network| network.prefix_len() == 0) {
+        let what = format!("contains {all}: every peer states its own address");
+        value.at(PLACE, "balancers").warning(what, "the addresses of the load balancers");
     }
 }
 

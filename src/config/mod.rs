@@ -65,7 +65,7 @@ pub use sections::{
     Readiness,
 };
 pub use subsets::{ServiceSubset, SubsetShare};
-pub use traffic::{Distribution, RegionWeight, Traffic};
+pub use traffic::{Distribution, ProxyProtocol, RegionWeight, Traffic};
 pub use transit::TransitRule;
 pub use trust::{
     Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers, VERIFY_DEPTH,

@@ -1,4 +1,4 @@
-//! The `traffic` section: preferred endpoints, and weights of regions.
+//! The `traffic` section: preferred endpoints, weights of regions, and PROXY headers.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::wire::RegionPattern;
 use crate::yaml::Value;
 
 section! {
-    /// Preferred endpoints of one service, or of every one.
+    /// Preferred endpoints of one service, or of every one, and the headers that they get.
     pub struct Traffic at "traffic[]", check(check),
         compare(|_, read| repeated(read, service_name))
     {
@@ -32,6 +32,9 @@ section! {
         /// Use of the mean time of dials, in milliseconds, as load, so that near endpoints get
         /// more.
         latency: Option<bool> = default(None, "`false`");
+        /// Header of the PROXY protocol before the bytes of a peer of a TLS listener. It states the
+        /// addresses of the peer and of its destination. Endpoints must read it.
+        proxy_protocol: Option<ProxyProtocol> = default(None, "`off`");
         /// Namespace whose services an entry of an object is limited to.
         namespace: Option<Arc<str>> = aside(|_| None);
         /// Other namespaces with a service behind the alias of that entry.
@@ -52,6 +55,16 @@ words! {
         Region = "region" | "PreferRegion",
         /// No preference.
         Any = "any" | "Any",
+    }
+}
+
+words! {
+    /// Header of the PROXY protocol that endpoints get.
+    pub enum ProxyProtocol {
+        /// None.
+        Off = "off",
+        /// Version 2.
+        V2 = "v2",
     }
 }
 

@@ -1,7 +1,7 @@
 //! Stage 1: listening sockets, and the hand-over of accepted sockets to workers.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -35,6 +35,17 @@ pub struct AcceptedConnection {
     pub resources: ConnectionResources,
     /// Listener that accepted the connection.
     pub listener: Arc<Listener>,
+    /// Load balancer that made the connection. The address is its own until its header is read.
+    pub balanced: Option<Arc<Balanced>>,
+}
+
+/// Load balancer of a connection, and what its header states besides the peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Balanced {
+    /// Address of the load balancer.
+    pub balancer: IpAddr,
+    /// Address to which the peer connected; none before the header, and if it states none.
+    pub destination: Option<SocketAddr>,
 }
 
 /// Resources that a connection holds while it lives.
@@ -324,14 +335,20 @@ fn dispatch(
     address: SocketAddr,
 ) {
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-    if !listener.rules().admits(address.ip()) {
+    let (rules, balancer) = (listener.rules(), address.ip());
+    let balanced = rules.is_balancer(balancer).then_some(Balanced { balancer, destination: None });
+    if balanced.is_none() && !rules.admits(address.ip()) {
         return reject(data_path, &stream, "not_in_sources");
     }
     let least = workers.iter().min_by_key(|worker| Arc::strong_count(&worker.load.0));
     let Some(worker) = least else { return };
-    let source = match listener.binding() {
-        Some(_) => Source::binding(listener.rules().name()).client(address.ip()),
+    let unverified = match balanced {
+        Some(_) => Source::balancers(),
         None => Source::prefix(address.ip()),
+    };
+    let source = match listener.binding() {
+        Some(_) => Source::binding(rules.name()).client(address.ip()),
+        None => unverified.clone(),
     };
     let descriptor = match share.holders(&source).connection() {
         Ok(descriptor) => descriptor,
@@ -340,8 +357,7 @@ fn dispatch(
             return reject(data_path, &stream, full.label());
         }
     };
-    let Some(handshake) = data_path.admission.acquire_handshake(&Source::prefix(address.ip()))
-    else {
+    let Some(handshake) = data_path.admission.acquire_handshake(&unverified) else {
         return reject(data_path, &stream, "source");
     };
     let held = ConnectionResources { load: worker.load.clone(), descriptor };
@@ -351,6 +367,7 @@ fn dispatch(
         handshake,
         resources: held,
         listener: Arc::clone(listener),
+        balanced: balanced.map(Arc::new),
     };
     if let Err(full) = worker.queue.try_send(accepted) {
         reject(data_path, &full.into_inner().stream, "worker");
@@ -358,7 +375,7 @@ fn dispatch(
 }
 
 /// Closes a rejected connection by RST, so that no socket stays in TIME_WAIT.
-fn reject(data_path: &DataPath, stream: &TcpStream, limit: &'static str) {
+pub(super) fn reject(data_path: &DataPath, stream: &impl AsFd, limit: &'static str) {
     data_path.metrics.connection_shed(limit);
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

@@ -94,6 +94,9 @@ impl From<HandshakeRefusal> for HandshakeError {
 /// without identity holds a slot for no longer than this.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Detail of a handshake that has missed it.
+const LATE: &str = "TLS handshake not completed within 5 s";
+
 /// Limit of sealed bytes that wait for the socket of a client of a binding: two full records.
 pub const SEND_BUFFER: usize = 32 * 1024;
 
@@ -110,7 +113,7 @@ pub async fn run(
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let (slot, resources) = (accepted.handshake, accepted.resources);
     let handshake = tls::accept(data_path.tls.config(), &mut socket);
-    let (refusal, detail) = match in_time(&slot, handshake).await? {
+    let (refusal, detail) = match in_time(&slot, LATE, handshake).await? {
         Ok(session) if session.alpn.as_deref() == Some(ALPN_H2) => {
             return Ok(Session {
                 transport: Box::new(Transport {
@@ -155,7 +158,7 @@ pub async fn run_local(
     config.alpn_protocols.clear();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let handshake = acceptor.accept(SharedSocket::new(socket)).into_fallible();
-    let (error, socket) = match in_time(&slot, handshake).await? {
+    let (error, socket) = match in_time(&slot, LATE, handshake).await? {
         Ok(mut stream) => {
             stream.get_mut().1.set_buffer_limit(Some(SEND_BUFFER));
             return Ok((stream, resources));
@@ -172,13 +175,17 @@ pub async fn run_local(
     Err(HandshakeError { refusal, detail, alerted })
 }
 
-/// Waits for a handshake, unless its deadline passes or its slot is needed.
-async fn in_time<T>(slot: &Place, handshake: impl Future<Output = T>) -> Result<T, HandshakeError> {
+/// Waits for a handshake, unless its deadline passes or its slot is needed. `late` is the detail of
+/// the former.
+pub(super) async fn in_time<T>(
+    slot: &Place,
+    late: &str,
+    handshake: impl Future<Output = T>,
+) -> Result<T, HandshakeError> {
     tokio::select! {
-        done = timeout(HANDSHAKE_DEADLINE, handshake) => done.map_err(|_| {
-            let detail = "TLS handshake not completed within 5 s";
-            HandshakeError::new(HandshakeRefusal::Timeout, &detail)
-        }),
+        done = timeout(HANDSHAKE_DEADLINE, handshake) => {
+            done.map_err(|_| HandshakeError::new(HandshakeRefusal::Timeout, &late))
+        }
         () = slot.evicted() => {
             Err(HandshakeError::new(HandshakeRefusal::Evicted, &EVICTED_DETAIL))
         }

@@ -14,6 +14,7 @@ use crate::tls::{Chain, Identity, Issuer, leaf_identity};
 use crate::wire::SpkiHash;
 
 use super::DataPath;
+use super::accept::Balanced;
 use super::handshake::HandshakeError;
 use super::limits::descriptors::{Descriptor, Holders};
 use super::listener::Listener;
@@ -36,6 +37,8 @@ pub struct Peer {
     pub issuer: Option<Arc<Issuer>>,
     /// Chain that it presented, which may lose trust. `None` if nothing was verified.
     pub chain: Option<Arc<Chain>>,
+    /// Load balancer that has stated its address.
+    pub balanced: Option<Arc<Balanced>>,
 }
 
 impl Peer {
@@ -63,6 +66,7 @@ impl Peer {
             holders: None,
             issuer: None,
             chain: None,
+            balanced: None,
         }
     }
 
@@ -105,6 +109,7 @@ impl Peer {
             holders: None,
             issuer,
             chain: None,
+            balanced: None,
         })
     }
 
@@ -154,9 +159,13 @@ impl Peer {
         self.source.principal.is_empty()
     }
 
-    /// Returns true if the current `sources` of the listener contain its address.
+    /// Returns true if the current `sources` of the listener contain its address, and `balancers`
+    /// the load balancer that has stated it.
     pub fn is_admitted(&self) -> bool {
-        self.listener.rules().admits(self.source.address.ip())
+        let rules = self.listener.rules();
+        let balancer = self.balanced.as_ref().map(|of| of.balancer);
+        let is_trusted = balancer.is_none_or(|balancer| rules.is_balancer(balancer));
+        is_trusted && rules.admits(self.source.address.ip())
     }
 
     /// Returns the peer in the form that policy evaluation takes.

@@ -123,6 +123,7 @@ impl ListenerRules {
             bind: ([0; 4], 0).into(),
             line: Line::default(),
             sources: Vec::new(),
+            balancers: Vec::new(),
             protocol: ListenerProtocol::Hbone { route_by: RouteBy::default(), transit },
         })
     }
@@ -157,6 +158,12 @@ impl ListenerRules {
     /// Returns true if a peer with this address may connect.
     pub fn admits(&self, address: IpAddr) -> bool {
         !self.has_sources() || self.config.sources.iter().any(|net| net.contains(&address))
+    }
+
+    /// Returns true if a peer with this address is a load balancer, which states the address of
+    /// the peer that it forwards.
+    pub fn is_balancer(&self, address: IpAddr) -> bool {
+        self.config.balancers.iter().any(|net| net.contains(&address))
     }
 
     /// Returns true if only some addresses may connect.
@@ -321,6 +328,7 @@ mod tests {
             bind: ([127, 0, 0, 1], 0).into(),
             line: Line::default(),
             sources: Vec::new(),
+            balancers: Vec::new(),
             protocol,
         })
     }

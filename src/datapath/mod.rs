@@ -12,6 +12,8 @@ pub mod listener;
 
 pub mod accept;
 pub mod handshake;
+
+pub mod balancer;
 pub mod identity;
 
 pub mod http2;

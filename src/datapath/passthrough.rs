@@ -56,6 +56,7 @@ async fn read_client_hello(
     let sni: Option<Arc<str>> = hello.sni.as_deref().map(Into::into);
     let peer = Arc::new(Peer {
         holders: Some(descriptor.holders().clone()),
+        balanced: accepted.balanced,
         ..Peer::unauthenticated(accepted.address, Arc::clone(&listener), sni.clone())
     });
     let record = Record::for_client_hello(&data_path.metrics, &peer.source, sni);

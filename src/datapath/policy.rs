@@ -279,7 +279,8 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
         return check_binding(snapshot, peer, binding);
     }
     if !peer.is_admitted() {
-        return Err("the listener's `sources` no longer contain the peer's address");
+        return Err("the listener's `sources` no longer contain the peer's address, or its \
+                    `balancers` the load balancer");
     }
     let rules = peer.listener.rules();
     if rules.is_passthrough() {

@@ -124,6 +124,17 @@ impl Route {
         self.passthrough
     }
 
+    /// Returns whether the endpoint gets a PROXY header before the bytes of the peer.
+    pub fn sends_proxy_header(&self, snapshot: &Snapshot) -> bool {
+        let definition = &self.service.definition;
+        let host = match &self.matched_by {
+            // The service is derived from the alias.
+            MatchedBy::Alias(alias) if alias.label == definition.hostname => &*alias.name.host,
+            _ => &*definition.hostname,
+        };
+        self.passthrough && snapshot.balancing.sends_proxy_header(host, &definition.namespace)
+    }
+
     /// Returns whether the configuration opens the service to the clients of the listener: by a
     /// route of a TLS listener, or by its binding, whose clients were checked before.
     pub fn is_granted_by_listener(&self) -> bool {

@@ -13,7 +13,7 @@ use super::accept::{AcceptedConnection, WorkerQueue};
 use super::forward::{self, connection};
 use super::handshake::{HandshakeError, Session};
 use super::identity::Peer;
-use super::{DataPath, handshake, identity, passthrough};
+use super::{DataPath, balancer, handshake, identity, passthrough};
 
 /// Period of a timer that keeps tokio's driver from being woken. Arming the earliest timer of a
 /// runtime wakes its driver (two system calls), even from the runtime's own thread. With a timer
@@ -40,10 +40,29 @@ pub async fn run_worker(data_path: Arc<DataPath>, mut queue: WorkerQueue) {
         if accepted.listener.binding().is_some() {
             let served = forward::binding::run(shared, accepted);
             data_path.lifecycle.spawn(turns::of(&source, served));
+        } else if accepted.balanced.is_some() {
+            data_path.lifecycle.spawn(turns::of(&source, serve_balanced(shared, accepted)));
         } else if accepted.listener.rules().is_passthrough() {
             data_path.lifecycle.spawn(turns::of(&source, passthrough::run(shared, accepted)));
         } else {
             data_path.lifecycle.spawn(turns::of(&source, serve_hbone(shared, accepted)));
+        }
+    }
+}
+
+/// Serves a connection of a load balancer as that of the peer that its header states.
+async fn serve_balanced(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
+    let balancer = accepted.address;
+    // Boxed: a header needs more memory than the connection that follows.
+    match Box::pin(balancer::identify(&data_path, accepted)).await {
+        Ok(accepted) if accepted.listener.rules().is_passthrough() => {
+            passthrough::run(data_path, accepted).await;
+        }
+        Ok(accepted) => serve_hbone(data_path, accepted).await,
+        Err(refused) => {
+            if let Some(refused) = refused {
+                refused.close(&data_path, balancer).await;
+            }
         }
     }
 }
@@ -68,11 +87,12 @@ async fn authenticate(
     accepted: AcceptedConnection,
 ) -> Result<(Session, Arc<Peer>), HandshakeError> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
+    let balanced = accepted.balanced.clone();
     let mut session = handshake::run(data_path, accepted).await?;
     let (certificates, resources) = (&session.peer_certificates, &mut session.resources);
     let from = (address, listener);
     let peer = identity::admit(data_path, certificates, from, &mut resources.descriptor)?;
-    Ok((session, Arc::new(peer)))
+    Ok((session, Arc::new(Peer { balanced, ..peer })))
 }
 
 #[cfg(test)]

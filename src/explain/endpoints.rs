@@ -75,6 +75,11 @@ pub(super) fn run(
         answer.notes.push(drops(route));
     }
     let outcome = outcome(outcomes, route.reason_without_endpoint(), form);
+    if route.sends_proxy_header(state.snapshot) {
+        let note = "the endpoint gets a PROXY header of version 2 with the address of the peer \
+                    first, by `traffic`";
+        answer.notes.push(note.to_owned());
+    }
     let enforced = state.snapshot.enforcement != Enforcement::Off;
     if enforced && route.requires_waypoint() {
         let note = "authorization policies are not evaluated here: the tunnel goes to a waypoint, \

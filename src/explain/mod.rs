@@ -95,6 +95,12 @@ pub fn run(state: &ExplainState<'_>, question: &Question) -> Result<Answer, Stri
         policies: enforcement(state.snapshot).to_owned(),
         ..Answer::default()
     };
+    if let Some(address) = question.address.filter(|address| listener.is_balancer(*address)) {
+        answer.notes.push(format!(
+            "{address} is in `balancers`: a peer behind it has the address of its PROXY header, \
+             which --address would be"
+        ));
+    }
     match question.address {
         Some(address) if !listener.admits(address) => {
             answer.outcome = Outcome::not_in_sources();

@@ -20,6 +20,7 @@ enum Name {
     Identity(Arc<str>),
     Prefix(IpAddr),
     Binding(Arc<str>),
+    Balancers,
 }
 
 impl Source {
@@ -53,6 +54,11 @@ impl Source {
     /// Returns the source of all clients of a binding.
     pub fn binding(name: &Arc<str>) -> Self {
         Self::new(None, Name::Binding(Arc::clone(name)))
+    }
+
+    /// Returns the source of all load balancers, for connections whose peer they have not stated.
+    pub fn balancers() -> Self {
+        Self::new(None, Name::Balancers)
     }
 
     /// Returns the source of a client of a binding without an identity.
@@ -108,6 +114,7 @@ impl Source {
             (Name::Cluster(_), Some(_)) => Some("first_peers"),
             (Name::Prefix(_), None) => Some("prefixes"),
             (Name::Binding(_), None) => Some("bindings"),
+            (Name::Balancers, _) => Some("balancers"),
             (Name::Identity(_) | Name::Prefix(_) | Name::Binding(_), _) => None,
         }
     }
@@ -117,9 +124,14 @@ impl Source {
         matches!(self.0.name, Name::Binding(_))
     }
 
+    /// Returns whether the source is all load balancers.
+    pub fn is_balancers(&self) -> bool {
+        matches!(self.0.name, Name::Balancers)
+    }
+
     /// Returns whether the source consists of others.
     pub(super) fn is_group(&self) -> bool {
-        matches!(self.0.name, Name::Cluster(_) | Name::Binding(_))
+        matches!(self.0.name, Name::Cluster(_) | Name::Binding(_) | Name::Balancers)
     }
 }
 
@@ -131,6 +143,7 @@ impl fmt::Display for Source {
             Name::Prefix(address) if address.is_ipv6() => write!(f, "source {address}/64")?,
             Name::Prefix(address) => write!(f, "source {address}")?,
             Name::Binding(name) => write!(f, "binding {name}")?,
+            Name::Balancers => write!(f, "load balancers without a PROXY header yet")?,
         }
         match self.parent() {
             Some(binding) if binding.is_binding() => {

@@ -424,7 +424,9 @@ labelled! {
         StaleCrl = "stale_crl",
         /// The revocation list of an issuer is absent, or not signed by that issuer.
         UnknownRevocation = "unknown_revocation",
-        /// The handshake or the HTTP/2 preface did not complete in time.
+        /// A connection of a load balancer did not begin with a valid PROXY header.
+        NoProxyHeader = "no_proxy_header",
+        /// The PROXY header, the handshake or the HTTP/2 preface did not complete in time.
         Timeout = "timeout",
         /// The limit of concurrent handshakes was reached, and this one was the oldest of the
         /// source with the most.
@@ -462,6 +464,7 @@ impl HandshakeRefusal {
             Self::Revoked => "a certificate of the chain is revoked",
             Self::StaleCrl => "the revocation list of an issuer is stale",
             Self::UnknownRevocation => "an issuer has no usable revocation list",
+            Self::NoProxyHeader => "the load balancer sent no valid PROXY header",
             Self::Timeout => "the handshake timed out",
             Self::Evicted => "the limit of concurrent handshakes was reached",
             Self::OverShare => "the peer or its cluster has used its share of the descriptors",

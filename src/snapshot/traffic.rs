@@ -9,7 +9,7 @@ use std::{fmt, iter};
 
 use super::mesh::{self, Locality, Mesh, Scope, UNKNOWN_NAMESPACE, Workload};
 use super::remote::{RemoteGateway, gateway_network};
-use crate::config::{self, Distribution};
+use crate::config::{self, Distribution, ProxyProtocol};
 use crate::wire::{DrainTarget, RegionPattern};
 
 /// Everything that an operator has drained.
@@ -85,6 +85,8 @@ pub struct TrafficRule {
     pub regions: Regions,
     /// True if the time of dials counts as load.
     pub by_latency: Option<bool>,
+    /// Header that endpoints get before the bytes of a peer of a TLS listener.
+    pub proxy_protocol: Option<ProxyProtocol>,
 }
 
 /// Weights of regions.
@@ -239,6 +241,7 @@ impl TrafficRule {
             spill: entry.spill_below.map(Spill::below),
             regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
             by_latency: entry.latency,
+            proxy_protocol: entry.proxy_protocol,
         }
     }
 }
@@ -281,6 +284,15 @@ impl Traffic {
             let mut namespaces = rule.namespaces.iter();
             rule.namespaces.is_empty() || namespaces.any(|only| Some(&**only) == known)
         })
+    }
+}
+
+impl Balancing {
+    /// Returns whether endpoints of a service get a PROXY header before the bytes of a peer of a
+    /// TLS listener. The name is its hostname, or an alias.
+    pub fn sends_proxy_header(&self, host: &str, namespace: &str) -> bool {
+        let own = self.traffic.rule(host, namespace).and_then(|own| own.proxy_protocol);
+        own.or(self.traffic.default_rule.proxy_protocol) == Some(ProxyProtocol::V2)
     }
 }
 

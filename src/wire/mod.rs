@@ -9,6 +9,7 @@ pub mod client_hello;
 mod drain;
 pub mod label;
 mod load;
+pub mod proxy_protocol;
 mod region;
 pub mod sni;
 mod spki;

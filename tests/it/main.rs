@@ -18,6 +18,8 @@ mod authority;
 #[cfg(test)]
 mod balance;
 #[cfg(test)]
+mod balancers;
+#[cfg(test)]
 mod binding_clients;
 #[cfg(test)]
 mod binding_donors;

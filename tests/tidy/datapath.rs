@@ -10,6 +10,7 @@ const STAGES: &[&str] = &[
     "listener",
     "accept",
     "handshake",
+    "balancer",
     "identity",
     "http2",
     "passthrough",

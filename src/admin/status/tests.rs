@@ -78,6 +78,7 @@ fn listeners() -> Vec<ListenerRow> {
         bind: ([0; 4], port).into(),
         line: Line::default(),
         sources: sources.iter().map(|one| one.parse().unwrap()).collect(),
+        balancers: Vec::new(),
         protocol,
     };
     let row = |listener: Listener, state| ListenerRow {

@@ -2,6 +2,8 @@
 //! such a connection, which is that of a binding too.
 
 use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,6 +30,7 @@ use crate::outer::Servers;
 use crate::reason::Reason;
 use crate::telemetry::{ConnectionGuard, Record};
 use crate::wire::client_hello::ClientHelloScanner;
+use crate::wire::proxy_protocol;
 
 use super::establish::NewTunnel;
 use super::open::{Open, revoke_delay};
@@ -85,8 +88,9 @@ pub(super) struct ConnectionTunnel {
 async fn open(
     connection: Box<PassthroughConnection>,
 ) -> Option<(Box<ConnectionTunnel>, Box<InitialState>)> {
-    let PassthroughConnection { mut tunnel, stream, client_hello, target, guards } = *connection;
-    match establish(&mut tunnel, &stream, &client_hello, target).await {
+    let PassthroughConnection { mut tunnel, stream, mut client_hello, target, guards } =
+        *connection;
+    match establish(&mut tunnel, &stream, &mut client_hello, target).await {
         Ok((upstream, loop_entry)) => {
             let initial = InitialState { client_hello, loop_entry };
             let client = (SharedSocket::new(stream), None);
@@ -103,11 +107,12 @@ async fn open(
     }
 }
 
-/// Resolves, evaluates policy and dials, unless the ClientHello is in a forwarding loop.
+/// Resolves, evaluates policy and dials, unless the ClientHello is in a forwarding loop. Puts a
+/// PROXY header before the ClientHello if the service asks for it.
 async fn establish(
     tunnel: &mut NewTunnel,
     stream: &TcpStream,
-    client_hello: &[u8],
+    client_hello: &mut Vec<u8>,
     target: Result<ListenerTarget, Reason>,
 ) -> Result<(Upstream, Option<InFlight>), Reason> {
     let register = |record: &mut Record| {
@@ -116,13 +121,27 @@ async fn establish(
         random.map(|random| loop_detection::register(random, record)).transpose()
     };
     let (permit, loop_entry) = tunnel.resolve_passthrough(register, target)?;
+    let sends_header = permit.route().sends_proxy_header(&tunnel.data_path.reader.load());
     // Only a reset ends the dial: a peer that has sent FIN may still wait for the answer.
     let reset = async {
         let _ = stream.ready(Interest::ERROR).await;
         Reason::DownstreamReset
     };
     let upstream = tunnel.establish(permit, reset).await?;
+    if sends_header {
+        let header = proxy_header(&tunnel.peer, stream).map_err(|_| Reason::DownstreamLost)?;
+        client_hello.splice(..0, header);
+    }
     Ok((upstream, loop_entry))
+}
+
+/// Returns the header with the addresses of the peer and of its destination, which is this gateway
+/// or, behind a load balancer, what that states.
+fn proxy_header(peer: &Peer, stream: &TcpStream) -> io::Result<Vec<u8>> {
+    let stated = peer.balanced.as_ref().and_then(|balanced| balanced.destination);
+    let destination = stated.map_or_else(|| stream.local_addr(), Ok)?;
+    let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
+    Ok(proxy_protocol::header(peer.source.address, destination))
 }
 
 impl ConnectionTunnel {

@@ -41,10 +41,14 @@ impl Admission {
         }
     }
 
-    /// Takes a place for a handshake. Returns none if the source holds too many already.
+    /// Takes a place for a handshake. Returns none if the source holds too many already. Load
+    /// balancers replace the oldest of theirs: a peer behind one may send nothing.
     pub fn acquire_handshake(&self, source: &Source) -> Option<Place> {
         let max = self.pool.handshakes_max().clamp(1, HANDSHAKES_MAX);
         self.handshakes.pool().set_max(max);
+        if source.is_balancers() {
+            return self.handshakes.take_or_replace(source);
+        }
         self.handshakes.take(source)
     }
 }

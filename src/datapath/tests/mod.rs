@@ -120,6 +120,7 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
         holders: None,
         issuer: None,
         chain: None,
+        balanced: None,
     })
 }
 

@@ -205,6 +205,7 @@ impl Generated {
                 descriptor: descriptor(&gateway),
             },
             listener: Arc::clone(&self.listener),
+            balanced: None,
         };
         binding::run(Arc::clone(&gateway), accepted).await;
         gateway.metrics.encode()

@@ -303,6 +303,7 @@ fn traffic(rng: &mut Rng) -> Traffic {
             spill: one_in(rng, 3).then(|| Spill::below(rng.u8(1..=100))),
             regions: if one_in(rng, 4) { Regions::new(regions) } else { Regions::default() },
             by_latency: one_in(rng, 4).then_some(true),
+            proxy_protocol: None,
         }
     };
     let services = ["both.example", ECHO, WAYPOINTS[0]];

@@ -119,6 +119,7 @@ impl Inputs {
                     (RegionPattern::parse(text).expect("a pattern"), *weight)
                 })),
                 by_latency: None,
+                proxy_protocol: None,
             };
         let services = self.traffic.iter().filter(|(host, _)| *host != "*");
         let services = services.map(|(host, entry)| (host.as_str().into(), rule(entry)));

@@ -376,6 +376,7 @@ fn policy(item: Value<'_>, identity: Option<&Identity>, namespace: &Arc<str>) ->
         spill_below: None,
         regions: if is_by_weight { regions } else { Vec::new() },
         latency: None,
+        proxy_protocol: None,
         namespace: Some(Arc::clone(namespace)),
         alias_namespaces: Vec::new(),
         line: Line(item.place()),
