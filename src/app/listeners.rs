@@ -432,6 +432,9 @@ fn start_workers(
     };
     let handles: anyhow::Result<Vec<_>> = queues.into_iter().enumerate().map(spawn).collect();
     let acceptors = handles?.into_iter().next().context("no worker")?;
+    if let Some(aging) = &data_path.aging {
+        aging.set_workers(workers.iter().map(|worker| worker.load.clone()).collect());
+    }
     // The caller's runtime: a worker cannot watch itself.
     let watch =
         supervise::watch(workers.clone(), Arc::clone(status), Arc::clone(&data_path.metrics));

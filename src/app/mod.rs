@@ -179,8 +179,9 @@ impl App {
             configured.unwrap_or_else(|| memory.buffers()),
             DenyList::new(config.dial.allow.clone(), others.to_vec()),
         );
-        data_path.aging = config.limits.connection_age.map(|age| Arc::new(Aging::new(age)));
-        let clusters = config.limits.clusters.iter().map(|one| {
+        let limits = &config.limits;
+        data_path.aging = Aging::new(limits.connection_age, limits.worker_load).map(Arc::new);
+        let clusters = limits.clusters.iter().map(|one| {
             (one.name.clone(), ClusterSettings { weight: one.weight, bytes: one.bytes })
         });
         data_path.turns = Arc::new(WorkerTime::new(clusters.collect()));

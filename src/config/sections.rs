@@ -208,6 +208,14 @@ section! {
             None,
             "connections do not age"
         );
+        /// Load of a worker, in percent of the mean of all workers, above which it retires HBONE
+        /// connections of peers, as those that reach `connection_age`, until it is not. The load is
+        /// the number of connections and tunnels, by which workers get new connections. Connections
+        /// are examined every 10 s.
+        worker_load: Option<u32> as Option<MeanPercent> = default(
+            None,
+            "connections stay on their workers: clients may fail requests after GOAWAY"
+        );
         /// Clusters with more or less of the workers' time than others while time is short, or with
         /// a limit of bytes.
         clusters: Vec<ClusterLimits> = default(Vec::new());
@@ -228,6 +236,17 @@ section! {
         /// them the tunnels of a connection pause, for at most 10 s at a time; nothing is reset.
         bytes: Option<u32> as Option<ByteRate> = default(None, "no limit");
     }
+}
+
+form! {
+    /// Percentage of a mean.
+    MeanPercent => u32, "a whole percentage from 110% to 1000%, such as `150%`",
+        matching("^0*[1-9][0-9]{2,3}%$"),
+        |value, wanted| value.parsed(wanted, |text| {
+            let percent = text.strip_suffix('%')?.parse().ok()?;
+            (110..=1000).contains(&percent).then_some(percent)
+        }),
+        |percent| json!(format!("{percent}%"));
 }
 
 form! {

@@ -20,6 +20,7 @@ use crate::telemetry::{AcceptError, connection_refused};
 
 use super::DataPath;
 use super::limits::descriptors::{Descriptor, ListenerReserve};
+use super::limits::load::{LoadGuard, WorkerLoad};
 use super::listener::Listener;
 
 /// A connection accepted from a downstream.
@@ -61,7 +62,8 @@ pub struct ConnectionResources {
 #[derive(Clone, Debug)]
 pub struct WorkerHandle {
     queue: mpsc::Sender<AcceptedConnection>,
-    load: LoadGuard,
+    /// Load of the worker, by which new connections are assigned.
+    pub load: WorkerLoad,
     /// Sign of life of the worker.
     pub turns: Arc<Turns>,
 }
@@ -83,10 +85,6 @@ pub struct WorkerQueue {
     pub(super) turns: Arc<Turns>,
 }
 
-/// One connection or tunnel in the load of a worker. The load is the number of clones.
-#[derive(Clone, Debug, Default)]
-pub struct LoadGuard(Arc<()>);
-
 /// Limit of accepted sockets that wait for a worker. A worker with a full queue is overloaded.
 const QUEUE_MAX: usize = 1024;
 /// Length of the listen backlog, which `net.core.somaxconn` bounds too.
@@ -102,7 +100,7 @@ impl WorkerHandle {
     pub fn new() -> (Self, WorkerQueue) {
         let (queue, accepted) = mpsc::channel(QUEUE_MAX);
         let turns = Arc::new(Turns::new());
-        let handle = Self { queue, load: LoadGuard::default(), turns: Arc::clone(&turns) };
+        let handle = Self { queue, load: WorkerLoad::default(), turns: Arc::clone(&turns) };
         (handle, WorkerQueue { accepted, turns })
     }
 }
@@ -340,7 +338,7 @@ fn dispatch(
     if balanced.is_none() && !rules.admits(address.ip()) {
         return reject(data_path, &stream, "not_in_sources");
     }
-    let least = workers.iter().min_by_key(|worker| Arc::strong_count(&worker.load.0));
+    let least = workers.iter().min_by_key(|worker| worker.load.count());
     let Some(worker) = least else { return };
     let unverified = match balanced {
         Some(_) => Source::balancers(),
@@ -360,7 +358,7 @@ fn dispatch(
     let Some(handshake) = data_path.admission.acquire_handshake(&unverified) else {
         return reject(data_path, &stream, "source");
     };
-    let held = ConnectionResources { load: worker.load.clone(), descriptor };
+    let held = ConnectionResources { load: worker.load.guard(), descriptor };
     let accepted = AcceptedConnection {
         stream,
         address,

@@ -98,7 +98,8 @@ mod tests {
     use tokio::io::AsyncWriteExt;
     use tokio::time::{Duration, Instant};
 
-    use super::super::accept::{ConnectionResources, LoadGuard};
+    use super::super::accept::ConnectionResources;
+    use super::super::limits::load::LoadGuard;
     use super::super::tests::{data_path_of, descriptor, tcp_pair};
     use super::*;
     use crate::snapshot::Publisher;

@@ -69,7 +69,7 @@ pub struct DataPath {
     pub admission: limits::admission::Admission,
     /// Limit of bytes that all tunnels hold.
     pub budget: Arc<limits::budget::BufferBudget>,
-    /// Ages of the connections of peers; none if they do not age.
+    /// Retirement of the connections of peers; none if none are retired.
     pub aging: Option<Arc<limits::aging::Aging>>,
     /// Time of the workers that clusters have used, and their weights.
     pub turns: Arc<WorkerTime>,

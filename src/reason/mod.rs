@@ -444,6 +444,17 @@ labelled! {
     }
 }
 
+labelled! {
+    /// Reason for which a connection of a peer is sent GOAWAY, so that the peer connects elsewhere.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RetirementReason {
+        /// It has reached its age.
+        Age = "age",
+        /// Its worker has more load than others.
+        WorkerLoad = "worker_load",
+    }
+}
+
 impl HandshakeRefusal {
     /// Returns a description for the operator.
     pub const fn description(self) -> &'static str {

@@ -1,5 +1,6 @@
 //! Shutdown under load.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use h2::Reason;
@@ -8,7 +9,7 @@ use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::support::raw::{self, Ending, GOAWAY, RawPeer};
 use crate::support::{
@@ -135,18 +136,73 @@ fn a_connection_that_reaches_its_age_is_retired_and_its_tunnels_stay() {
         let start = Instant::now();
         while peer.next().await.expect("an open connection").kind != GOAWAY {}
         assert!(start.elapsed() >= Duration::from_millis(800), "{:?}", start.elapsed());
-        peer.write(&raw::frame(raw::DATA, 0, 1, b"still there")).await;
-        let mut echoed = Vec::new();
-        while echoed != b"still there" {
-            let frame = peer.next().await.expect("an open connection");
-            if (frame.kind, frame.stream) == (raw::DATA, 1) {
-                echoed.extend_from_slice(&frame.payload);
-            }
-            assert_ne!(frame.kind, raw::RST_STREAM, "{frame:?}");
-        }
-        assert_eq!(gateway.metric("strait_connections_aged_total").await, 1.0);
+        goes_on(&mut peer).await;
+        let retired = "strait_connections_retired_total{reason=\"age\"}";
+        assert_eq!(gateway.metric(retired).await, 1.0);
         let mut next = RawPeer::connect(&gateway).await;
         next.tunnel(1, ECHO).await;
+    });
+}
+
+/// Checks that the tunnel of stream 1 is open.
+async fn goes_on(peer: &mut RawPeer) {
+    peer.write(&raw::frame(raw::DATA, 0, 1, b"still there")).await;
+    let mut echoed = Vec::new();
+    while echoed != b"still there" {
+        let frame = peer.next().await.expect("an open connection");
+        if (frame.kind, frame.stream) == (raw::DATA, 1) {
+            echoed.extend_from_slice(&frame.payload);
+        }
+        assert_ne!(frame.kind, raw::RST_STREAM, "{frame:?}");
+    }
+}
+
+/// Connects again after each GOAWAY until this time. Returns how often.
+async fn moves(gateway: &Gateway, mut peer: RawPeer, until: Instant) -> u32 {
+    let mut count = 0;
+    while let Ok(frame) = timeout_at(until, peer.next()).await {
+        if frame.expect("an open connection").kind == GOAWAY {
+            let mut next = RawPeer::connect(gateway).await;
+            next.tunnel(1, ECHO).await;
+            goes_on(&mut peer).await;
+            (peer, count) = (next, count + 1);
+        }
+    }
+    count
+}
+
+#[test]
+fn connections_leave_a_worker_whose_load_is_above_the_mean_until_it_is_not() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.more = "workers: 2\nlimits: {worker_load: 120%}\n".to_owned();
+        let gateway = Arc::new(Gateway::start(&settings).await);
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let mut peers = Vec::new();
+        for _ in 0..8 {
+            let mut peer = RawPeer::connect(&gateway).await;
+            peer.tunnel(1, ECHO).await;
+            peers.push(peer);
+        }
+        // deadline: connections are examined every 10 s, and retire a second apart.
+        let deadline = Instant::now() + Duration::from_secs(16);
+        let (mut moves_of_peers, mut is_of_first) = (JoinSet::new(), false);
+        for peer in peers {
+            is_of_first = !is_of_first;
+            if is_of_first {
+                let gateway = Arc::clone(&gateway);
+                moves_of_peers.spawn(async move { moves(&gateway, peer, deadline).await });
+            } else {
+                // Those of the other worker leave.
+                peer.close_with_fin().await;
+            }
+        }
+        let moved: u32 = moves_of_peers.join_all().await.into_iter().sum();
+        // Two of four, or one if the tunnel of the first took longer to end.
+        assert!((1..=2).contains(&moved), "{moved}");
+        let retired = "strait_connections_retired_total{reason=\"worker_load\"}";
+        assert_eq!(gateway.metric(retired).await, f64::from(moved));
     });
 }
 

@@ -26,7 +26,7 @@ use crate::datapath::io::gate::WakeGate;
 use crate::datapath::io::linger;
 use crate::datapath::limits::aging::Aged;
 use crate::limits::turns;
-use crate::reason::{HandshakeRefusal, Reason};
+use crate::reason::{HandshakeRefusal, Reason, RetirementReason};
 use crate::snapshot::{Reader, Snapshot};
 use crate::telemetry::Record;
 
@@ -51,7 +51,7 @@ const GOAWAY_GRACE: Duration = Duration::from_secs(1);
 /// Time from the GOAWAY to a peer that lost trust to the end of its connection. Its tunnels are
 /// reset within a second of the GOAWAY.
 const UNTRUSTED_CLOSE_DELAY: Duration = Duration::from_millis(1500);
-/// Pause before another attempt to retire an aged connection whose peer has enough such ones.
+/// Pause before another attempt to retire an aged connection whose peer has enough retiring ones.
 const RETIREMENT_RETRY: Duration = Duration::from_secs(10);
 /// Pause between PINGs, the same as in ztunnel and Istio's Envoy on both sides.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ where
             return Err(HandshakeError::new(HandshakeRefusal::Timeout, late));
         }
     };
-    let open = data_path.metrics.connection_opened();
+    let (open, aging) = (data_path.metrics.connection_opened(), data_path.aging.as_ref());
     let driver = ConnectionDriver {
         data_path,
         // The peer is older than this connection: the first tunnel looks up its cluster again.
@@ -116,7 +116,7 @@ where
         held,
         slots: Arc::default(),
         is_used: false,
-        aged: data_path.aging.as_ref().map(|aging| aging.open(peer.charged_source())),
+        aged: aging.map(|aging| Box::new(aging.open(peer.charged_source(), &held.load))),
         goaway_at: None,
         ping_at: Instant::now(),
         peer,
@@ -137,8 +137,8 @@ enum ConnectionEvent {
     FirstConnectTimeout,
     /// The age of connections is reached.
     Aged,
-    /// The reserved time to retire an aged connection has come.
-    RetirementDue,
+    /// The reserved time to retire a connection has come.
+    RetirementDue(RetirementReason),
     /// GOAWAY is due.
     GoAwayDue,
     /// The certificate of the peer is no longer trusted.
@@ -192,8 +192,8 @@ struct ConnectionDriver<'a> {
     generation: watch::Receiver<u64>,
     /// True once a CONNECT was received.
     is_used: bool,
-    /// Count of the connection, if connections age.
-    aged: Option<Aged>,
+    /// Count of the connection, if connections are retired.
+    aged: Option<Box<Aged>>,
     goaway_at: Option<Instant>,
     /// Time of the last PING.
     ping_at: Instant,
@@ -255,6 +255,11 @@ impl ConnectionDriver<'_> {
                 connection.open_tunnels().for_each(TunnelCopy::keep_alive);
                 if connection.downstream.server.ping() {
                     self.ping_at = Instant::now();
+                    let load = self.load();
+                    if let Some(wait) = self.aged.as_mut().and_then(|aged| aged.leave(load)) {
+                        let due = ConnectionEvent::RetirementDue(RetirementReason::WorkerLoad);
+                        events.push_after(wait, due);
+                    }
                     events.push_after(PING_INTERVAL, ConnectionEvent::PingDue);
                 } else if self.ping_at.elapsed() >= PING_DEADLINE {
                     return Some(ConnectionEnd::Silent);
@@ -268,16 +273,10 @@ impl ConnectionDriver<'_> {
                 return Some(ConnectionEnd::ClosedByGateway);
             }
             ConnectionEvent::Aged => {
-                let wait = self.aged.as_ref().map(Aged::reserve).unwrap_or_default();
-                events.push_after(wait, ConnectionEvent::RetirementDue);
+                let wait = self.aged.as_ref().map(|aged| aged.reserve()).unwrap_or_default();
+                events.push_after(wait, ConnectionEvent::RetirementDue(RetirementReason::Age));
             }
-            ConnectionEvent::RetirementDue if !self.aged.as_mut().is_some_and(Aged::retire) => {
-                events.push_after(RETIREMENT_RETRY, ConnectionEvent::Aged);
-            }
-            ConnectionEvent::RetirementDue => {
-                self.data_path.metrics.connection_aged();
-                events.push_after(Duration::ZERO, ConnectionEvent::GoAwayDue);
-            }
+            ConnectionEvent::RetirementDue(reason) => self.retire(reason, events),
             ConnectionEvent::GoAwayDue => {
                 self.goaway_at = Some(Instant::now());
                 connection.downstream.server.shut_down_gracefully();
@@ -299,6 +298,28 @@ impl ConnectionDriver<'_> {
             ConnectionEvent::Revoked(key, why) => connection.revoke(key, why),
         }
         None
+    }
+
+    /// Begins the end of the connection, unless it has begun. Open tunnels continue.
+    fn retire(&mut self, reason: RetirementReason, events: &mut PendingEvents) {
+        if self.goaway_at.is_some() {
+            return;
+        }
+        let load = self.load();
+        let is_retired = self.aged.as_mut().is_some_and(|aged| aged.retire(reason, load));
+        if is_retired {
+            self.data_path.metrics.connection_retired(reason);
+            let (peer, reason) = (&self.peer.source.principal, reason.label());
+            debug!(%peer, reason, "connection retired");
+            events.push_after(Duration::ZERO, ConnectionEvent::GoAwayDue);
+        } else if reason == RetirementReason::Age {
+            events.push_after(RETIREMENT_RETRY, ConnectionEvent::Aged);
+        }
+    }
+
+    /// Returns its load: the connection, and its tunnels.
+    fn load(&self) -> usize {
+        1 + self.slots.taken() as usize
     }
 
     /// Checks all tunnels against the current snapshot. Those whose grant is revoked end after a
@@ -346,8 +367,8 @@ impl ConnectionDriver<'_> {
             }
             ConnectionEvent::GoAwayDue
         }));
-        if let Some(aging) = &self.data_path.aging {
-            events.push_after(aging.lifetime(), ConnectionEvent::Aged);
+        if let Some(lifetime) = self.data_path.aging.as_ref().and_then(|aging| aging.lifetime()) {
+            events.push_after(lifetime, ConnectionEvent::Aged);
         }
         events.0.push(self.wait_for_drain_deadline());
         events.0.push(self.wait_for_change());

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::datapath::accept::LoadGuard;
 use crate::datapath::dial::Upstream;
 use crate::datapath::http2::slots::{StreamSlot, StreamSlots};
 use crate::datapath::http2::streams::STREAMS_MAX;
 use crate::datapath::http2::tunnel::Target;
+use crate::datapath::limits::load::LoadGuard;
 use crate::datapath::policy::Permit;
 use crate::reason::Reason;
 use crate::wire::ServiceLoad;

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use crate::datapath::accept::LoadGuard;
 use crate::datapath::copy::backlog::Backlog;
 use crate::datapath::copy::progress::InnerProgress;
 use crate::datapath::copy::{ANSWER_DEADLINE, CopyOutcome, DELIVERY_DEADLINE};
 use crate::datapath::dial::{self, Upstream};
 use crate::datapath::http2::slots::StreamSlot;
 use crate::datapath::identity::Peer;
+use crate::datapath::limits::load::LoadGuard;
 use crate::datapath::{DataPath, balance};
 use crate::reason::{Fault, Reason};
 use crate::snapshot::Snapshot;

@@ -35,6 +35,11 @@ impl StreamSlots {
         Some(StreamSlot(Arc::clone(self)))
     }
 
+    /// Returns the number of slots that are taken.
+    pub fn taken(&self) -> u32 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
     /// Waits until a slot is free, and takes it.
     pub async fn take(self: &Arc<Self>) -> StreamSlot {
         loop {

@@ -1,4 +1,4 @@
-//! Limits of the data path: handshakes, ages of connections, buffered bytes, connections of
+//! Limits of the data path: handshakes, retirement of connections, buffered bytes, connections of
 //! bindings, route loops, descriptors, and tunnels to exposed services.
 
 pub mod admission;
@@ -6,5 +6,6 @@ pub mod aging;
 pub mod budget;
 pub mod clients;
 pub mod descriptors;
+pub mod load;
 pub mod loop_detection;
 pub mod service;

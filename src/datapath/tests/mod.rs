@@ -18,13 +18,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::accept::{ConnectionResources, LoadGuard};
+use super::accept::ConnectionResources;
 use super::forward::connection;
 use super::handshake::{HandshakeError, Transport};
 use super::http2::tunnel::{Forwarded, Origin, Target};
 use super::identity::Peer;
 use super::limits::admission::Admission;
 use super::limits::descriptors;
+use super::limits::load::LoadGuard;
 use super::listener::{Listener, ListenerRules};
 use super::{DataPath, dial};
 use crate::config::parse_identity;

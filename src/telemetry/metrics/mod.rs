@@ -30,7 +30,7 @@ use crate::config::{Access, Link};
 use crate::labels::labelled;
 use crate::limits::turns::UsedTime;
 use crate::limits::{OwnedPool, Rate};
-use crate::reason::{HandshakeRefusal, Reason};
+use crate::reason::{HandshakeRefusal, Reason, RetirementReason};
 use crate::status::{LinkUsage, ProbeResult, ReducedLink, ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::trace::{BAGGAGE, TRACEPARENT};
@@ -121,8 +121,8 @@ metrics! {
             "Connections closed before their handshake, by limit";
         frame_floods: Counter = "strait_connections_exhausted",
             "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
-        aged: Counter = "strait_connections_aged",
-            "Connections of peers that were sent GOAWAY because of their age";
+        retired: Counters<1> = "strait_connections_retired",
+            "Connections of peers that were sent GOAWAY to move elsewhere, by reason";
         policies: Counters<1> = "strait_policy_refusals",
             "Refusals of tunnels by authorization policies, by outcome";
         reloads: Counters<2> = "strait_reload", "Reads of changed sources, by result";
@@ -192,6 +192,9 @@ impl Metrics {
         for limit in ["source", "worker", "not_in_sources", "share", "files", "memory"] {
             drop(self.shed.get_or_create(&[("limit", limit)]));
         }
+        for reason in RetirementReason::ALL {
+            drop(self.retired.get_or_create(&[("reason", reason.label())]));
+        }
         for error in AcceptError::ALL {
             drop(self.accept_errors.get_or_create(&[("kind", error.label())]));
         }
@@ -229,8 +232,7 @@ impl Metrics {
 
     /// Counts a header of a trace that a gateway does not get.
     pub fn trace_header_dropped(&self, header: &'static str) {
-        let labels = [("header", header)];
-        self.traces_dropped.get_or_create(&labels).inc();
+        self.traces_dropped.get_or_create(&[("header", header)]).inc();
     }
 
     /// Counts a malformed `x-strait-load` of a gateway.
@@ -348,9 +350,9 @@ impl Metrics {
         self.frame_floods.inc();
     }
 
-    /// Counts a connection that is retired because of its age.
-    pub fn connection_aged(&self) {
-        self.aged.inc();
+    /// Counts a connection that is retired.
+    pub fn connection_retired(&self, reason: RetirementReason) {
+        self.retired.get_or_create(&[("reason", reason.label())]).inc();
     }
 
     /// Sets the limit of buffered bytes, and returns the gauge of the bytes in use.
@@ -388,8 +390,7 @@ impl Metrics {
     }
 
     fn reload_failing(&self, what: ReloadSource) -> Gauge {
-        let labels = [("what", what.label())];
-        self.reload_failing.get_or_create(&labels).clone()
+        self.reload_failing.get_or_create(&[("what", what.label())]).clone()
     }
 
     /// Returns the metrics of discovery by a control plane.

@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use strait::datapath::accept::{ConnectionResources, LoadGuard};
+use strait::datapath::accept::ConnectionResources;
 use strait::datapath::forward::connection;
 use strait::datapath::handshake::Transport;
+use strait::datapath::limits::load::LoadGuard;
 use strait::snapshot::ExposureTable;
 use strait::snapshot::builder::Change;
 use strait::telemetry::Metrics;

@@ -23,11 +23,12 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::datapath::DataPath;
-use crate::datapath::accept::{ConnectionResources, LoadGuard};
+use crate::datapath::accept::ConnectionResources;
 use crate::datapath::dial::{DenyList, Upstream};
 use crate::datapath::forward::establish::NewTunnel;
 use crate::datapath::handshake::Transport;
 use crate::datapath::identity::Peer;
+use crate::datapath::limits::load::LoadGuard;
 use crate::datapath::tests::{FAR, data_path_of, descriptor, metric, peer, target_of};
 use crate::reason::Reason;
 use crate::snapshot::Publisher;
