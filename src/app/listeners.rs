@@ -422,13 +422,13 @@ fn start_workers(
     };
     let (workers, queues): (Vec<_>, Vec<_>) = (0..count).map(|_| WorkerHandle::new()).unzip();
     let spawn = |(index, queue)| {
-        let name = format!("strait-worker-{index}");
-        // A wake-up of a runtime's main future costs a poll of the sockets, so it does nothing. The
-        // process ends the thread: connections may remain when the queue has ended.
-        let worker = spawn_thread(status, name.clone(), std::future::pending())?;
-        let run = serve::run_worker(Arc::clone(data_path), queue);
-        spawn_task((&worker, status), name, run);
-        Ok(worker)
+        let data_path = Arc::clone(data_path);
+        let run = async move {
+            serve::run_worker(data_path, queue).await;
+            // The queue has ended, but connections may remain until the process ends.
+            std::future::pending::<()>().await;
+        };
+        spawn_thread(status, format!("strait-worker-{index}"), run)
     };
     let handles: anyhow::Result<Vec<_>> = queues.into_iter().enumerate().map(spawn).collect();
     let acceptors = handles?.into_iter().next().context("no worker")?;

@@ -59,10 +59,10 @@ pub(super) fn spawn_thread(
 /// Spawns a task of the process on a runtime. The process is not ready after a panic.
 pub(super) fn spawn_task(
     (runtime, status): (&Handle, &Arc<Status>),
-    name: impl Into<Cow<'static, str>>,
+    name: &'static str,
     run: impl Future<Output = ()> + Send + 'static,
 ) {
-    let (task, status, name) = (runtime.spawn(run), Arc::clone(status), name.into());
+    let (task, status) = (runtime.spawn(run), Arc::clone(status));
     runtime.spawn(async move {
         if task.await.is_err_and(|error| error.is_panic()) {
             fail(&status, name);
