@@ -51,8 +51,21 @@ impl Sections {
         }
     }
 
+    fn warn_of_unlisted(&self, value: Value<'_>, what: &str, cluster: &str) {
+        let why = format!(
+            "{what} of `{cluster}`: no entry of `trust.domains` is for it, so its peers count as \
+             the cluster `unlisted`"
+        );
+        value.warning(why, format!("`{{name: {cluster}}}` into `trust.domains`"));
+    }
+
     /// Reports clusters that `trust` does not name.
     fn clusters(&self, root: Value<'_>) {
+        for value in root.find("limits.clusters[].name") {
+            if let Some(cluster) = value.word().filter(|cluster| self.counts_as_unlisted(cluster)) {
+                self.warn_of_unlisted(value, "limits no tunnel", cluster);
+            }
+        }
         let Some(clusters) = self.trust.as_ref().and_then(Trust::cluster_names) else {
             return;
         };
@@ -131,11 +144,7 @@ impl Sections {
                 value.error(what, format!("it in the configuration of `{from}`"));
             }
             if budget.is_some() && from != own && self.counts_as_unlisted(from) {
-                let what = format!(
-                    "has a `budget` that counts no tunnel of `{from}`: no entry of `trust.domains` \
-                     is for it, so its peers count as the cluster `unlisted`"
-                );
-                value.warning(what, format!("`{{name: {from}}}` into `trust.domains`"));
+                self.warn_of_unlisted(value, "has a `budget` that counts no tunnel", from);
             }
             let is_unknown = clusters.is_some_and(|clusters| !clusters.contains(from));
             if to == own && from != to && is_unknown {

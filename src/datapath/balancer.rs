@@ -51,17 +51,16 @@ pub async fn identify(
     if origin != Origin::Balancer && !listener.rules().admits(address.ip()) {
         return Err(shed("not_in_sources"));
     }
-    if destination.is_some() {
-        let source = Source::prefix(address.ip());
-        let holders = resources.descriptor.holders().of(&source);
-        resources.descriptor.move_to(&holders).map_err(|full| {
-            connection_refused(&data_path.metrics, address, full.label(), &full);
-            shed(full.label())
-        })?;
-        let place = data_path.admission.acquire_handshake(&source);
-        handshake = place.ok_or_else(|| shed("source"))?;
-        turns::charge_to(&source);
-    }
+    // Without a stated peer, that of the balancer's own address.
+    let source = Source::prefix(address.ip());
+    let holders = resources.descriptor.holders().of(&source);
+    resources.descriptor.move_to(&holders).map_err(|full| {
+        connection_refused(&data_path.metrics, address, full.label(), &full);
+        shed(full.label())
+    })?;
+    let place = data_path.admission.acquire_handshake(&source);
+    handshake = place.ok_or_else(|| shed("source"))?;
+    turns::charge_to(&source);
     let balanced = balanced.map(|of| Arc::new(Balanced { destination, ..*of }));
     let stream = stream.into_std().map_err(failed)?;
     Ok(AcceptedConnection { stream, address, handshake, resources, listener, balanced })

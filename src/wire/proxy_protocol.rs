@@ -16,6 +16,10 @@ const V1_PREFIX: &[u8] = b"PROXY ";
 /// Bytes of a header of version 2 before the addresses; the last two are the length of the rest.
 const V2_FIXED_BYTES: usize = 16;
 
+/// Place and value of the version and the command LOCAL in a header of version 2.
+const V2_COMMAND: usize = 12;
+const V2_LOCAL: u8 = 0x20;
+
 /// Origin of a connection, as its header states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -46,6 +50,9 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Origin, usize)>, String> {
     };
     let origin = if header.starts_with(V1_PREFIX) {
         origin_v1(header).map_err(|error| error.to_string())
+    } else if header.get(V2_COMMAND) == Some(&V2_LOCAL) {
+        // Its family and addresses are ignored.
+        Ok(Origin::Balancer)
     } else {
         let header = v2::Header::try_from(header).map_err(|error| error.to_string());
         header.and_then(|header| origin_v2(&header).ok_or_else(|| "not of TCP".to_owned()))
@@ -96,9 +103,6 @@ fn origin_v1(header: &[u8]) -> Result<Origin, v1::BinaryParseError> {
 
 /// Returns the origin; none of a connection that is not one of TCP.
 fn origin_v2(header: &v2::Header<'_>) -> Option<Origin> {
-    if header.command == v2::Command::Local {
-        return Some(Origin::Balancer);
-    }
     match (header.protocol, header.addresses) {
         (v2::Protocol::Stream, v2::Addresses::IPv4(of)) => Some(Origin::Peer {
             source: (of.source_address, of.source_port).into(),
@@ -168,6 +172,7 @@ mod tests {
             (v2(1, 0, &[1, 2, 3]), Origin::Unknown),
             (v2(0, 0, &[]), Origin::Balancer),
             (v2(0, 0x11, &tlv), Origin::Balancer),
+            (v2(0, 0x11, &[]), Origin::Balancer),
         ];
         for (bytes, origin) in rows {
             for end in 0..bytes.len() {

@@ -286,7 +286,12 @@ impl DrainRequest {
     fn undo(&self, before: &Snapshot, is_repeated: bool) -> Result<String, (StatusCode, String)> {
         let target = self.subject();
         let evacuated = &before.balancing.evacuated;
-        if is_repeated || evacuated.contains_key(&self.target) {
+        if is_repeated && !evacuated.contains_key(&self.target) {
+            return Ok(format!(
+                "{target} is not evacuated; the orders in force are stored again\n"
+            ));
+        }
+        if evacuated.contains_key(&self.target) {
             let rest = match self.target {
                 DrainTarget::Listener(_) => "; tunnels from before still end by `drain.deadline`",
                 _ => "",

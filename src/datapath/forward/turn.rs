@@ -108,7 +108,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         cluster: Option<Arc<ClusterTime>>,
     ) -> Self {
         let Transport { socket, layer, received } = transport;
-        Self {
+        let mut connection = Self {
             socket,
             input: Input::with(&received),
             unread: 0..0,
@@ -128,7 +128,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             pause: LimitTimer::default(),
             has_unread: true,
             is_read_closed: false,
-        }
+        };
+        // A new connection has no turn ahead of those that pause.
+        connection.charge_bytes(0);
+        connection
     }
 
     /// Runs one turn. Completes when the connection has ended. [`Self::take_requests`]
@@ -150,15 +153,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Runs the rounds of one turn. Returns true if there may be more to do at once.
     fn poll_rounds(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
-        let mut has_more = true;
+        let mut has_more = Ok(true);
         self.poll_pause(cx);
         for _ in 0..ROUNDS {
-            has_more = self.poll_round(cx)?;
-            if !has_more || self.downstream.server.meter.is_turn_over() || turns::is_over() {
+            has_more = self.poll_round(cx);
+            let is_over = self.downstream.server.meter.is_turn_over() || turns::is_over();
+            if is_over || !matches!(has_more, Ok(true)) {
                 break;
             }
         }
         self.charge_cluster();
+        let has_more = has_more?;
         self.charge_buffers(cx)?;
         Ok(self.poll_pause(cx) || has_more)
     }
@@ -168,7 +173,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     fn poll_pause(&mut self, cx: &mut Context<'_>) -> bool {
         let has_ended = self.pause.poll(cx);
         if has_ended {
-            for key in self.downstream.server.keys() {
+            let mut keys = self.downstream.server.keys();
+            // The first ones may use up the turn before the next pause.
+            let first = fastrand::usize(..=keys.len());
+            keys.rotate_left(first);
+            for key in keys {
                 self.downstream.server.release(key, 0);
                 self.enqueue(key);
             }
@@ -185,13 +194,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// is delayed: the tunnels of this connection pause.
     fn charge_cluster(&mut self) {
         let moved = std::mem::take(&mut self.downstream.moved);
-        if let Some(cluster) = &self.cluster
-            && moved > 0
-        {
-            let now = Instant::now();
-            let pause = cluster.charge_bytes(moved, now.into_std());
-            self.pause.set((!pause.is_zero()).then(|| now + pause));
+        if moved > 0 {
+            self.charge_bytes(moved);
         }
+    }
+
+    fn charge_bytes(&mut self, bytes: usize) {
+        let Some(cluster) = &self.cluster else { return };
+        let now = Instant::now();
+        let pause = cluster.charge_bytes(bytes, now.into_std());
+        if pause.is_zero() {
+            return;
+        }
+        if !self.pause.is_set() {
+            cluster.add_paused(pause);
+        }
+        self.pause.set(Some(now + pause));
     }
 
     /// Runs one round. Returns true if there may be more to do at once.

@@ -121,10 +121,13 @@ impl ClusterTime {
     pub fn charge_bytes(&self, bytes: usize, now: Instant) -> Duration {
         let Some(rate) = &self.bytes else { return Duration::ZERO };
         let price = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let pause = rate.lock().spend_ahead(price, PAUSE_MAX, now);
+        rate.lock().spend_ahead(price, PAUSE_MAX, now)
+    }
+
+    /// Adds the time of a pause that begins.
+    pub fn add_paused(&self, pause: Duration) {
         let nanos = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
         self.paused.fetch_add(nanos, Ordering::Relaxed);
-        pause
     }
 
     pub(super) fn add_waited(&self, time: Nanos) {

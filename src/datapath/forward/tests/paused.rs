@@ -1,6 +1,6 @@
 //! Connections of a cluster with a limit of bytes, whose tunnels pause beyond it, in virtual time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::net::UnixStream;
 
 use super::mended::frames;
@@ -14,6 +14,8 @@ const LIMIT: u32 = 1 << 20;
 const SECONDS: u64 = 20;
 /// Times of a second at which peers and endpoints act.
 const STEPS: u64 = 100;
+/// More tunnels than one turn serves.
+const TUNNELS: usize = 90;
 
 /// Gateway with a limit for the cluster of its peer.
 fn gateway(bytes: Option<u32>) -> TestGateway {
@@ -114,4 +116,28 @@ async fn a_cluster_below_its_limit_or_without_one_never_pauses() {
         let used = gateway.data_path.turns.used();
         assert!(used.iter().all(|row| row.paused.is_zero()), "{used:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_tunnel_of_a_connection_that_pauses_has_its_turn() {
+    let gateway = gateway(Some(LIMIT));
+    let mut rig = Rig::established(&gateway).await;
+    let window = (1_u32 << 30).to_be_bytes();
+    rig.send(Frame::new(WINDOW_UPDATE, 0, 0, &window)).await;
+    let mut endpoints = Vec::new();
+    for stream in (1..).step_by(2).take(TUNNELS) {
+        endpoints.push(rig.tunnel(stream).await);
+        rig.send(Frame::new(WINDOW_UPDATE, 0, stream, &window)).await;
+    }
+    let mut served = HashSet::new();
+    for _ in 0..600 {
+        for endpoint in &mut endpoints {
+            fill(endpoint, &[7; 256 * 1024]);
+        }
+        rig.pump().await;
+        let data = frames(&mut rig).into_iter().filter(|frame| frame.kind == DATA);
+        served.extend(data.map(|frame| frame.stream));
+        tokio::time::advance(Duration::from_millis(500)).await;
+    }
+    assert_eq!(served.len(), TUNNELS);
 }
