@@ -19,6 +19,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
+use super::json_line::JsonLine;
 use crate::config::{Directives, Log, LogFormat};
 
 /// Maximum number of queued lines. At about 500 bytes each they hold 4 MiB.
@@ -176,9 +177,7 @@ where
     let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match log.format {
         LogFormat::Text => lines.with_ansi(colour).boxed(),
-        LogFormat::Json => {
-            lines.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed()
-        }
+        LogFormat::Json => lines.event_format(JsonLine).boxed(),
     };
     let subscriber = Registry::default().with(filter).with(lines);
     let (drops, guard) = appender.unzip();

@@ -4,6 +4,7 @@ mod access;
 mod budgets;
 mod collected;
 mod exposition;
+mod json_line;
 mod labels;
 pub mod logging;
 mod metrics;
