@@ -104,6 +104,7 @@ GET  /config_dump       state of the data path, as JSON for `istioctl ztunnel-co
 GET  /explain           outcome of a hypothetical tunnel, as JSON: see `strait explain --help`
 GET  /peers             gateways of other networks, and links, as JSON: `strait status peers`
 GET  /ready             readiness, as on the readiness port
+GET  /refusals          last refusals by kind, as JSON: `strait status refusals`
 GET  /status            listeners, mesh, certificates, services, as JSON for `strait status`;
                         ?service=NAME, ?all
 GET  /stats/prometheus  metrics, as on the metrics port
@@ -146,6 +147,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/config_dump", get(dump::config_dump))
         .route("/explain", get(explain::explain))
         .route("/peers", get(status::peers::peers))
+        .route("/refusals", get(status::refusals::refusals))
         .route("/status", get(status::status))
         .route("/drain/{kind}", get(regions::drain).post(regions::drain))
         .route("/discovery/release", post(release))

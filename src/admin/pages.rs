@@ -1,7 +1,7 @@
 //! Pages `/status` and `/peers`, as the gateway answers with them and as the commands read them.
 //! The keys are documented in `docs/operations.md`; scripts depend on them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -56,6 +56,37 @@ pub struct PeersPage {
     pub peers: Vec<PeerTunnels>,
     pub gateways: Vec<GatewayRow>,
     pub loads: Vec<LoadRow>,
+}
+
+/// Last refusals of tunnels and connections.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct RefusalsPage {
+    /// Kinds of refusals, with the most frequent first.
+    pub refusals: Vec<RefusalRow>,
+}
+
+/// Refusals with the same reason, peer and requested name.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RefusalRow {
+    /// Reason of a tunnel or handshake, or limit of a connection.
+    pub reason: String,
+    pub count: u64,
+    #[serde(with = "rfc3339")]
+    pub last: SystemTime,
+    /// Verified identity of the peer.
+    pub identity: Option<Arc<str>>,
+    pub cluster: Option<String>,
+    /// Identity of the first peer behind a gateway.
+    pub first_peer: Option<String>,
+    /// Address of the peer, as this and `error` were at the last refusal.
+    pub address: IpAddr,
+    pub listener: Option<String>,
+    pub authority: Option<String>,
+    pub sni: Option<String>,
+    pub error: Option<String>,
+    /// Command that explains it.
+    pub explain: Option<String>,
 }
 
 impl<L> StatusPage<L> {

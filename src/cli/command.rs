@@ -71,6 +71,7 @@ enum Command {
                             strait status echo.app.svc.cluster.local:80\n  \
                             strait status app/echo --json | jq .services.list\n  \
                             strait status peers\n  \
+                            strait status refusals\n  \
                             kubectl exec -n istio-system deploy/eastwest -- /strait status")]
     Status(status::Args),
     /// Prints the whole state of the running gateway, as a file that `istioctl ztunnel-config`

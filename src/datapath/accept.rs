@@ -336,7 +336,7 @@ fn dispatch(
     let (rules, balancer) = (listener.rules(), address.ip());
     let balanced = rules.is_balancer(balancer).then_some(Balanced { balancer, destination: None });
     if balanced.is_none() && !rules.admits(address.ip()) {
-        return reject(data_path, &stream, "not_in_sources");
+        return reject(data_path, &stream, address, "not_in_sources");
     }
     let least = workers.iter().min_by_key(|worker| worker.load.count());
     let Some(worker) = least else { return };
@@ -352,11 +352,11 @@ fn dispatch(
         Ok(descriptor) => descriptor,
         Err(full) => {
             connection_refused(&data_path.metrics, address, full.label(), &full);
-            return reject(data_path, &stream, full.label());
+            return reject(data_path, &stream, address, full.label());
         }
     };
     let Some(handshake) = data_path.admission.acquire_handshake(&unverified) else {
-        return reject(data_path, &stream, "source");
+        return reject(data_path, &stream, address, "source");
     };
     let held = ConnectionResources { load: worker.load.guard(), descriptor };
     let accepted = AcceptedConnection {
@@ -368,13 +368,18 @@ fn dispatch(
         balanced: balanced.map(Arc::new),
     };
     if let Err(full) = worker.queue.try_send(accepted) {
-        reject(data_path, &full.into_inner().stream, "worker");
+        reject(data_path, &full.into_inner().stream, address, "worker");
     }
 }
 
 /// Closes a rejected connection by RST, so that no socket stays in TIME_WAIT.
-pub(super) fn reject(data_path: &DataPath, stream: &impl AsFd, limit: &'static str) {
-    data_path.metrics.connection_shed(limit);
+pub(super) fn reject(
+    data_path: &DataPath,
+    stream: &impl AsFd,
+    address: SocketAddr,
+    limit: &'static str,
+) {
+    data_path.metrics.connection_shed(address.ip(), limit);
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 

@@ -44,7 +44,7 @@ pub async fn identify(
         destination = Some(stated);
     }
     let shed = |limit| {
-        reject(data_path, &stream, limit);
+        reject(data_path, &stream, address, limit);
         None
     };
     // A balancer may check health from outside of `sources`. Its tunnels are judged like others.

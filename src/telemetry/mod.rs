@@ -9,6 +9,7 @@ mod labels;
 pub mod logging;
 mod metrics;
 mod record;
+mod refusals;
 mod sets;
 mod tcp;
 mod xds;
@@ -17,6 +18,7 @@ pub use labels::{Destination, DestinationService, RemoteNetwork, Source};
 pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
 pub use record::{Record, connection_refused, report_refused_handshake};
+pub use refusals::{Refusals, Refused};
 pub use xds::XdsMetrics;
 
 pub use crate::status::{ReloadSource, WorkloadLabels};

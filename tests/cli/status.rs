@@ -41,7 +41,13 @@ fn a_port_that_knows_nothing_of_it_is_no_admin_port() {
                 let _ = stream.write_all(answer).await;
             }
         });
-        for command in [&["status"][..], &["status", "echo"], &["status", "peers"], &["dump"]] {
+        for command in [
+            &["status"][..],
+            &["status", "echo"],
+            &["status", "peers"],
+            &["status", "refusals"],
+            &["dump"],
+        ] {
             let args = [command, &["--admin", &address]].concat();
             let requested = run_command(folder.path(), &args).await;
             assert_eq!((requested.code, &*requested.stdout), (Some(2), ""), "{requested:?}");

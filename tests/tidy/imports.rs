@@ -51,6 +51,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "wire",
             "config",
             "limits",
+            "reason",
             "snapshot",
             "telemetry",
             "lifecycle",

@@ -3,6 +3,7 @@
 mod exposure;
 pub(super) mod peers;
 mod problems;
+pub(super) mod refusals;
 #[cfg(test)]
 mod tests;
 

@@ -224,7 +224,7 @@ async fn every_endpoint_of_the_index_exists() {
             count += 1;
         }
     }
-    assert_eq!(count, 17);
+    assert_eq!(count, 18);
 }
 
 #[tokio::test]
@@ -464,7 +464,11 @@ async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_pr
 #[tokio::test]
 async fn a_request_for_text_names_the_command_that_prints_it() {
     let Fixture { state, _log, .. } = fixture();
-    for (path, command) in [("/status", "strait status"), ("/peers", "strait status peers")] {
+    for (path, command) in [
+        ("/status", "strait status"),
+        ("/peers", "strait status peers"),
+        ("/refusals", "strait status refusals"),
+    ] {
         for form in ["format=xml", "format=text", "text", "text="] {
             let answer = ask(admin_router(state.clone()), "GET", &format!("{path}?{form}")).await;
             let want = format!("this page is JSON; `{command}` prints it as text\n");

@@ -1,6 +1,7 @@
 //! `strait status`: the state of the running gateway.
 
 mod peers;
+mod refusals;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -10,6 +11,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use http::{Method, StatusCode};
+use serde::de::DeserializeOwned;
 
 use super::ask::{Admin, print, run_admin_command};
 
@@ -40,11 +42,20 @@ enum Part {
     /// Exits 2 if the gateway does not answer.
     #[command(after_help = "Examples:\n  strait status peers\n  \
                             strait status peers --json | jq .gateways")]
-    Peers(PeersArgs),
+    Peers(PartArgs),
+    /// Shows the last refusals of tunnels and connections by reason, peer and requested name, the
+    /// most frequent first, with the commands that explain them.
+    ///
+    /// At most 256 kinds are kept, of each peer the last 8.
+    ///
+    /// Exits 2 if the gateway does not answer.
+    #[command(after_help = "Examples:\n  strait status refusals\n  \
+                            strait status refusals --json | jq .refusals[0].explain")]
+    Refusals(PartArgs),
 }
 
 #[derive(Debug, clap::Args)]
-struct PeersArgs {
+struct PartArgs {
     /// JSON instead of text.
     #[arg(long)]
     json: bool,
@@ -54,8 +65,10 @@ struct PeersArgs {
 
 /// Prints the status page. The exit code is the result of the readiness probe.
 pub(super) fn run(args: &Args) -> ExitCode {
-    if let Some(Part::Peers(args)) = &args.part {
-        return peers(args);
+    match &args.part {
+        Some(Part::Peers(args)) => return part(args, "/peers", peers::page),
+        Some(Part::Refusals(args)) => return part(args, "/refusals", refusals::page),
+        None => {}
     }
     let query = [("service", args.service.as_deref()), ("all", args.all.then_some(""))];
     run_admin_command(async {
@@ -78,14 +91,18 @@ pub(super) fn run(args: &Args) -> ExitCode {
     })
 }
 
-/// Prints the page of gateways and links.
-fn peers(args: &PeersArgs) -> ExitCode {
+/// Prints the page at `path` as JSON, or as the text that `format` makes of it.
+fn part<P: DeserializeOwned>(
+    args: &PartArgs,
+    path: &str,
+    format: fn(&P, bool) -> String,
+) -> ExitCode {
     run_admin_command(async {
-        let page = args.admin.request(Method::GET, "/peers", &()).await?;
+        let page = args.admin.request(Method::GET, path, &()).await?;
         if args.json {
             return page.print_success().await;
         }
-        print(&peers::page(&page.decode().await?, is_color_terminal()));
+        print(&format(&page.decode().await?, is_color_terminal()));
         Ok(ExitCode::SUCCESS)
     })
 }

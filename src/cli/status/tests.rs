@@ -170,3 +170,28 @@ fn a_full_page_has_the_recorded_text() {
     let page = serde_json::from_str(json).expect("a page");
     assert_eq!(peers::page(&page, false), include_str!("pages/peers.txt"));
 }
+
+#[test]
+fn refusals_are_a_table_with_the_commands_that_explain_them() {
+    let row = |count: u64, authority: &str, explain: Option<&str>| {
+        json!({
+            "reason": "not_exposed", "count": count, "last": "2026-01-01T01:00:00Z",
+            "identity": "spiffe://west.local/ns/a/sa/b", "address": "192.0.2.1",
+            "authority": authority, "explain": explain,
+        })
+    };
+    let command = "strait explain --to a.test:80";
+    let page =
+        json!({"refusals": [row(12, "a.test:80", Some(command)), row(1, "\u{1b}[2J", None)]});
+    let page = serde_json::from_value(page).expect("a page");
+    let want = r"
+Refusals  the most frequent first
+  COUNT  LAST                  REASON       PEER                           REQUESTED  ERROR
+  12     2026-01-01T01:00:00Z  not_exposed  spiffe://west.local/ns/a/sa/b  a.test:80  -
+  1      2026-01-01T01:00:00Z  not_exposed  spiffe://west.local/ns/a/sa/b  \u{1b}[2J  -
+
+Commands that explain them
+  strait explain --to a.test:80
+";
+    assert_eq!(refusals::page(&page, false), want);
+}

@@ -4,6 +4,7 @@
 //! alert on their rate detects the first event. Label sets that depend on peers are bounded.
 #![warn(missing_docs)]
 
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -22,6 +23,7 @@ use super::access::{AccessLog, CREDIT_TIME, lines_per_second};
 use super::budgets::Budgets;
 use super::collected::{Collected, Order};
 use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
+use super::refusals::{RefusalTable, Refusals};
 use super::sets::{metric, metrics, register};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
@@ -159,6 +161,7 @@ metrics! {
         drains: Collected<Order> = Collected::register(r);
         dial_seconds: Histogram = register(r, "strait_dial_seconds",
             "Duration of successful dials", Histogram::new(DIAL_BUCKETS));
+        pub(super) refusals: RefusalTable = RefusalTable::default();
         pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
             "Access log lines about refusals that rate limits suppressed"));
         log_drops: OnceLock<ErrorCounter> = OnceLock::new();
@@ -339,8 +342,10 @@ impl Metrics {
         self.accept_pauses.inc();
     }
 
-    /// Counts a connection that was closed before its handshake, by the limit that it exceeded.
-    pub fn connection_shed(&self, limit: &'static str) {
+    /// Counts a connection from `address` that was closed before its handshake, by the limit that
+    /// it exceeded.
+    pub fn connection_shed(&self, address: IpAddr, limit: &'static str) {
+        self.refusals.add_connection(address, limit, "");
         self.shed.get_or_create(&[("limit", limit)]).inc();
     }
 
@@ -445,6 +450,11 @@ impl Metrics {
     /// Returns the usage of all links with a budget.
     pub fn link_usages(&self) -> Vec<LinkUsage> {
         self.budgets.usages()
+    }
+
+    /// Returns the last refusals by kind, the most frequent first.
+    pub fn list_refusals(&self) -> Vec<Refusals> {
+        self.refusals.list()
     }
 
     /// Applies `log.access`.

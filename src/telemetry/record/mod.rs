@@ -11,6 +11,7 @@ use tracing::{Level, field};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::labels::TunnelFacts;
 use crate::telemetry::metrics::OpenTunnel;
+use crate::telemetry::refusals::Refused;
 use crate::telemetry::{
     Destination, DestinationService, Metrics, RemoteNetwork, Source, WorkloadLabels,
 };
@@ -273,6 +274,16 @@ impl Record {
         TunnelFacts::new(&self.source, &self.service, self.workload.as_ref())
     }
 
+    fn refused(&self, reason: Reason) -> Refused {
+        Refused {
+            reason: reason.label(),
+            listener: Arc::clone(&self.source.listener),
+            first_peer: self.first_peer().unwrap_or_default().into(),
+            authority: self.authority().unwrap_or_default().into(),
+            sni: self.sni().unwrap_or_default().into(),
+        }
+    }
+
     fn log(&self, reason: Reason) {
         let access = &self.metrics.access;
         let admitted = access.admit(&self.source, self.open.is_some(), reason.level());
@@ -296,6 +307,9 @@ impl Drop for Record {
             if std::thread::panicking() { Reason::Panic } else { Reason::DownstreamLost }
         });
         self.metrics.tunnel_ended(self.facts(), self.open.as_ref(), reason);
+        if self.open.is_none() && reason.level() != Level::INFO {
+            self.metrics.refusals.add(&self.source, self.refused(reason), self.error(reason));
+        }
         self.log(reason);
     }
 }
@@ -329,7 +343,9 @@ pub fn report_refused_handshake(
     detail: &str,
 ) {
     metrics.handshake_refused(refusal);
-    let error = non_empty(truncated(detail));
+    let detail = truncated(detail);
+    metrics.refusals.add_connection(address.ip(), refusal.label(), detail);
+    let error = non_empty(detail);
     refused!(metrics, address, "handshake refused", reason = refusal.label(), error = error);
 }
 

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use fastrand::Rng;
 use http::{Method, Request};
+use strait::admin::pages::RefusalsPage;
 use strait::explain::{Answer, Outcome};
 use strait::tools::hbone::{Client, ConnectError, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -254,6 +255,28 @@ async fn passed_on(world: &World, ask: &TunnelRequest) -> Seen {
     }
 }
 
+/// Checks that the refusal is listed, and that its command gives its reason, if it has one.
+async fn is_listed(world: &World, ask: &TunnelRequest, reason: &str) -> bool {
+    let (_, page) = world.gateway.http(15000, "GET", "/refusals").await;
+    let page: RefusalsPage = serde_json::from_str(&page).expect("a page");
+    let row = page.refusals.iter().find(|row| {
+        let requested = row.authority.as_deref().or(row.sni.as_deref());
+        let is_from = row.identity.as_deref() == ask.from;
+        let is_this = is_from && requested == Some(ask.to.as_deref().unwrap_or(&ask.sni));
+        row.reason == reason && (is_this || requested.is_none())
+    });
+    let row = row.unwrap_or_else(|| panic!("{ask:?}: {reason}: {page:#?}"));
+    let Some(command) = &row.explain else { return false };
+    let arguments = command.strip_prefix("strait explain --").expect("a command");
+    let arguments = arguments.replace('\'', "").replace(" --", "&").replace(' ', "=");
+    let (status, body) = world.gateway.http(15000, "GET", &format!("/explain?{arguments}")).await;
+    assert_eq!(status, 200, "{command}: {body}");
+    let answer: Answer = serde_json::from_str(&body).expect("an answer");
+    let mut outcomes = answer.outcome.all();
+    assert!(outcomes.any(|it| it.reason.as_deref() == Some(reason)), "{command}: {answer:#?}");
+    true
+}
+
 /// Returns the reasons that occurred and their counts, over the tunnels of one mesh.
 async fn compared(seed: u64) -> BTreeMap<String, usize> {
     let mut rng = Rng::with_seed(seed);
@@ -267,7 +290,7 @@ async fn compared(seed: u64) -> BTreeMap<String, usize> {
         }
     }
     let (mut reasons, mut last) = (BTreeMap::new(), Answer::default());
-    let (mut wrong, mut certain, mut count) = (0, 0, 0);
+    let (mut wrong, mut certain, mut count, mut explained_again) = (0, 0, 0, 0);
     for ask in asks(&mut rng, &world) {
         let answer = explained(&world, &ask).await;
         let seen = made(&world, &clients, &ask).await;
@@ -284,12 +307,17 @@ async fn compared(seed: u64) -> BTreeMap<String, usize> {
         wrong += usize::from(!seen.is_reported_by(&last));
         certain += usize::from(answer.outcome.or.is_empty());
         let reason = seen.reason.unwrap_or_else(|| "opened".to_owned());
+        // The origin of a request is in no record.
+        if reason != "opened" && seen.status != Some(200) && ask.origin.is_none() {
+            explained_again += usize::from(is_listed(&world, &ask, &reason).await);
+        }
         *reasons.entry(reason).or_default() += 1;
         last = answer;
     }
     // The check detects answers to the previous question, so an agreement is not by chance.
     assert!(wrong * 3 > count, "{wrong} of {count}");
     assert!(certain * 10 > count * 9, "{certain} of {count} are certain");
+    assert!(explained_again * 5 > count, "{explained_again} of {count} refusals have a command");
     reasons
 }
 
