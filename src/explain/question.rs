@@ -103,7 +103,7 @@ impl Question {
         });
         let source = self.source.as_ref().map(|source| source.as_bytes().into());
         Ok(Some(Forwarded {
-            via: via.transpose()?.map(|via| via.join(",").into_bytes().into()),
+            via: via.transpose()?.map(|via| via.join(",").into_bytes()),
             source,
             ..Forwarded::default()
         }))

@@ -84,27 +84,7 @@ struct HeaderList {
     /// Origin of the only [`ISTIO_SOURCE_HEADER`]. Two values count as none.
     origin: Option<Origin>,
     source_cluster: Option<Box<[u8]>>,
-    forwarded: Option<Box<ForwardedLines>>,
-}
-
-/// Headers for the gateways of other networks, with the lines of each joined.
-#[derive(Default)]
-struct ForwardedLines {
-    via: Option<Vec<u8>>,
-    source: Option<Vec<u8>>,
-    baggage: Option<Vec<u8>>,
-    traceparent: Option<Vec<u8>>,
-}
-
-impl From<ForwardedLines> for Forwarded {
-    fn from(lines: ForwardedLines) -> Self {
-        Self {
-            via: lines.via.map(Into::into),
-            source: lines.source.map(Into::into),
-            baggage: lines.baggage.map(Into::into),
-            traceparent: lines.traceparent.map(Into::into),
-        }
-    }
+    forwarded: Option<Box<Forwarded>>,
 }
 
 impl HeaderList {
@@ -188,7 +168,7 @@ impl HeaderList {
         Some(())
     }
 
-    fn forwarded(&mut self) -> &mut ForwardedLines {
+    fn forwarded(&mut self) -> &mut Forwarded {
         self.forwarded.get_or_insert_default()
     }
 
@@ -230,7 +210,7 @@ impl HeaderList {
                 .map(|authority| Target {
                     authority,
                     origin: self.origin.unwrap_or(Origin::Workload),
-                    forwarded: self.forwarded.map(|lines| Box::new((*lines).into())),
+                    forwarded: self.forwarded,
                 })
                 .map_err(|_| Reason::BadAuthority)
         };

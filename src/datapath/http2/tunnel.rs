@@ -10,17 +10,17 @@ pub struct Target {
     pub(crate) forwarded: Option<Box<Forwarded>>,
 }
 
-/// Headers for the gateways of other networks, as received.
+/// Headers for the gateways of other networks, as received. A comma joins the lines of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
     /// `x-strait-via`: gateways that the tunnel has passed.
-    pub via: Option<Box<[u8]>>,
+    pub via: Option<Vec<u8>>,
     /// `x-strait-source`: identity of the first peer, trusted only from `trust.gateways`.
-    pub source: Option<Box<[u8]>>,
+    pub source: Option<Vec<u8>>,
     /// `baggage`.
-    pub baggage: Option<Box<[u8]>>,
+    pub baggage: Option<Vec<u8>>,
     /// `traceparent`.
-    pub traceparent: Option<Box<[u8]>>,
+    pub traceparent: Option<Vec<u8>>,
 }
 
 impl Target {
