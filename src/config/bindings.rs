@@ -56,7 +56,8 @@ section! {
         /// Maximum number of open connections of one client, which is an IPv4 address or an IPv6
         /// /64.
         connections_per_client: u32 as Connections = default(CONNECTIONS_PER_CLIENT);
-        /// Time without a byte in either direction after which a connection is reset.
+        /// Time without a byte in either direction after which a connection is reset, at most a
+        /// quarter of it later.
         idle: Duration as IdleTime = default(IDLE);
         /// True for the entry of an object.
         is_of_object: bool = aside(|_| false);

@@ -242,6 +242,9 @@ fn check(
     if !peer.is_admitted() {
         return Err(Reason::NotForPeer.into());
     }
+    if let Some(binding) = route.binding() {
+        return Ok(Some(TunnelLimits::of_idle(binding.config.idle)));
+    }
     if route.is_granted_by_listener() {
         return Ok(None);
     }

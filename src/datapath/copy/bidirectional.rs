@@ -12,7 +12,6 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use tokio::io::{Interest, ReadBuf};
@@ -31,7 +30,7 @@ use crate::datapath::limits::loop_detection::InFlight;
 use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 
-use super::{CopyOutcome, DELIVERY_DEADLINE, IdleTimer, SILENT, Start};
+use super::{CopyOutcome, DELIVERY_DEADLINE, SILENT, Start};
 
 /// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
 /// run.
@@ -67,13 +66,11 @@ pub struct CopyLimits<'a> {
     pub account: &'a Arc<BufferAccount>,
     /// Descriptors for pipes.
     pub admission: &'a Admission,
-    /// Time without a byte after which the tunnel ends.
-    pub idle: Option<Duration>,
 }
 
 /// Copies between a peer above its socket and an endpoint, until both directions have ended, one
-/// side broke, the endpoint missed the deadline for its first byte, or the tunnel was idle for too
-/// long. Keeps the number of bytes of both directions in `moved`.
+/// side broke, or the endpoint missed the deadline for its first byte. Keeps the number of bytes of
+/// both directions in `moved`.
 pub async fn run<P: Side>(
     (socket, peer): (&TcpStream, &mut P),
     endpoint: &mut EndpointStream,
@@ -124,8 +121,7 @@ where
         None => (Bytes::new(), None),
     };
     let upload = Direction::new(limits, first);
-    let idle = limits.idle.map(IdleTimer::new).map(Box::new);
-    let mut copy = Copy { sides, upload, download, start, idle, record, moved };
+    let mut copy = Copy { sides, upload, download, start, record, moved };
     async move {
         let socket = copy.sides.socket;
         let mut peer_failed = pin!(socket.ready(Interest::ERROR));
@@ -162,7 +158,6 @@ struct Copy<'a, P, E, B> {
     upload: Direction<'a>,
     download: Direction<'a>,
     start: Option<Box<Start>>,
-    idle: Option<Box<IdleTimer>>,
     record: &'a mut Record,
     moved: &'a AtomicU64,
 }
@@ -198,9 +193,6 @@ where
         // The endpoint is no longer read, and the upload may have nothing to write.
         if down && let Poll::Ready(is_end) = (self.sides.poll_broken)(self.sides.endpoint, cx) {
             return Poll::Ready(if is_end { Ok(()) } else { Err(Reason::UpstreamReset) });
-        }
-        if self.idle.as_mut().is_some_and(|idle| idle.poll(cx, bytes)) {
-            return Poll::Ready(Err(Reason::IdleTimeout));
         }
         Poll::Pending
     }
@@ -431,6 +423,8 @@ impl Drop for Direction<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use prometheus_client::metrics::gauge::Gauge;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::task::yield_now;
@@ -485,7 +479,7 @@ mod tests {
         let (all, hello) = (bytes(32 << 20), b"hello".to_vec());
         let peer = (&downstream, &mut SharedSocket::from(&downstream));
         let mut endpoint = EndpointStream::Tcp(upstream);
-        let limits = &CopyLimits { account: &account, admission: &admission, idle: None };
+        let limits = &CopyLimits { account: &account, admission: &admission };
         let copy = run(peer, &mut endpoint, initial(&hello), limits, &mut record, &moved);
         let up = async {
             client.write_all(&all).await.expect("bytes");
@@ -525,7 +519,7 @@ mod tests {
         let all = bytes(64 << 20);
         let peer = (&downstream, &mut SharedSocket::from(&downstream));
         let mut endpoint = EndpointStream::Tcp(upstream);
-        let limits = &CopyLimits { account: &account, admission: &admission, idle: None };
+        let limits = &CopyLimits { account: &account, admission: &admission };
         let copy = run(peer, &mut endpoint, initial(&[]), limits, &mut record, &moved);
         let write = async {
             // More than the kernel buffers for connections that are not read.
@@ -573,7 +567,7 @@ mod tests {
         let mut record = Record::new(&Arc::new(Metrics::new()), &source, "echo.app:80");
         let admission = Admission::new(1000);
         let mut tunnel = EndpointStream::outer(tunnel, Arc::clone(&account));
-        let limits = &CopyLimits { account: &account, admission: &admission, idle: Some(2 * SOON) };
+        let limits = &CopyLimits { account: &account, admission: &admission };
         let moved = AtomicU64::new(0);
         let copy = run((&socket, &mut server), &mut tunnel, None, limits, &mut record, &moved);
         let reads = async {

@@ -45,48 +45,17 @@ pub const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// Detail of a tunnel whose endpoint has missed [`ANSWER_DEADLINE`].
 pub const SILENT: &str = "the endpoint sent no byte within 5 s of the ClientHello";
 
-/// Timer of the limit of time without a byte.
-struct IdleTimer {
-    limit: Duration,
-    timer: Pin<Box<Sleep>>,
-    /// Number of bytes at the last poll.
-    bytes: u64,
-    last_moved: Instant,
-}
-
-impl IdleTimer {
-    fn new(limit: Duration) -> Self {
-        Self { limit, timer: Box::pin(sleep(limit)), bytes: 0, last_moved: Instant::now() }
-    }
-
-    /// Returns true if the limit has passed. The timer is armed again only when it fires: bytes
-    /// cost no access to it.
-    fn poll(&mut self, cx: &mut Context<'_>, bytes: u64) -> bool {
-        if self.bytes != bytes {
-            (self.bytes, self.last_moved) = (bytes, Instant::now());
-        }
-        while self.timer.as_mut().poll(cx).is_ready() {
-            let end = self.last_moved + self.limit;
-            if end <= Instant::now() {
-                return true;
-            }
-            self.timer.as_mut().reset(end);
-        }
-        false
-    }
-}
-
 /// First seconds of a tunnel whose peer has sent a ClientHello. The endpoint has to answer in them,
 /// and its socket gets keepalive after them.
 struct Start {
-    timer: IdleTimer,
+    timer: Pin<Box<Sleep>>,
     /// Entry of the ClientHello in the loop detection, until the endpoint answers.
     loop_entry: Option<InFlight>,
 }
 
 impl Start {
     fn new(loop_entry: Option<InFlight>) -> Self {
-        Self { timer: IdleTimer::new(ANSWER_DEADLINE), loop_entry }
+        Self { timer: Box::pin(sleep(ANSWER_DEADLINE)), loop_entry }
     }
 
     /// Returns true if they are over.
@@ -94,6 +63,6 @@ impl Start {
         if has_answered {
             self.loop_entry = None;
         }
-        self.timer.poll(cx, 0)
+        self.timer.as_mut().poll(cx).is_ready()
     }
 }

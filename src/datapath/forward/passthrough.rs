@@ -164,8 +164,7 @@ impl ConnectionTunnel {
         let Upstream { stream, grant, .. } = upstream;
         let (socket, account, moved) = (&*self.socket, &self.account, &self.moved);
         account.open_gate();
-        let idle = grant.binding().map(|binding| binding.config.idle);
-        let limits = &CopyLimits { account, admission: &data_path.admission, idle };
+        let limits = &CopyLimits { account, admission: &data_path.admission };
         let servers = stream.servers();
         let mut open = OpenConnection { data_path, peer, generation, grant, servers, since, moved };
         // Boxed with its state, which is polled only when something behind the gate has woken.

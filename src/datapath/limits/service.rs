@@ -1,4 +1,4 @@
-//! Limits of one tunnel, by the exposure entries that admit it.
+//! Limits of one tunnel, by the exposure entries that admit it, or by its binding.
 
 use tokio::time::{Duration, Instant};
 
@@ -6,7 +6,8 @@ use crate::limits::{Held, Source};
 use crate::reason::Reason;
 use crate::snapshot::{Exposure, ServiceLimits};
 
-/// Strictest limits of the entries that admit a tunnel, with its places in their counts.
+/// Strictest limits of the entries that admit a tunnel, with its places in their counts; or those
+/// of its binding.
 #[derive(Debug, Default)]
 pub struct TunnelLimits {
     limits: ServiceLimits,
@@ -37,6 +38,12 @@ impl TunnelLimits {
             ..Self::default()
         };
         Ok((!entries.is_empty()).then(|| Box::new(limits)))
+    }
+
+    /// Returns the limits of a tunnel that ends after this time without a byte.
+    pub fn of_idle(timeout: Duration) -> Box<Self> {
+        let limits = ServiceLimits { idle_timeout: Some(timeout), ..ServiceLimits::default() };
+        Box::new(Self { limits, ..Self::default() })
     }
 
     /// Replaces the limits of an open tunnel by those of `entries`, whose counts may exceed their
