@@ -49,7 +49,7 @@ use crate::lifecycle::Lifecycle;
 use crate::limits::turns::{ClusterSettings, WorkerTime};
 use crate::outer::run_probes;
 use crate::snapshot::Publisher;
-use crate::status::Status;
+use crate::status::{ProbeResult, Status};
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, InboundTls};
 use crate::xds::dns::{self, Dns};
@@ -221,7 +221,7 @@ impl App {
         let (pool, metrics) = (self.data_path.outer.clone(), Arc::clone(&self.data_path.metrics));
         let config = Arc::clone(&self.config);
         let interval = move || config.load().dial.probe_interval;
-        let count = move |result| metrics.gateway_probed(result);
+        let count = move |result: ProbeResult| metrics.gateway_probes.inc(result.label());
         let own = (&Handle::current(), &self.status);
         spawn_task(own, "gateway probes", run_probes(pool, interval, count));
     }

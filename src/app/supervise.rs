@@ -137,7 +137,7 @@ pub(super) async fn watch(workers: Vec<WorkerHandle>, status: Arc<Status>, metri
             match watched.check(worker.turns.idle()) {
                 Change::None => {}
                 Change::Stalled => {
-                    metrics.worker_stalled();
+                    metrics.worker_stalls.inc();
                     warn!(
                         worker = index,
                         state = worker.turns.thread_state(),

@@ -265,7 +265,7 @@ pub async fn run(
     loop {
         let accept = async {
             while !share.has_free_descriptor() {
-                data_path.metrics.accept_paused();
+                data_path.metrics.accept_pauses.inc();
                 sleep(LIMIT_POLL_INTERVAL).await;
             }
             let accept = || accept(&socket.socket);
@@ -285,11 +285,11 @@ pub async fn run(
             }
             Err(_) if listener.drain.is_draining() => {}
             Err(error) if is_connection_error(&error) => {
-                data_path.metrics.accept_error(AcceptError::Connection);
+                data_path.metrics.accept_errors.inc(AcceptError::Connection.label());
                 debug!(%error, "a connection failed before it was accepted");
             }
             Err(error) => {
-                data_path.metrics.accept_error(AcceptError::Resource);
+                data_path.metrics.accept_errors.inc(AcceptError::Resource.label());
                 // Jitter, so that listeners do not try together.
                 let delay = backoff.mul_f64(1.0 + fastrand::f64());
                 backoff = (2 * backoff).min(BACKOFF_MAX);

@@ -191,7 +191,7 @@ fn record_outcome(
     outcome: PolicyOutcome,
     refusal: &PolicyRejection,
 ) {
-    data_path.metrics.policy_refused(outcome);
+    data_path.metrics.policies.inc(outcome.label());
     if data_path.metrics.admit_policy_line() {
         let (peer, error) = (&*peer.source.principal, refusal.to_string());
         let (endpoint, outcome) = (&**endpoint.uid(), outcome.label());

@@ -217,7 +217,7 @@ fn eject(
         return false;
     }
     let time = eject(state, now);
-    metrics.endpoint_ejected();
+    metrics.ejections.inc();
     info!(
         endpoint = %endpoint.uid(), address = %endpoint.address, ?time,
         "endpoint ejected after a failure"

@@ -15,6 +15,7 @@ use parking_lot::RwLock;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Metric, Registry};
 
 use super::labels::Labels;
@@ -160,13 +161,51 @@ pub(super) fn metric<M: Metric + Clone + Default>(
     register(registry, name, help, M::default())
 }
 
-/// Defines a struct of metrics, each with its type, its name, and its description in scrapes. The
-/// fields after `besides` are no such metrics, and have a value each, which may use the registry.
+/// Counters of one name, by a label whose values are known at the start. All are exported as 0 from
+/// then on, so that an alert on their rate detects the first event.
+#[derive(Clone, Debug)]
+pub(crate) struct Counters {
+    family: Family<[(&'static str, &'static str); 1], Counter>,
+    label: &'static str,
+}
+
+impl Counters {
+    pub(super) fn register(
+        registry: &mut Registry,
+        (name, help): (&str, &str),
+        label: &'static str,
+        values: impl IntoIterator<Item = &'static str>,
+    ) -> Self {
+        let counters = Self { family: metric(registry, name, help), label };
+        for value in values {
+            drop(counters.family.get_or_create(&[(label, value)]));
+        }
+        counters
+    }
+
+    /// Counts an event.
+    pub(crate) fn inc(&self, value: &'static str) {
+        self.family.get_or_create(&[(self.label, value)]).inc();
+    }
+}
+
+/// Defines a struct of metrics, each with its type, its name, and its description in scrapes, and
+/// [`Counters`] with their label and its values. The fields after `besides` are no such metrics,
+/// and have a value each, which may use the registry.
 macro_rules! metrics {
+    (@register $registry:ident, $metric:literal, $help:literal) => {
+        metric($registry, $metric, $help)
+    };
+    (@register $registry:ident, $metric:literal, $help:literal, $label:literal, $values:expr) => {
+        Counters::register($registry, ($metric, $help), $label, $values)
+    };
     (
         $(#[$about:meta])*
         $vis:vis struct $name:ident in $registry:ident {
-            $( $field:ident: $type:ty = $metric:literal, $help:literal; )*
+            $(
+                $field_vis:vis $field:ident: $type:ty =
+                    $metric:literal, $help:literal $(, by $label:literal of $values:expr)?;
+            )*
         } besides {
             $( $own_vis:vis $own:ident: $own_type:ty = $value:expr; )*
         }
@@ -174,7 +213,7 @@ macro_rules! metrics {
         $(#[$about])*
         #[derive(Debug)]
         $vis struct $name {
-            $( $field: $type, )*
+            $( $field_vis $field: $type, )*
             $( $own_vis $own: $own_type, )*
         }
 
@@ -183,7 +222,9 @@ macro_rules! metrics {
             pub(super) fn register($registry: &mut Registry) -> Self {
                 Self {
                     $( $own: $value, )*
-                    $( $field: metric($registry, $metric, $help), )*
+                    $( $field: metrics!(
+                        @register $registry, $metric, $help $(, $label, $values)?
+                    ), )*
                 }
             }
         }

@@ -192,7 +192,9 @@ pub async fn send(
         if let Some(load) = answer.load {
             match ServiceLoad::parse(load.as_bytes()) {
                 Some(load) => endpoint.record_load(load, now),
-                None => data_path.metrics.load_malformed(),
+                None => {
+                    data_path.metrics.loads_malformed.inc();
+                }
             }
         }
         answer.stream
@@ -288,7 +290,7 @@ fn request(data_path: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, Fa
         if let Some(value) = value
             && !(is_forwarded(name, value) && request.set(name, value))
         {
-            data_path.metrics.trace_header_dropped(name);
+            data_path.metrics.traces_dropped.inc(name);
         }
     }
     Ok(request)

@@ -286,7 +286,7 @@ impl ConnectionDriver<'_> {
                 events.push_after(GOAWAY_DEADLINE, ConnectionEvent::Closed);
             }
             ConnectionEvent::Untrusted(refusal) => {
-                self.data_path.metrics.connection_untrusted(refusal);
+                self.data_path.metrics.untrusted.inc(refusal.label());
                 self.log_end(&refusal.description());
                 connection.downstream.server.shut_down_gracefully();
                 events.push_after(UNTRUSTED_CLOSE_DELAY, ConnectionEvent::Closed);
@@ -308,7 +308,7 @@ impl ConnectionDriver<'_> {
         let load = self.load();
         let is_retired = self.aged.as_mut().is_some_and(|aged| aged.retire(reason, load));
         if is_retired {
-            self.data_path.metrics.connection_retired(reason);
+            self.data_path.metrics.retired.inc(reason.label());
             let (peer, reason) = (&self.peer.source.principal, reason.label());
             debug!(%peer, reason, "connection retired");
             events.push_after(Duration::ZERO, ConnectionEvent::GoAwayDue);
@@ -346,7 +346,7 @@ impl ConnectionDriver<'_> {
     {
         self.log_end(&describe(&end));
         if let ConnectionEnd::Http2(ConnectionError::EXHAUSTED) = end {
-            self.data_path.metrics.connection_exhausted();
+            self.data_path.metrics.frame_floods.inc();
         }
         close(connection, end).await
     }

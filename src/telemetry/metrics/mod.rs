@@ -24,7 +24,7 @@ use super::budgets::Budgets;
 use super::collected::{Collected, Order};
 use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
 use super::refusals::{RefusalTable, Refusals};
-use super::sets::{metric, metrics, register};
+use super::sets::{Counters, metric, metrics, register};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition, logging};
@@ -49,7 +49,6 @@ const DIAL_BUCKETS: [f64; 14] =
 
 /// Label set of one or two labels from closed lists.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
-type Counters<const N: usize> = Family<Labels<N>, Counter>;
 type OwnedLabels<const N: usize> = [(&'static str, String); N];
 
 labelled! {
@@ -77,9 +76,6 @@ labelled! {
     }
 }
 
-/// Values of the `result` label of `strait_dials_total`.
-const DIAL_RESULTS: [&str; 5] = ["ok", "refused", "timeout", "failed", "denied"];
-
 /// Reasons for which a change of trust ends connections; each has a counter from the start.
 const TRUST_LOSS_REASONS: [HandshakeRefusal; 6] = [
     HandshakeRefusal::UnknownIssuer,
@@ -96,15 +92,20 @@ metrics! {
         tunnels: Family<TunnelLabels, Counter> = "strait_tunnels",
             "Tunnels ended, by reason and by the cluster of the peer";
         tunnels_open: Gauge = "strait_tunnels_open", "Open tunnels";
-        handshakes_refused: Counters<1> = "strait_handshakes_refused",
-            "Connections refused before they could open a tunnel, by reason";
+        pub(crate) handshakes_refused: Counters = "strait_handshakes_refused",
+            "Connections refused before they could open a tunnel, by reason",
+            by "reason" of HandshakeRefusal::ALL.map(HandshakeRefusal::label);
         connections: Counter = "strait_connections", "Connections accepted";
         connections_open: Gauge = "strait_connections_open", "Open connections";
-        accept_errors: Counters<1> = "strait_accept_errors", "Failed accepts, by kind";
-        dials: Counters<1> = "strait_dials", "Dials of one endpoint, by result";
-        gateway_probes: Counters<1> = "strait_gateway_probes",
-            "Probes of gateways of other networks, by result";
-        ejections: Counter = "strait_endpoint_ejections", "Endpoints ejected after failures";
+        pub(crate) accept_errors: Counters = "strait_accept_errors", "Failed accepts, by kind",
+            by "kind" of AcceptError::ALL.map(AcceptError::label);
+        dials: Counters = "strait_dials", "Dials of one endpoint, by result",
+            by "result" of ["ok", "refused", "timeout", "failed", "denied"];
+        pub(crate) gateway_probes: Counters = "strait_gateway_probes",
+            "Probes of gateways of other networks, by result",
+            by "result" of ProbeResult::ALL.map(ProbeResult::label);
+        pub(crate) ejections: Counter = "strait_endpoint_ejections",
+            "Endpoints ejected after failures";
         buffered: Gauge = "strait_buffered_bytes",
             "Bytes buffered for slow readers, of all tunnels";
         buffered_max: Gauge = "strait_buffered_bytes_max",
@@ -115,31 +116,36 @@ metrics! {
             "Memory limit of this process, from its cgroup or the machine";
         panics: Counter = "strait_panics",
             "Panics, each of which ended a connection or a part of the process";
-        worker_stalls: Counter = "strait_worker_stalls",
+        pub(crate) worker_stalls: Counter = "strait_worker_stalls",
             "Times at which a worker stood still for a second";
-        accept_pauses: Counter = "strait_accept_pauses",
+        pub(crate) accept_pauses: Counter = "strait_accept_pauses",
             "Pauses of 100 ms in accepting because no descriptor was free";
-        shed: Family<Labels<1>, Counter> = "strait_connections_shed",
-            "Connections closed before their handshake, by limit";
-        frame_floods: Counter = "strait_connections_exhausted",
+        pub(crate) shed: Counters = "strait_connections_shed",
+            "Connections closed before their handshake, by limit",
+            by "limit" of ["source", "worker", "not_in_sources", "share", "files", "memory"];
+        pub(crate) frame_floods: Counter = "strait_connections_exhausted",
             "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
-        retired: Counters<1> = "strait_connections_retired",
-            "Connections of peers that were sent GOAWAY to move elsewhere, by reason";
-        policies: Counters<1> = "strait_policy_refusals",
-            "Refusals of tunnels by authorization policies, by outcome";
-        reloads: Counters<2> = "strait_reload", "Reads of changed sources, by result";
+        pub(crate) retired: Counters = "strait_connections_retired",
+            "Connections of peers that were sent GOAWAY to move elsewhere, by reason",
+            by "reason" of RetirementReason::ALL.map(RetirementReason::label);
+        pub(crate) policies: Counters = "strait_policy_refusals",
+            "Refusals of tunnels by authorization policies, by outcome",
+            by "outcome" of PolicyOutcome::ALL.map(PolicyOutcome::label);
+        reloads: Family<Labels<2>, Counter> = "strait_reload",
+            "Reads of changed sources, by result";
         reload_failing: Family<Labels<1>, Gauge> = "strait_reload_failing",
             "Whether the last read of a source failed, or a part of it is not in use";
-        certificate_fetches: Counters<1> = "strait_certificate_fetches",
-            "Certificate requests and updates, by result";
+        certificate_fetches: Counters = "strait_certificate_fetches",
+            "Certificate requests and updates, by result", by "result" of [true, false].map(result);
         certificate_expiry: Family<OwnedLabels<2>, Gauge> = "strait_certificate_expiry_seconds",
             "Expiry time of the first certificate of each kind (Unix time)";
         certificate_failing: Gauge = "strait_certificate_failing",
             "Whether the last attempt to get or load a new certificate failed";
         renewal_problem: Gauge = "strait_certificate_renewal_problem",
             "Whether the own certificate is unusable, or should have been renewed";
-        untrusted: Counters<1> = "strait_connections_untrusted",
-            "Open connections whose peer's certificate lost trust, by reason";
+        pub(crate) untrusted: Counters = "strait_connections_untrusted",
+            "Open connections whose peer's certificate lost trust, by reason",
+            by "reason" of TRUST_LOSS_REASONS.map(HandshakeRefusal::label);
         crls: Family<Labels<1>, Gauge> = "strait_crls",
             "Certificate revocation lists in force, by state";
         baggage_mismatches: Family<OwnedLabels<1>, Counter> = "strait_baggage_cluster_mismatches",
@@ -148,9 +154,10 @@ metrics! {
             "Whether peers of any trust domain are accepted";
         log_lines_dropped: Counter = "strait_log_lines_dropped",
             "Log lines lost because the writer could not keep up or the disk was full";
-        traces_dropped: Counters<1> = "strait_trace_headers_dropped",
-            "Malformed or too large headers of traces, not sent to gateways of other networks";
-        loads_malformed: Counter = "strait_remote_loads_malformed",
+        pub(crate) traces_dropped: Counters = "strait_trace_headers_dropped",
+            "Malformed or too large headers of traces, not sent to gateways of other networks",
+            by "header" of [TRACEPARENT, BAGGAGE];
+        pub(crate) loads_malformed: Counter = "strait_remote_loads_malformed",
             "Malformed values of x-strait-load from gateways of other networks, which were ignored";
     } besides {
         tcp: Tcp = Tcp::register(r);
@@ -182,40 +189,10 @@ impl Metrics {
         metrics
     }
 
-    /// Creates every label set that is known at the start.
+    /// Creates the label sets that are known at the start, except those of [`Counters`].
     fn create_fixed_label_sets(&self) {
         self.create_reasons(&Arc::default());
-        for refusal in HandshakeRefusal::ALL {
-            drop(self.handshakes_refused.get_or_create(&[("reason", refusal.label())]));
-        }
-        for refusal in TRUST_LOSS_REASONS {
-            drop(self.untrusted.get_or_create(&[("reason", refusal.label())]));
-        }
         self.set_crls(0, 0);
-        for limit in ["source", "worker", "not_in_sources", "share", "files", "memory"] {
-            drop(self.shed.get_or_create(&[("limit", limit)]));
-        }
-        for reason in RetirementReason::ALL {
-            drop(self.retired.get_or_create(&[("reason", reason.label())]));
-        }
-        for error in AcceptError::ALL {
-            drop(self.accept_errors.get_or_create(&[("kind", error.label())]));
-        }
-        for result in DIAL_RESULTS {
-            drop(self.dials.get_or_create(&[("result", result)]));
-        }
-        for result in ProbeResult::ALL {
-            drop(self.gateway_probes.get_or_create(&[("result", result.label())]));
-        }
-        for outcome in PolicyOutcome::ALL {
-            drop(self.policies.get_or_create(&[("outcome", outcome.label())]));
-        }
-        for header in [TRACEPARENT, BAGGAGE] {
-            drop(self.traces_dropped.get_or_create(&[("header", header)]));
-        }
-        for ok in [true, false] {
-            drop(self.certificate_fetches.get_or_create(&[result(ok)]));
-        }
         for what in ReloadSource::ALL {
             drop(self.reloads.get_or_create(&reload_labels(what, true)));
             drop(self.reloads.get_or_create(&reload_labels(what, false)));
@@ -233,38 +210,11 @@ impl Metrics {
         }
     }
 
-    /// Counts a header of a trace that a gateway does not get.
-    pub fn trace_header_dropped(&self, header: &'static str) {
-        self.traces_dropped.get_or_create(&[("header", header)]).inc();
-    }
-
-    /// Counts a malformed `x-strait-load` of a gateway.
-    pub fn load_malformed(&self) {
-        self.loads_malformed.inc();
-    }
-
     /// Counts an accepted connection, which is open until the guard is dropped.
     pub fn connection_opened(&self) -> ConnectionGuard {
         self.connections.inc();
         self.connections_open.inc();
         ConnectionGuard(self.connections_open.clone())
-    }
-
-    /// Counts a failed accept.
-    pub fn accept_error(&self, error: AcceptError) {
-        let labels = [("kind", error.label())];
-        self.accept_errors.get_or_create(&labels).inc();
-    }
-
-    /// Counts a connection that was refused before it could open a tunnel.
-    pub fn handshake_refused(&self, refusal: HandshakeRefusal) {
-        self.handshakes_refused.get_or_create(&[("reason", refusal.label())]).inc();
-    }
-
-    /// Counts an open connection whose peer's certificate lost its trust.
-    pub fn connection_untrusted(&self, refusal: HandshakeRefusal) {
-        let labels = [("reason", refusal.label())];
-        self.untrusted.get_or_create(&labels).inc();
     }
 
     /// Counts a CONNECT whose baggage names another cluster than the peer's. Baggage is a hint
@@ -289,7 +239,7 @@ impl Metrics {
 
     /// Counts a dial that reached its endpoint, and records its duration.
     pub fn dial_succeeded(&self, time: Duration) {
-        self.dials.get_or_create(&[("result", "ok")]).inc();
+        self.dials.inc("ok");
         self.dial_seconds.observe(time.as_secs_f64());
     }
 
@@ -301,12 +251,7 @@ impl Metrics {
             Reason::DialDenied => "denied",
             _ => "failed",
         };
-        self.dials.get_or_create(&[("result", result)]).inc();
-    }
-
-    /// Counts a probe of a gateway of another network.
-    pub fn gateway_probed(&self, result: ProbeResult) {
-        self.gateway_probes.get_or_create(&[("result", result.label())]).inc();
+        self.dials.inc(result);
     }
 
     /// Sets the source of the gateways of other networks, once.
@@ -332,32 +277,11 @@ impl Metrics {
         self.drains.set(rows);
     }
 
-    /// Counts a worker that has stood still.
-    pub fn worker_stalled(&self) {
-        self.worker_stalls.inc();
-    }
-
-    /// Counts a pause of the acceptor because of missing descriptors.
-    pub fn accept_paused(&self) {
-        self.accept_pauses.inc();
-    }
-
     /// Counts a connection from `address` that was closed before its handshake, by the limit that
     /// it exceeded.
     pub fn connection_shed(&self, address: IpAddr, limit: &'static str) {
         self.refusals.add_connection(address, limit, "");
-        self.shed.get_or_create(&[("limit", limit)]).inc();
-    }
-
-    /// Counts a connection that was ended because it sent more frames than its tunnels account
-    /// for.
-    pub fn connection_exhausted(&self) {
-        self.frame_floods.inc();
-    }
-
-    /// Counts a connection that is retired.
-    pub fn connection_retired(&self, reason: RetirementReason) {
-        self.retired.get_or_create(&[("reason", reason.label())]).inc();
+        self.shed.inc(limit);
     }
 
     /// Sets the limit of buffered bytes, and returns the gauge of the bytes in use.
@@ -371,16 +295,6 @@ impl Metrics {
         let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
         self.memory_limit.set(signed(limit));
         self.memory_used.set(signed(used));
-    }
-
-    /// Counts an ejected endpoint.
-    pub fn endpoint_ejected(&self) {
-        self.ejections.inc();
-    }
-
-    /// Counts a tunnel that authorization policies reject.
-    pub fn policy_refused(&self, outcome: PolicyOutcome) {
-        self.policies.get_or_create(&[("outcome", outcome.label())]).inc();
     }
 
     /// Returns true if another line about authorization policies may be logged now.
@@ -405,7 +319,7 @@ impl Metrics {
 
     /// Counts a certificate that was requested from an authority or pushed by it.
     pub fn certificate_fetched(&self, ok: bool) {
-        self.certificate_fetches.get_or_create(&[result(ok)]).inc();
+        self.certificate_fetches.inc(result(ok));
     }
 
     /// Exports whether the last attempt to get or load a new certificate failed.
@@ -585,11 +499,11 @@ fn build_info(registry: &mut Registry) {
 }
 
 fn reload_labels(what: ReloadSource, ok: bool) -> Labels<2> {
-    [("what", what.label()), result(ok)]
+    [("what", what.label()), ("result", result(ok))]
 }
 
-fn result(ok: bool) -> (&'static str, &'static str) {
-    ("result", if ok { "ok" } else { "error" })
+fn result(ok: bool) -> &'static str {
+    if ok { "ok" } else { "error" }
 }
 
 #[cfg(test)]

@@ -41,16 +41,16 @@ fn every_label_of_a_closed_list_shows_as_zero_from_the_start() {
 }
 
 #[test]
-fn each_method_moves_its_own_metric() {
+fn each_event_moves_its_own_metric() {
     let metrics = Metrics::new();
     let first = metrics.connection_opened();
     let second = metrics.connection_opened();
     drop(first);
-    metrics.accept_error(AcceptError::Resource);
-    metrics.handshake_refused(HandshakeRefusal::UntrustedDomain);
+    metrics.accept_errors.inc(AcceptError::Resource.label());
+    metrics.handshakes_refused.inc(HandshakeRefusal::UntrustedDomain.label());
     metrics.dial_failed(Reason::DialTimeout);
     metrics.dial_succeeded(Duration::from_millis(3));
-    metrics.endpoint_ejected();
+    metrics.ejections.inc();
     metrics.reload(ReloadSource::Mesh, false);
     let text = metrics.encode();
     drop(second);

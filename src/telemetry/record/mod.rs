@@ -342,7 +342,7 @@ pub fn report_refused_handshake(
     refusal: HandshakeRefusal,
     detail: &str,
 ) {
-    metrics.handshake_refused(refusal);
+    metrics.handshakes_refused.inc(refusal.label());
     let detail = truncated(detail);
     metrics.refusals.add_connection(address.ip(), refusal.label(), detail);
     let error = non_empty(detail);
