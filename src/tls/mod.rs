@@ -184,7 +184,7 @@ pub fn client_config_any_server(
     let mut provider = provider();
     let groups = &mut Arc::make_mut(&mut provider).kx_groups;
     groups.retain(|one| group.is_none_or(|group| one.name() == group));
-    let verifier = verifier::ServerVerifier::new(None, &material.roots, &provider);
+    let verifier = verifier::ClientVerifier::of_servers(None, &material.roots, &provider);
     client_config_with(material, provider, Arc::new(verifier))
 }
 
@@ -213,7 +213,7 @@ pub fn server_verifier(
     expected: &[&str],
 ) -> Arc<dyn ServerCertVerifier> {
     let roots = &material.roots;
-    Arc::new(verifier::ServerVerifier::new(Some(expected), roots, &provider()))
+    Arc::new(verifier::ClientVerifier::of_servers(Some(expected), roots, &provider()))
 }
 
 #[cfg(test)]

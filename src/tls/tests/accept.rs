@@ -19,7 +19,7 @@ use super::super::{
 use super::samples::{MATERIAL, authority, certificates};
 use super::{SUITES, client, connect, server, server_name};
 use crate::reason::HandshakeRefusal;
-use crate::tls::verifier::ServerVerifier;
+use crate::tls::verifier::ClientVerifier;
 
 #[tokio::test]
 async fn a_handshake_succeeds_with_every_suite_and_in_pieces_of_a_few_bytes() {
@@ -115,8 +115,8 @@ async fn a_client_that_rejects_our_certificate_is_a_reason_of_its_own() {
     let mut roots = RootCertStore::empty();
     roots.add(certificates(&authority().root_pem()).remove(0)).unwrap();
     let verifiers = [
-        ServerVerifier::new(None, &Arc::new(roots), &provider()),
-        ServerVerifier::new(Some(&["spiffe://a/ns/b/sa/c"]), &MATERIAL.roots, &provider()),
+        ClientVerifier::of_servers(None, &Arc::new(roots), &provider()),
+        ClientVerifier::of_servers(Some(&["spiffe://a/ns/b/sa/c"]), &MATERIAL.roots, &provider()),
     ];
     for verifier in verifiers {
         let mut config = client(SUITE);

@@ -42,7 +42,7 @@ pub(super) fn server(suite: SupportedCipherSuite) -> ServerConfig {
 
 /// Returns the configuration of a client for one suite.
 pub(super) fn client(suite: SupportedCipherSuite) -> ClientConfig {
-    let verifier = verifier::ServerVerifier::new(None, &MATERIAL.roots, &provider(suite));
+    let verifier = verifier::ClientVerifier::of_servers(None, &MATERIAL.roots, &provider(suite));
     let config = client_config_with(&MATERIAL, provider(suite), Arc::new(verifier));
     ClientConfig::clone(&config.unwrap())
 }

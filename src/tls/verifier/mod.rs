@@ -217,9 +217,9 @@ fn from_webpki(error: webpki::Error) -> CertificateError {
     }
 }
 
-/// Verifier of clients, and of gateways of other networks by the same rules. The leaf's trust
-/// domain selects the roots. A domain outside the set is rejected before any signature check. A
-/// chain that was verified recently costs one hash.
+/// Verifier of clients, and of servers by the same rules: of gateways of other networks, and of the
+/// servers of tools. The leaf's trust domain selects the roots. A domain outside the set is
+/// rejected before any signature check. A chain that was verified recently costs one hash.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
     domains: HashMap<Box<str>, DomainRules>,
@@ -228,6 +228,8 @@ pub(super) struct ClientVerifier {
     /// The only issuers that may sign leaves, if others are refused.
     known_issuers: Option<HashSet<SpkiHash>>,
     crls: Option<Arc<Crls>>,
+    /// The only identities that a server may have, if others are refused.
+    expected: Option<HashSet<Box<str>>>,
     /// Limit of the intermediates on a path.
     depth: usize,
     chains: ChainCache,
@@ -295,12 +297,39 @@ impl ClientVerifier {
             default_domain: None,
             known_issuers: None,
             crls: None,
+            expected: None,
             depth: 0,
             chains: ChainCache::default(),
             provider: Arc::clone(provider),
             #[cfg(test)]
             webpki_verifications: AtomicUsize::new(0),
         }
+    }
+
+    /// Creates a verifier of servers of any trust domain under these roots, with one of the
+    /// `expected` identities if there are some.
+    pub(super) fn of_servers(
+        expected: Option<&[&str]>,
+        roots: &Arc<RootCertStore>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Self {
+        Self {
+            default_domain: Some(DomainRules::with_any_issuer(roots)),
+            expected: expected.map(|ids| ids.iter().map(|&id| id.into()).collect()),
+            depth: RECEIVED_MAX,
+            ..Self::rejecting(provider)
+        }
+    }
+
+    /// Checks that a server has one of the expected identities.
+    fn check_expected(&self, leaf: &CertificateDer<'_>) -> Result<(), Error> {
+        let Some(expected) = &self.expected else { return Ok(()) };
+        let uri = leaf_identity(leaf).map_err(refusal_error)?.uri;
+        if expected.contains(&*uri) {
+            return Ok(());
+        }
+        let detail = format!("{} is not an expected identity", escape_for_display(&uri));
+        Err(refusal_error_with(HandshakeRefusal::UntrustedDomain, Some(detail)))
     }
 
     /// Verifies a chain and returns the path to the root.
@@ -402,7 +431,7 @@ fn time_of(time: UnixTime) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs())
 }
 
-/// Methods of both verifiers for signatures in handshakes: TLS 1.3 by the provider, TLS 1.2 never.
+/// Methods of both traits for signatures in handshakes: TLS 1.3 by the provider, TLS 1.2 never.
 macro_rules! tls13_signatures {
     () => {
         fn verify_tls12_signature(
@@ -458,56 +487,8 @@ impl ServerCertVerifier for ClientVerifier {
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
+        self.check_expected(leaf)?;
         self.verify_chain(leaf, intermediates, now)?;
-        Ok(ServerCertVerified::assertion())
-    }
-
-    tls13_signatures!();
-}
-
-/// Verifier of servers by their chain and SPIFFE identity. Host names and addresses are ignored.
-#[derive(Debug)]
-pub(super) struct ServerVerifier {
-    /// The accepted identities, or `None` for any identity.
-    expected: Option<HashSet<Box<str>>>,
-    roots: Arc<RootCertStore>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerVerifier {
-    /// Creates a verifier of servers with one of these identities, or with any under the roots.
-    pub(super) fn new(
-        expected: Option<&[&str]>,
-        roots: &Arc<RootCertStore>,
-        provider: &Arc<CryptoProvider>,
-    ) -> Self {
-        Self {
-            expected: expected.map(|ids| ids.iter().map(|&id| id.into()).collect()),
-            roots: Arc::clone(roots),
-            provider: Arc::clone(provider),
-        }
-    }
-}
-
-impl ServerCertVerifier for ServerVerifier {
-    fn verify_server_cert(
-        &self,
-        leaf: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        let identity = leaf_identity(leaf).map_err(refusal_error)?;
-        let is_expected = |expected: &HashSet<Box<str>>| expected.contains(&*identity.uri);
-        if !self.expected.as_ref().is_none_or(is_expected) {
-            let detail =
-                format!("{} is not an expected identity", escape_for_display(&identity.uri));
-            return Err(refusal_error_with(HandshakeRefusal::UntrustedDomain, Some(detail)));
-        }
-        let limits = (RECEIVED_MAX, KeyUsage::server_auth());
-        let chain = (leaf, intermediates);
-        verify_for(chain, &self.roots, limits, &self.provider, now)?;
         Ok(ServerCertVerified::assertion())
     }
 
