@@ -10,6 +10,7 @@ use rustls::NamedGroup;
 use serde::Serialize;
 
 use super::units;
+use crate::config::IdentityFiles;
 
 /// Kind of work, of a run or of one stream.
 #[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Serialize)]
@@ -94,14 +95,6 @@ enum KeyExchange {
     /// The post-quantum hybrid.
     #[value(name = "x25519mlkem768")]
     X25519MlKem768,
-}
-
-/// PEM files: a certificate chain, its key, and the roots that verify the other side.
-#[derive(Clone, Debug)]
-pub(super) struct TlsFiles {
-    pub(super) chain: PathBuf,
-    pub(super) key: PathBuf,
-    pub(super) roots: PathBuf,
 }
 
 /// Arguments of `up` and `down`.
@@ -207,12 +200,12 @@ impl Common {
     }
 
     /// Returns the files of the connections to the gateway; none for bare connections.
-    pub(super) fn files(&self) -> Option<TlsFiles> {
+    pub(super) fn files(&self) -> Option<IdentityFiles> {
         files(self.chain.clone(), self.key.clone(), self.roots.clone())
     }
 
     /// Returns the files of the inner connections, if there are any.
-    pub(super) fn inner_files(&self) -> Option<TlsFiles> {
+    pub(super) fn inner_files(&self) -> Option<IdentityFiles> {
         let or_outer = |own: &Option<PathBuf>, outer: &Option<PathBuf>| {
             own.as_ref().or(outer.as_ref()).cloned()
         };
@@ -230,8 +223,8 @@ pub(super) fn files(
     chain: Option<PathBuf>,
     key: Option<PathBuf>,
     roots: Option<PathBuf>,
-) -> Option<TlsFiles> {
-    Some(TlsFiles { chain: chain?, key: key?, roots: roots? })
+) -> Option<IdentityFiles> {
+    Some(IdentityFiles { chain: chain?, key: key?, roots: roots? })
 }
 
 impl RequestArgs {

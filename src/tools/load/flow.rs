@@ -1,5 +1,6 @@
 //! Streams that carry the load: an HBONE tunnel, or a bare connection through a TLS listener.
 
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::task::{Context, Poll, ready};
@@ -15,6 +16,11 @@ use super::alert::{ALERT_BYTES, FirstBytes, HELLO_RESPONSE};
 
 /// Limit of one read from a bare connection, in bytes.
 const READ_BYTES: usize = 256 * 1024;
+
+thread_local! {
+    /// Memory for the next read, so that a waiting connection holds none.
+    static SPARE: RefCell<BytesMut> = RefCell::default();
+}
 
 /// Bidirectional byte stream. Each direction ends by itself.
 pub(super) enum LoadStream {
@@ -91,6 +97,11 @@ impl PassthroughStream {
         Self { stream, head: BytesMut::new(), is_payload: false }
     }
 
+    /// Creates the side of a server, which receives payload alone.
+    pub(super) fn of_server(stream: TcpStream) -> Self {
+        Self { is_payload: true, ..Self::new(stream) }
+    }
+
     fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         while !bytes.is_empty() {
             ready!(self.stream.poll_write_ready(cx))?;
@@ -109,14 +120,19 @@ impl PassthroughStream {
                 return Poll::Ready(Ok(Some(self.head.split().freeze())));
             }
             ready!(self.stream.poll_read_ready(cx))?;
-            let mut buffer = BytesMut::with_capacity(READ_BYTES);
-            match self.stream.try_read_buf(&mut buffer) {
+            let read = SPARE.with_borrow_mut(|spare| {
+                spare.reserve(READ_BYTES);
+                self.stream.try_read_buf(spare).map(|_| spare.split())
+            });
+            match read {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Ok(0) if self.head.is_empty() => return Poll::Ready(Ok(None)),
-                Ok(0) => self.is_payload = true,
-                Ok(_) if self.is_payload => return Poll::Ready(Ok(Some(buffer.freeze()))),
-                Ok(_) => self.process_first_bytes(&buffer)?,
                 Err(error) => return Poll::Ready(Err(error)),
+                Ok(bytes) if !bytes.is_empty() && self.is_payload => {
+                    return Poll::Ready(Ok(Some(bytes.freeze())));
+                }
+                Ok(bytes) if !bytes.is_empty() => self.process_first_bytes(&bytes)?,
+                Ok(_) if self.head.is_empty() => return Poll::Ready(Ok(None)),
+                Ok(_) => self.is_payload = true,
             }
         }
     }

@@ -4,32 +4,29 @@
 //! source first reads the number of bytes to send, as eight bytes in big-endian order, and ends
 //! after it has sent them.
 
-use std::cell::RefCell;
-use std::future::{Future, poll_fn};
-use std::io::{self, ErrorKind, Write};
+use std::future::Future;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Poll, ready};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use bytes::Bytes;
+use bytes::{Buf, Bytes, BytesMut};
 use clap::ValueEnum;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-use crate::tls;
+use crate::tls::{self, IdentityMaterial};
 use crate::tools::conformance::endpoint;
-use crate::tools::hbone::{self, IncomingTunnel, Tunnel};
+use crate::tools::hbone::{self, IncomingTunnel};
 use crate::tools::stop::StopSignals;
 
 use super::alert::HELLO_RESPONSE;
 use super::args;
-use super::target::material;
+use super::flow::{LoadStream, PassthroughStream};
 
 /// Arguments of `strait load serve`.
 #[derive(Debug, clap::Args)]
@@ -80,18 +77,12 @@ pub(super) const ORDER_BYTES: usize = size_of::<u64>();
 /// Order for an endless stream.
 pub(super) const ENDLESS: u64 = u64::MAX;
 
-/// Bytes of one read from a socket, or of one write to it.
-const BUFFER_BYTES: usize = 256 * 1024;
-const CHUNK_BYTES: usize = 64 * 1024;
+/// Bytes that a source sends repeatedly.
+const CHUNK_BYTES: usize = 256 * 1024;
 /// Length of the listen backlog. Gateways may dial for all their tunnels at once.
 const BACKLOG: u32 = 4096;
 /// Pause after a failed accept, until descriptors are free again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-thread_local! {
-    /// Shared read buffer, so that a waiting connection holds none.
-    static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER_BYTES]);
-}
 
 /// Serves until a signal arrives.
 ///
@@ -102,19 +93,24 @@ pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
     let listener = listen(args.bind).with_context(|| format!("cannot listen on {}", args.bind))?;
     let address = listener.local_addr()?;
     let mode = args.mode;
+    let chunk = Bytes::from(vec![0; CHUNK_BYTES]);
     let files = args::files(args.chain.clone(), args.key.clone(), args.roots.clone());
     let serving: Pin<Box<dyn Future<Output = ()>>> = match files {
         Some(files) => {
-            let tls = tls::server_config_any_client(&material(&files)?)?;
-            let chunk = Bytes::from(vec![0; CHUNK_BYTES]);
-            let handle = move |IncomingTunnel { mut tunnel, .. }: IncomingTunnel| {
+            let tls = tls::server_config_any_client(&IdentityMaterial::load(&files)?)?;
+            let handle = move |IncomingTunnel { tunnel, .. }: IncomingTunnel| {
                 let chunk = chunk.clone();
                 // The client reports how its tunnel ended.
-                async move { drop(serve_tunnel(mode, &mut tunnel, &chunk).await) }
+                async move {
+                    let _ = match mode {
+                        Mode::Scripted => endpoint::serve(tunnel).await,
+                        _ => serve_stream(mode, LoadStream::Tunnel(tunnel), &chunk).await,
+                    };
+                }
             };
             Box::pin(hbone::serve(listener, tls, handle))
         }
-        None => Box::pin(serve_plain(mode, args.answers_client_hello, listener)),
+        None => Box::pin(serve_plain(mode, args.answers_client_hello, listener, chunk)),
     };
     let protocol = if args.hbone { "HBONE" } else { "plain TCP" };
     let name = mode.to_possible_value();
@@ -137,48 +133,25 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-async fn serve_tunnel(mode: Mode, tunnel: &mut Tunnel, chunk: &Bytes) -> io::Result<()> {
-    match mode {
-        Mode::Echo => {
-            while let Some(bytes) = tunnel.chunk().await? {
-                tunnel.send(bytes).await?;
-            }
-        }
-        Mode::Scripted => return endpoint::serve(tunnel).await,
-        Mode::Sink => while tunnel.chunk().await?.is_some() {},
-        Mode::Source => {
-            let mut left = tunnel.read_u64().await?;
-            while left > 0 {
-                let mut part = chunk.clone();
-                part.truncate(usize::try_from(left).unwrap_or(usize::MAX));
-                left -= part.len() as u64;
-                tunnel.send(part).await?;
-            }
-        }
-    }
-    tunnel.shutdown().await
-}
-
-async fn serve_plain(mode: Mode, after_hello: bool, listener: TcpListener) {
-    let chunk: Arc<[u8]> = vec![0; BUFFER_BYTES].into();
+async fn serve_plain(mode: Mode, after_hello: bool, listener: TcpListener, chunk: Bytes) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let chunk = Arc::clone(&chunk);
+        let chunk = chunk.clone();
         spawn_local(async move {
             // The client reports how its connection ended.
-            let _ = serve_stream(mode, after_hello, stream, &chunk).await;
+            let _ = serve_socket(mode, after_hello, stream, &chunk).await;
         });
     }
 }
 
-async fn serve_stream(
+async fn serve_socket(
     mode: Mode,
     after_hello: bool,
     mut stream: TcpStream,
-    chunk: &[u8],
+    chunk: &Bytes,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
     if after_hello {
@@ -186,26 +159,46 @@ async fn serve_stream(
         stream.write_all(&HELLO_RESPONSE).await?;
     }
     match mode {
+        Mode::Scripted => endpoint::serve(stream).await,
+        _ => {
+            serve_stream(mode, LoadStream::Bare(PassthroughStream::of_server(stream)), chunk).await
+        }
+    }
+}
+
+/// Serves a tunnel or a connection, other than a scripted one.
+async fn serve_stream(mode: Mode, mut stream: LoadStream, chunk: &Bytes) -> io::Result<()> {
+    match mode {
         Mode::Echo => {
-            while let Some(rest) = read(&mut stream, send_back).await? {
-                stream.write_all(&rest).await?;
+            while let Some(bytes) = stream.chunk().await? {
+                stream.send(bytes).await?;
             }
         }
-        Mode::Scripted => return endpoint::serve(stream).await,
-        Mode::Sink => while read(&mut stream, |_, _| Ok(())).await?.is_some() {},
+        Mode::Sink | Mode::Scripted => while stream.chunk().await?.is_some() {},
         Mode::Source => {
-            let mut left = stream.read_u64().await?;
+            let mut left = read_order(&mut stream).await?;
             while left > 0 {
-                let part = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                stream.write_all(&chunk[..part]).await?;
-                left -= part as u64;
+                let mut part = chunk.clone();
+                part.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+                left -= part.len() as u64;
+                stream.send(part).await?;
             }
         }
     }
     stream.shutdown().await?;
-    // Unread bytes would turn the close of the socket into a reset.
-    while read(&mut stream, |_, _| Ok(())).await?.is_some() {}
+    // Unread bytes would turn the close of a socket into a reset.
+    while stream.chunk().await?.is_some() {}
     Ok(())
+}
+
+/// Reads the number of bytes to send.
+async fn read_order(stream: &mut LoadStream) -> io::Result<u64> {
+    let mut order = BytesMut::new();
+    while order.len() < ORDER_BYTES {
+        let bytes = stream.chunk().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        order.extend_from_slice(&bytes);
+    }
+    Ok(order.get_u64())
 }
 
 /// Reads one TLS record, which holds the whole ClientHello: type, version, length, and that many
@@ -217,29 +210,4 @@ async fn skip_client_hello(stream: &mut TcpStream) -> io::Result<()> {
     let mut rest = stream.take(u16::from_be_bytes([high, low]).into());
     tokio::io::copy(&mut rest, &mut tokio::io::sink()).await?;
     Ok(())
-}
-
-/// Reads the available bytes and passes them to `take`; returns none at the end.
-async fn read<T>(
-    stream: &mut TcpStream,
-    mut take: impl FnMut(&TcpStream, &[u8]) -> io::Result<T>,
-) -> io::Result<Option<T>> {
-    poll_fn(|cx| {
-        READ_BUFFER.with_borrow_mut(|scratch| {
-            let mut buffer = ReadBuf::new(scratch);
-            ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
-            let bytes = buffer.filled();
-            Poll::Ready(if bytes.is_empty() { Ok(None) } else { take(stream, bytes).map(Some) })
-        })
-    })
-    .await
-}
-
-/// Sends as many bytes as the socket takes at once, and returns the rest.
-fn send_back(stream: &TcpStream, bytes: &[u8]) -> io::Result<Vec<u8>> {
-    let sent = match stream.try_write(bytes) {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
-        sent => sent?,
-    };
-    Ok(bytes[sent..].to_vec())
 }

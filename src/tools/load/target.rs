@@ -17,7 +17,7 @@ use crate::config::IdentityFiles;
 use crate::tls::{self, IdentityMaterial};
 use crate::tools::hbone::{Client, ConnectError, Tunnel, resolve};
 
-use super::args::{Plan, TlsFiles};
+use super::args::Plan;
 use super::flow::{LoadStream, PassthroughStream};
 
 /// Bytes of one read from a socket. TLS by itself would read 4 KiB at a time.
@@ -191,7 +191,7 @@ impl Target {
 }
 
 impl Hbone {
-    fn new(plan: &Plan, files: &TlsFiles) -> anyhow::Result<Self> {
+    fn new(plan: &Plan, files: &IdentityFiles) -> anyhow::Result<Self> {
         let inner = plan.inner_files().map(|files| {
             anyhow::Ok(Inner {
                 tls: client_tls(&files, plan.key_exchange())?,
@@ -347,19 +347,9 @@ impl ReconnectingConnection {
     }
 }
 
-fn client_tls(files: &TlsFiles, group: Option<NamedGroup>) -> anyhow::Result<Arc<ClientConfig>> {
-    Ok(tls::client_config_any_server(&material(files)?, group)?)
-}
-
-/// Reads a certificate, its key and the roots.
-///
-/// # Errors
-/// A file cannot be used; the message names it.
-pub(super) fn material(files: &TlsFiles) -> anyhow::Result<IdentityMaterial> {
-    let files = IdentityFiles {
-        chain: files.chain.clone(),
-        key: files.key.clone(),
-        roots: files.roots.clone(),
-    };
-    Ok(IdentityMaterial::load(&files)?)
+fn client_tls(
+    files: &IdentityFiles,
+    group: Option<NamedGroup>,
+) -> anyhow::Result<Arc<ClientConfig>> {
+    Ok(tls::client_config_any_server(&IdentityMaterial::load(files)?, group)?)
 }
