@@ -46,15 +46,25 @@ fn write_certificates(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     }
     fs::create_dir_all(&args.dir)
         .with_context(|| format!("cannot make the folder {}", args.dir.display()))?;
-    for file in &files {
-        let path = args.dir.join(&file.name);
-        write_file(&args.dir, file).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    write_files(&args.dir, &files)?;
     // Print after writing: a reader that closes the pipe must not cause a partial set.
     match print_summary(args, &files, out) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         reported => Ok(reported?),
     }
+}
+
+/// Writes the set for the clusters to a folder. `IdentityMaterial::load` reads the files.
+pub(super) fn write_set(dir: &Path, clusters: &[String]) -> anyhow::Result<()> {
+    write_files(dir, &files(clusters)?)
+}
+
+fn write_files(dir: &Path, files: &[File]) -> anyhow::Result<()> {
+    for file in files {
+        let path = dir.join(&file.name);
+        write_file(dir, file).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 fn print_summary(args: &Args, files: &[File], out: &mut impl Write) -> io::Result<()> {

@@ -11,10 +11,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 
 use crate::tls;
-use crate::tools::dev::Leaf;
 use crate::tools::hbone::{Client, ConnectError};
 
-use super::world::{DemoEnvironment, ECHO, ENDPOINT_ID, GATEWAY_ID};
+use super::world::{DemoEnvironment, ECHO, ENDPOINT_ID, GATEWAY_ID, identity};
 
 /// Number of concurrent requests. A single one would not show the weights: while the previous
 /// tunnel closes, the other endpoint has less load.
@@ -47,12 +46,9 @@ impl Tally {
 }
 
 impl DemoClient {
-    pub(super) async fn new(world: &DemoEnvironment, leaf: &Leaf) -> anyhow::Result<Self> {
-        let material = tls::IdentityMaterial::from_pem(
-            &leaf.chain_pem,
-            &leaf.key_pem,
-            &world.identities.root,
-        )?;
+    /// Connects with the certificate of this name in the folder of the demo.
+    pub(super) async fn new(world: &DemoEnvironment, name: &str) -> anyhow::Result<Self> {
+        let material = identity(world.folder(), name)?;
         let outer_tls = tls::client_config(&material, &[GATEWAY_ID])?;
         let inner_tls = tls::client_config(&material, &[ENDPOINT_ID])?;
         let outer = Client::connect(world.gateway, &outer_tls).await?;

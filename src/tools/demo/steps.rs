@@ -91,7 +91,7 @@ async fn run_steps(
         ),
     );
 
-    let caller = Arc::new(DemoClient::new(world, &world.identities.client).await?);
+    let caller = Arc::new(DemoClient::new(world, "client").await?);
     check_weights(&caller, world, report).await?;
     check_killed_endpoint(args, &caller, world, report).await?;
     check_untrusted_peer(world, report).await?;
@@ -159,7 +159,7 @@ async fn check_killed_endpoint(
 
 async fn check_untrusted_peer(world: &DemoEnvironment, report: &mut Report) -> anyhow::Result<()> {
     report.begin("stranger", "a peer of an unknown trust domain, under the same root");
-    let refused = match DemoClient::new(world, &world.identities.untrusted).await {
+    let refused = match DemoClient::new(world, "stranger").await {
         Ok(caller) => caller.request().await.err(),
         Err(error) => Some(error),
     };

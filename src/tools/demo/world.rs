@@ -1,8 +1,7 @@
 //! Two clusters on one machine: certificates, endpoints, and the gateway's process.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,8 +14,9 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::config::IdentityFiles;
 use crate::tls::{self, IdentityMaterial, TrustedDomain};
-use crate::tools::dev::{Authority, Leaf};
+use crate::tools::certs;
 use crate::tools::hbone::{self, IncomingTunnel};
 
 pub(super) const ECHO: &str = "echo.app.svc.cluster.local:80";
@@ -24,8 +24,6 @@ pub(super) const ECHO: &str = "echo.app.svc.cluster.local:80";
 pub(super) const UNEXPOSED: &str = "secret.app.svc.cluster.local:80";
 pub(super) const GATEWAY_ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 pub(super) const ENDPOINT_ID: &str = "spiffe://east.local/ns/app/sa/echo";
-const CLIENT_ID: &str = "spiffe://west.local/ns/shop/sa/checkout";
-const UNTRUSTED_ID: &str = "spiffe://stranger.example/ns/shop/sa/checkout";
 /// Endpoint of weight 1; [`LARGE`] has weight 3.
 pub(super) const SMALL: &str = "echo-1";
 const LARGE: &str = "echo-3";
@@ -37,32 +35,15 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// the machine is very busy.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Root and certificates of all participants.
-pub(super) struct Identities {
-    pub(super) root: String,
-    gateway: Leaf,
-    endpoint: Leaf,
-    pub(super) client: Leaf,
-    pub(super) untrusted: Leaf,
-}
-
-impl Identities {
-    fn new() -> anyhow::Result<Self> {
-        let authority = Authority::new()?;
-        let (east, west) = (authority.intermediate("east")?, authority.intermediate("west")?);
-        Ok(Self {
-            root: authority.root_pem(),
-            gateway: east.leaf(GATEWAY_ID)?,
-            endpoint: east.leaf(ENDPOINT_ID)?,
-            client: west.leaf(CLIENT_ID)?,
-            untrusted: authority.intermediate("stranger")?.leaf(UNTRUSTED_ID)?,
-        })
-    }
+/// Reads a certificate of the set that `strait certs` writes.
+pub(super) fn identity(folder: &Path, name: &str) -> anyhow::Result<IdentityMaterial> {
+    let file = |name: &str| folder.join(name);
+    let (chain, key) = (file(&format!("{name}.crt")), file(&format!("{name}.key")));
+    Ok(IdentityMaterial::load(&IdentityFiles { chain, key, roots: file("root.crt") })?)
 }
 
 /// Running parts of the demo.
 pub(super) struct DemoEnvironment {
-    pub(super) identities: Identities,
     pub(super) gateway: SocketAddr,
     endpoints: Vec<(&'static str, JoinHandle<()>)>,
     process: Child,
@@ -72,16 +53,16 @@ pub(super) struct DemoEnvironment {
 impl DemoEnvironment {
     /// Makes certificates, starts two endpoints and the gateway, and waits until it is ready.
     pub(super) async fn start() -> anyhow::Result<Self> {
-        let identities = Identities::new()?;
         let folder = tempfile::Builder::new().prefix("strait-demo-").tempdir()?;
+        certs::write_set(folder.path(), &["east", "west"].map(String::from))?;
         let (net, small) = find_free_net().await?;
         let large = TcpListener::bind((host(net, 12), HBONE_PORT)).await?;
         let endpoints = vec![
-            (SMALL, endpoint(&identities, small, SMALL)?),
-            (LARGE, endpoint(&identities, large, LARGE)?),
+            (SMALL, endpoint(folder.path(), small, SMALL)?),
+            (LARGE, endpoint(folder.path(), large, LARGE)?),
         ];
         let ip = host(net, 1);
-        write_files(folder.path(), &identities, net)?;
+        write_files(folder.path(), net)?;
         let log = File::create(folder.path().join("gateway.log"))?;
         let process = Command::new(std::env::current_exe()?)
             .args(["run", "-c"])
@@ -93,7 +74,7 @@ impl DemoEnvironment {
             .spawn()
             .context("cannot start the gateway")?;
         let gateway = SocketAddr::new(ip, HBONE_PORT);
-        let mut world = Self { identities, gateway, endpoints, process, folder };
+        let mut world = Self { gateway, endpoints, process, folder };
         world.wait_until_ready().await?;
         Ok(world)
     }
@@ -177,31 +158,20 @@ impl DemoEnvironment {
         name: &str,
         wanted: impl Fn(f64) -> bool,
     ) -> anyhow::Result<f64> {
-        let deadline = Instant::now() + SETTLE_DEADLINE;
-        loop {
-            let value = self.metric(name).await?;
-            if wanted(value) || Instant::now() > deadline {
-                return Ok(value);
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
+        settled(async || self.metric(name).await, |value| wanted(*value)).await
     }
 
     /// Returns the number of log lines of completed tunnels once it reaches `wanted`, or the last
     /// number at the deadline. The gateway writes its log in a separate thread, after counting.
     pub(super) async fn wait_for_completed_lines(&self, wanted: usize) -> anyhow::Result<usize> {
-        let deadline = Instant::now() + SETTLE_DEADLINE;
-        loop {
+        let is_completed = |line: &&str| {
+            line.contains("connection complete") && line.contains("reason=\"completed\"")
+        };
+        let count = async || {
             let log = std::fs::read_to_string(self.log_file()).context("the gateway's log")?;
-            let is_completed = |line: &&str| {
-                line.contains("connection complete") && line.contains("reason=\"completed\"")
-            };
-            let lines = log.lines().filter(is_completed).count();
-            if lines >= wanted || Instant::now() > deadline {
-                return Ok(lines);
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
+            Ok(log.lines().filter(is_completed).count())
+        };
+        settled(count, |lines| *lines >= wanted).await
     }
 
     async fn get(&self, port: u16, path: &str) -> anyhow::Result<String> {
@@ -216,6 +186,21 @@ impl DemoEnvironment {
         let answer = timeout(Duration::from_secs(5), ask).await??;
         let (_, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
         Ok(body.to_owned())
+    }
+}
+
+/// Reads a value until it is as wanted, or until the deadline.
+async fn settled<T>(
+    read: impl AsyncFn() -> anyhow::Result<T>,
+    is_wanted: impl Fn(&T) -> bool,
+) -> anyhow::Result<T> {
+    let deadline = Instant::now() + SETTLE_DEADLINE;
+    loop {
+        let value = read().await?;
+        if is_wanted(&value) || Instant::now() > deadline {
+            return Ok(value);
+        }
+        sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -239,12 +224,11 @@ fn host([second, third]: [u8; 2], last: u8) -> IpAddr {
 /// Starts an endpoint that terminates the inner mTLS and answers a request with its own name and
 /// the request.
 fn endpoint(
-    identities: &Identities,
+    folder: &Path,
     listener: TcpListener,
     name: &'static str,
 ) -> anyhow::Result<JoinHandle<()>> {
-    let leaf = &identities.endpoint;
-    let material = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &identities.root)?;
+    let material = identity(folder, "endpoint")?;
     let west = TrustedDomain { name: "west.local".into(), issuers: None, roots: None };
     let tls = tls::endpoint_server_config(&material, vec![west])?;
     Ok(tokio::spawn(hbone::serve(listener, tls, move |incoming: IncomingTunnel| async move {
@@ -259,15 +243,11 @@ fn endpoint(
     })))
 }
 
-fn write_files(folder: &Path, identities: &Identities, net: [u8; 2]) -> anyhow::Result<()> {
+fn write_files(folder: &Path, net: [u8; 2]) -> anyhow::Result<()> {
     let (gateway, small, large) = (host(net, 1), host(net, 11), host(net, 12));
     let write = |name: &str, text: &str| {
         std::fs::write(folder.join(name), text).with_context(|| format!("cannot write {name}"))
     };
-    write("root.crt", &identities.root)?;
-    write("gateway.crt", &identities.gateway.chain_pem)?;
-    write("gateway.key", &identities.gateway.key_pem)?;
-    std::fs::set_permissions(folder.join("gateway.key"), Permissions::from_mode(0o600))?;
     write(
         "strait.yaml",
         &format!(
