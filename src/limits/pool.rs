@@ -428,57 +428,14 @@ impl Held {
         &self.account
     }
 
-    pub fn amount(&self) -> usize {
-        self.amount
-    }
-
-    /// Takes more.
-    ///
-    /// # Errors
-    /// As [`Account::check`].
-    pub fn grow(&mut self, amount: usize) -> Result<(), LimitReached> {
-        let more = self.account.take(amount)?;
-        self.absorb(more);
-        Ok(())
-    }
-
-    /// Changes the amount to one that exists already, whatever the share.
-    pub fn set(&mut self, amount: usize) {
-        match amount.checked_sub(self.amount) {
-            Some(0) => {}
-            Some(more) => {
-                let more = self.account.charge(more);
-                self.absorb(more);
-            }
-            None => self.shrink(self.amount - amount),
-        }
-    }
-
-    pub fn shrink(&mut self, amount: usize) {
-        let amount = amount.min(self.amount);
-        self.account.give_back(amount);
-        self.amount -= amount;
-    }
-
     /// Leaves the amount on the account until [`Account::give_back`].
     pub fn keep(mut self) {
         self.amount = 0;
-    }
-
-    /// Moves the amount to another account of the pool, whatever its share.
-    pub fn move_to(&mut self, account: &Account) {
-        account.0.add(self.amount);
-        self.account.0.remove(self.amount);
-        self.account = account.clone();
-    }
-
-    fn absorb(&mut self, mut other: Self) {
-        self.amount += std::mem::take(&mut other.amount);
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.shrink(self.amount);
+        self.account.give_back(self.amount);
     }
 }

@@ -109,34 +109,32 @@ fn a_quiet_identity_of_a_busy_cluster_gets_its_floor() {
 }
 
 #[test]
-fn a_large_amount_needs_as_much_free_and_a_part_goes_back() {
+fn a_large_amount_needs_as_much_free() {
     let pool = Pool::new(Resource::BufferedBytes, 10 << 20);
     let account = pool.account(&peer("west", "a"));
-    let mut held = account.take(4 << 20).expect("room");
-    held.grow(2 << 20).expect("less than half is held");
+    let held = account.take(4 << 20).expect("room");
+    let more = account.take(2 << 20).expect("less than half is held");
     let full = LimitReached::Full(Resource::BufferedBytes);
-    assert_eq!(held.grow(5 << 20), Err(full));
+    assert_eq!(account.take(5 << 20).err(), Some(full));
     let share = LimitReached::Share(Resource::BufferedBytes);
-    assert_eq!(held.grow(1), Err(share));
-    held.shrink(3 << 20);
-    assert_eq!((held.amount(), pool.used()), (3 << 20, 3 << 20));
-    held.set(9 << 20);
-    assert_eq!(account.held(), 9 << 20);
+    assert_eq!(account.take(1).err(), Some(share));
     drop(held);
+    assert_eq!((account.held(), pool.used()), (2 << 20, 2 << 20));
+    drop(more);
     assert_eq!((account.held(), pool.used()), (0, 0));
 }
 
 #[test]
-fn an_amount_that_moves_is_held_by_its_new_source_and_the_parents_of_that() {
+fn an_amount_is_held_by_its_source_and_the_parents_of_that() {
     let pool = Pool::new(Resource::Handshakes, MAX);
-    let held = pool.account(&peer("north", "c")).charge(8);
     let address = Source::prefix([192, 0, 2, 1].into());
-    let mut moved = pool.account(&address).charge(4);
-    moved.move_to(held.account());
+    let held = [pool.account(&peer("north", "c")).charge(8), pool.account(&address).charge(4)];
     let held_by = |source: &Source| pool.account(source).held();
-    assert_eq!(held_by(&peer("north", "c")), 12);
-    assert_eq!(held_by(&Source::cluster(&"north".into())), 12);
-    assert_eq!((held_by(&address), pool.used()), (0, 12));
+    assert_eq!(held_by(&peer("north", "c")), 8);
+    assert_eq!(held_by(&Source::cluster(&"north".into())), 8);
+    assert_eq!((held_by(&address), pool.used()), (4, 12));
+    drop(held);
+    assert_eq!(pool.used(), 0);
 }
 
 #[test]
