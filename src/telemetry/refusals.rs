@@ -18,7 +18,8 @@ use crate::limits;
 const ENTRIES_MAX: usize = 256;
 /// Maximum number of entries of peers without an identity, which anyone can be.
 const UNVERIFIED_MAX: usize = ENTRIES_MAX / 2;
-/// Maximum number of entries of one identity, or of one address without an identity.
+/// Maximum number of entries of one identity, of one first peer behind a gateway, or of one address
+/// without an identity.
 const PEER_MAX: usize = 8;
 
 /// Common properties of the refusals of one entry. Texts are empty if they are unknown.
@@ -73,8 +74,14 @@ impl RefusalTable {
     pub(super) fn add(&self, source: &Source, refused: Refused, error: Option<&str>) {
         let address = source.address.ip();
         let identity = (!source.principal.is_empty()).then(|| Arc::clone(&source.principal));
-        let peer = match &identity {
-            Some(identity) => limits::Source::cluster(&source.counted_cluster).identity(identity),
+        let verified = identity
+            .as_ref()
+            .map(|identity| limits::Source::cluster(&source.counted_cluster).identity(identity));
+        let peer = match verified {
+            Some(gateway) if !refused.first_peer.is_empty() => {
+                gateway.identity(&Arc::from(&*refused.first_peer))
+            }
+            Some(peer) => peer,
             None => limits::Source::prefix(address),
         };
         self.count(peer, refused, error, || Refusals {
@@ -206,6 +213,20 @@ mod tests {
         assert_eq!(list.len(), 1 + PEER_MAX);
         assert!(list.iter().any(|entry| &*entry.refused.authority == "quiet.test:80"));
         assert!(list.iter().any(|entry| &*entry.refused.authority == "9999.test:80"));
+    }
+
+    #[test]
+    fn first_peers_behind_a_gateway_displace_their_own_entries_alone() {
+        let table = RefusalTable::default();
+        let gateway = peer("spiffe://north.local/ns/istio-system/sa/gateway", [192, 0, 2, 1]);
+        let from = |first: &str, name: &str| Refused { first_peer: first.into(), ..refused(name) };
+        table.add(&gateway, from("spiffe://quiet", "quiet.test:80"), None);
+        for name in 0..1000 {
+            table.add(&gateway, from("spiffe://noisy", &format!("{name}.test:80")), None);
+        }
+        let list = table.list();
+        assert_eq!(list.len(), 1 + PEER_MAX);
+        assert!(list.iter().any(|entry| &*entry.refused.first_peer == "spiffe://quiet"));
     }
 
     #[test]

@@ -120,7 +120,7 @@ metrics! {
             "Times at which a worker stood still for a second";
         pub(crate) accept_pauses: Counter = "strait_accept_pauses",
             "Pauses of 100 ms in accepting because no descriptor was free";
-        pub(crate) shed: Counters = "strait_connections_shed",
+        shed: Counters = "strait_connections_shed",
             "Connections closed before their handshake, by limit",
             by "limit" of ["source", "worker", "not_in_sources", "share", "files", "memory"];
         pub(crate) frame_floods: Counter = "strait_connections_exhausted",

@@ -6,7 +6,7 @@ use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{all_whole, start};
+use super::{all_whole, plans, start};
 use crate::support::lab::{ENDPOINT_HOST, Lab, Link};
 use crate::support::oracle::{Oracle, Plan};
 use crate::support::{
@@ -47,6 +47,26 @@ fn a_partition_of_5_seconds_loses_no_byte() {
         assert!(healed.elapsed() < PARTITION, "{:?}", healed.elapsed());
         drop_cleanly(&mut tunnel).await;
         all_whole(&oracle, tunnels).await;
+    });
+}
+
+#[test]
+fn a_link_that_loses_reorders_repeats_and_corrupts_packets_changes_no_byte() {
+    let Some(lab) = Lab::new("impaired link") else {
+        return;
+    };
+    run(async {
+        let gateway = lab.gateway().await;
+        let oracle = Oracle::new();
+        let _endpoint = oracle.endpoint(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
+        let client = gateway.client(identities()).await;
+        let links = [lab.impair(Link::Clients, 1).await, lab.impair(Link::Endpoints, 2).await];
+        let tunnels = start(&client, &plans(1..9, 64 * 1024)).await;
+        all_whole(&oracle, tunnels).await;
+        for link in links {
+            let counts = link.end().await;
+            assert!(counts.values().all(|&count| count > 0), "{counts:?}");
+        }
     });
 }
 

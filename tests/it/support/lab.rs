@@ -3,8 +3,12 @@
 //! The test itself is in the namespace of the machine, as client and as endpoint. A link that is
 //! cut drops every packet without a signal to either side. Root and `ip` are needed.
 
-use std::process::{Command, Output};
+use std::collections::BTreeMap;
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
+
+use tokio::io::AsyncReadExt;
+use tokio::process::Child;
 
 use super::{Gateway, Net, Settings, identities, skip};
 
@@ -48,6 +52,23 @@ impl Link {
             Self::Clients => ["clients-near", "clients-bridge"],
             Self::Endpoints => ["ends-near", "ends-bridge"],
         }
+    }
+}
+
+/// Script of a link that impairs packets.
+const IMPAIRED_LINK: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/impaired_link.py");
+
+/// Link that impairs packets until its end.
+pub struct ImpairedLink(Child);
+
+impl ImpairedLink {
+    /// Ends the link, which then forwards nothing. Returns the number of packets by what happened
+    /// to them.
+    pub async fn end(mut self) -> BTreeMap<String, u64> {
+        drop(self.0.stdin.take());
+        let output = self.0.wait_with_output().await.expect("an end");
+        serde_json::from_slice(&output.stdout).expect("counts")
     }
 }
 
@@ -107,6 +128,35 @@ impl Lab {
     /// Drops packets of a link from the gateway that are longer than this, without a signal.
     pub fn narrow(&self, link: Link, bytes: u16) {
         self.bridge(&[link.port()[0], "mtu", &bytes.to_string()]);
+    }
+
+    /// Loses, delays, reorders, repeats and corrupts packets of a link, by the seed.
+    pub async fn impair(&self, link: Link, seed: u64) -> ImpairedLink {
+        let (ports, inside, outside) = match link {
+            Link::Clients => (["clients-near", "clients-far"], "clients", "c"),
+            Link::Endpoints => (["ends-near", "ends-far"], "ends", "e"),
+        };
+        let outside = format!("{}{outside}", self.name);
+        let checksums = ["python3", IMPAIRED_LINK, "checksums"];
+        succeeded(&output(checksums[0], &[&checksums[1..], &[&outside]].concat()));
+        let namespace = self.namespace();
+        succeeded(&output("nsenter", &[&[&*namespace], &checksums[..], &[inside]].concat()));
+        for port in ports {
+            self.bridge(&[port, "nomaster"]);
+        }
+        let mut script = tokio::process::Command::new("nsenter")
+            .arg(format!("--net=/run/netns/{}-w", self.name))
+            .args(["python3", IMPAIRED_LINK, &seed.to_string()])
+            .args(ports)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("python3");
+        let mut ready = [0; 6];
+        let stdout = script.stdout.as_mut().expect("a pipe");
+        stdout.read_exact(&mut ready).await.expect("a link");
+        ImpairedLink(script)
     }
 
     /// Sets a key of net.ipv4 in the gateway's namespace.
