@@ -22,7 +22,7 @@ ARGS ?=
 DIR ?= certs
 # Seconds for each target of `make fuzz`, and the targets: make fuzz SECONDS=600 TARGET=http2
 SECONDS ?= 60
-TARGET  ?= authority identity mesh_file objects strait_yaml http2 hpack wds eds ca_answer hello record
+TARGET  ?= authority identity mesh_file objects strait_yaml http2 hpack wds eds ca_answer hello proxy_header record
 
 # Number of rounds of `make bench`
 ROUNDS ?= 11

@@ -47,6 +47,9 @@ pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
 /// Function that returns the rule of the data path that denies an address.
 pub type DenyLookup = Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sync>;
 
+/// Reason for which no drain is stored.
+pub const DRAIN_FILE_UNSET: &str = "`drain.file` is not set; set it and restart";
+
 /// Function that stores the drains in force that restarts keep, or returns why it cannot.
 pub type DrainStorage = Source<Result<(), String>>;
 

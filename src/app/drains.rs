@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tracing::warn;
 
-use crate::admin::DrainStorage;
+use crate::admin::{DRAIN_FILE_UNSET, DrainStorage};
 use crate::replace_file::{replace_file, suffixed};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::{Drained, Drains, Override};
@@ -61,7 +61,7 @@ pub(super) fn storage(app: &App) -> DrainStorage {
     std::sync::Arc::new(move || {
         let config = app.config.load();
         let Some(path) = &config.drain.file else {
-            return Err("`drain.file` is not set; set it and restart".to_owned());
+            return Err(DRAIN_FILE_UNSET.to_owned());
         };
         let storing = storing.try_lock_for(STORE_WAIT);
         let stored = match storing {

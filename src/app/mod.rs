@@ -315,6 +315,7 @@ impl App {
         if hand_over.has_predecessor() {
             let ready = timeout(hand_over::START_DEADLINE, self.wait_until_only_listeners_lack());
             ready.await.with_context(|| format!("not ready: {:?}", self.status.list_pending()))?;
+            hand_over.ask()?;
         }
         let config = self.config.load();
         self.listeners.open(config.workers)?;

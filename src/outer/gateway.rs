@@ -457,7 +457,8 @@ impl GatewayConnections {
         own.open.retain(|one| !one.state.is_retired());
         connections.prune(source);
         if let Some(why) = why {
-            connections.is_probed &= why == connection::CLOSED;
+            let is_shown = connections.healthy_until.is_some() && why == connection::CLOSED;
+            connections.healthy_until = is_shown.then(|| connections.confirmed(Instant::now()));
             connections.last_error = why;
         }
     }
@@ -505,7 +506,7 @@ impl GatewayConnections {
             connections.failed_at = Some(now);
             connections.is_mute = true;
             connections.ejections += 1;
-            (connections.probe_at, connections.is_probed) = (Some(now + time), false);
+            (connections.probe_at, connections.healthy_until) = (Some(now + time), None);
             let (address, network) = (self.target.address, &*self.target.gateway.network);
             let error = &*connections.last_error;
             info!(%address, network, ?time, error, "gateway of another network ejected");
@@ -541,13 +542,15 @@ impl GatewayConnections {
         let connections = self.connections.lock();
         let newest = connections.open().max_by_key(|one| one.state.epoch);
         let newest = newest.map(|one| &one.state);
+        let (now, healthy_until) = (Instant::now(), connections.healthy_until);
         let state = match (newest, connections.attempts) {
-            _ if connections.health.is_ejected(Instant::now()) => "ejected",
+            _ if connections.health.is_ejected(now) => "ejected",
             (Some(state), _) if state.is_unusable() => "silent",
             (Some(_), _) => "ready",
             (None, 1..) => "connecting",
-            (None, 0) if connections.is_probed => "healthy",
-            (None, 0) if connections.last_error.is_empty() => "idle",
+            (None, 0) if healthy_until.is_some_and(|until| now < until) => "healthy",
+            // The last error was before the probe.
+            (None, 0) if healthy_until.is_some() || connections.last_error.is_empty() => "idle",
             (None, 0) => "failed",
         };
         let sources = connections.by_source.values();

@@ -70,7 +70,10 @@ impl Pool {
         let (_, target) = due.min_by_key(|(due, _)| *due)?;
         let next = self.gateway(&target);
         let varied = interval.mul_f64(0.9 + 0.2 * fastrand::f64());
-        next.connections.lock().probe_at = Some(now + varied);
+        let mut connections = next.connections.lock();
+        connections.probe_at = Some(now + varied);
+        connections.probe_interval = interval;
+        drop(connections);
         Some(next)
     }
 }

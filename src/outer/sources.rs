@@ -31,6 +31,9 @@ const UNANSWERED_MAX: usize = 3;
 /// further failure.
 const REPLACE_PAUSE: Duration = Duration::from_secs(1);
 const REPLACE_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Number of intervals after which the state that a probe has shown is unknown. Probes may be
+/// switched off, or be skipped for lack of descriptors.
+const PROBE_INTERVALS: u32 = 3;
 
 /// State of a gateway.
 #[derive(Debug, Default)]
@@ -59,8 +62,11 @@ pub(super) struct Connections {
     pub(super) ejections: u64,
     /// Time of the next probe, or end of a later ejection; `None` before the first one.
     pub(super) probe_at: Option<Instant>,
-    /// True if the last probe succeeded, and nothing has failed since.
-    pub(super) is_probed: bool,
+    /// Interval of the last probe.
+    pub(super) probe_interval: Duration,
+    /// Time until which the last probe, or a connection since, shows that it is healthy; `None`
+    /// after a failure.
+    pub(super) healthy_until: Option<Instant>,
     pub(super) last_error: String,
 }
 
@@ -188,10 +194,15 @@ impl Connections {
     /// that CONNECTs were lost since the last answer.
     pub(super) fn probed(&mut self, opened: Instant) {
         self.opened_at = Some(opened);
-        self.is_probed = true;
+        self.healthy_until = Some(self.confirmed(opened));
         if self.lost.is_none() && !self.was_silent {
             self.forget_failures(opened);
         }
+    }
+
+    /// Returns the time until which a state that was confirmed at this time is known.
+    pub(super) fn confirmed(&self, at: Instant) -> Instant {
+        at + PROBE_INTERVALS * self.probe_interval
     }
 
     /// Forgets failures before the time at which a connection was opened.
@@ -219,7 +230,7 @@ impl Connections {
         self.last_error.clone_from(&failure.detail);
         // This process may have no descriptor left.
         if failure.is_of_gateway() {
-            self.is_probed = false;
+            self.healthy_until = None;
             self.replacement.back_off();
             self.failed_at = self.failed_at.max(Some(started));
             self.failure = Some((Instant::now(), failure.clone()));

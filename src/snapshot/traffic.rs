@@ -374,13 +374,18 @@ impl Balancing {
         Some(next)
     }
 
+    /// Returns the drained parts of the mesh, without listeners, which have no endpoints.
+    fn drained_parts(&self) -> impl Iterator<Item = &DrainTarget> {
+        self.evacuated.keys().filter(|target| !matches!(target, DrainTarget::Listener(_)))
+    }
+
     /// Returns whether the endpoints of a service must be rebuilt because the inputs differ from
     /// `before`.
     pub(super) fn differs(&self, before: &Self, host: &str) -> bool {
         let (now, then) = (&self.traffic, &before.traffic);
         self.position.cluster != before.position.cluster
             || self.position.locality != before.position.locality
-            || self.evacuated != before.evacuated
+            || !self.drained_parts().eq(before.drained_parts())
             || now.services.get(host) != then.services.get(host)
             || now.default_rule != then.default_rule
     }
@@ -391,6 +396,17 @@ mod tests {
     use super::*;
     use crate::snapshot::mesh::{Template, Workload};
     use crate::snapshot::tests::region_weights;
+
+    #[test]
+    fn a_drained_listener_rebuilds_no_service() {
+        let drained = |kind, name| {
+            let target = DrainTarget::parse(kind, name).expect("a target");
+            Balancing { evacuated: [(target, Drained::now(false))].into(), ..Balancing::default() }
+        };
+        let none = Balancing::default();
+        assert!(!drained("listener", "a").differs(&none, "echo.app"));
+        assert!(drained("cluster", "west").differs(&none, "echo.app"));
+    }
 
     #[test]
     fn a_tier_can_take_what_is_ready_by_the_threshold() {

@@ -31,6 +31,9 @@ pub struct Discovery {
     /// Time at which the state on disk was saved.
     #[serde(with = "rfc3339::option")]
     pub saved: Option<SystemTime>,
+    /// Error of the last write of the state to disk, if it failed.
+    #[serde(skip)]
+    pub save_error: Option<String>,
     /// Mass removal that is held.
     pub hold: Option<HeldRemovals>,
 }
@@ -52,12 +55,16 @@ pub struct HeldRemovals {
     /// Names of all of them, and `HOST:PORT` of the clusters.
     #[serde(skip)]
     pub names: HashSet<String>,
-    /// Start of the hold.
-    #[serde(with = "rfc3339")]
+    /// Start of the hold; 1970 from a gateway that does not report it.
+    #[serde(with = "rfc3339", default = "epoch")]
     pub since: SystemTime,
     /// End of the hold.
     #[serde(with = "rfc3339")]
     pub until: SystemTime,
+}
+
+fn epoch() -> SystemTime {
+    SystemTime::UNIX_EPOCH
 }
 
 impl HeldRemovals {
@@ -201,5 +208,18 @@ impl Discovery {
             }
         }
         self.types = types;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hold_without_its_start_is_read() {
+        let text = r#"{"removals": 1, "services": 1, "clusters": 0, "first": ["a"],
+            "until": "2026-11-27T19:00:00Z"}"#;
+        let hold: HeldRemovals = serde_json::from_str(text).expect("a hold");
+        assert_eq!((hold.since, hold.removals), (SystemTime::UNIX_EPOCH, 1));
     }
 }

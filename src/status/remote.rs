@@ -28,8 +28,8 @@ pub struct RemoteGatewayStatus {
     pub network: Arc<str>,
     /// Cluster that its certificate has to belong to; empty if any.
     pub cluster: Arc<str>,
-    /// `ready`, `connecting`, `silent`, `ejected`, `failed`, `idle` or, after a probe without a
-    /// connection, `healthy`.
+    /// `ready`, `connecting`, `silent`, `ejected`, `failed`, `idle` or, for
+    /// three intervals after a probe without a connection, `healthy`.
     pub state: &'static str,
     pub connections: usize,
     pub sources: usize,

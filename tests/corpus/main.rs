@@ -157,6 +157,11 @@ mod replay {
     }
 
     #[test]
+    fn headers_of_load_balancers() {
+        replay("proxy_header", targets::proxy_header, 2000);
+    }
+
+    #[test]
     fn records() {
         replay("record", |input| drop(targets::record(input)), 2000);
     }

@@ -42,10 +42,16 @@ pub struct Mesh {
 impl Mesh {
     /// Starts everything; none if Envoy is missing.
     pub async fn start(test: &str, ends: Ends) -> Option<Self> {
+        Self::start_with(test, ends, "").await
+    }
+
+    /// The same with more lines in the gateway's configuration.
+    pub async fn start_with(test: &str, ends: Ends, more: &str) -> Option<Self> {
         let program = process::program(test)?;
         let net = Net::new();
         let application = traffic::application(net).await;
-        let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "HBONE")]);
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "HBONE")]);
+        settings.more = more.to_owned();
         let to_application = [("APPLICATION", net.ip(31).to_string())];
         let to_gateway = client_variables(net, ENDPOINT, ends);
         let (east, west) = (identities().leaf(ENDPOINT), identities().leaf(CLIENT));

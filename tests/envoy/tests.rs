@@ -12,6 +12,8 @@ use crate::traffic::{Moved, TransferRequest, start};
 const REQUESTS: u64 = 1000;
 const REQUESTS_AT_ONCE: usize = 16;
 const TUNNELS: u64 = 100;
+/// Connections that retire: one per second.
+const RETIRED: u64 = 4;
 const BODY_BYTES: u64 = 200_000_000;
 /// More bytes than all buffers on the path hold together.
 const MIDDLE_BYTES: u64 = 64 << 20;
@@ -130,6 +132,53 @@ fn a_hundred_tunnels_at_once_share_one_outer_connection() {
         }
         running.join_all().await;
         assert_clean(&mesh, TUNNELS, "100 tunnels at once on one connection").await;
+    });
+}
+
+/// GOAWAY in two steps: Envoy opens its next tunnels on a new connection, and no CONNECT is in
+/// flight to one that is no longer accepted. Envoy's tcp_proxy does not try again.
+#[test]
+fn every_tunnel_opens_while_connections_retire_by_age() {
+    run(async {
+        let aged = "limits: {connection_age: 1s}\n";
+        let test = "connections that retire";
+        let Some(mesh) = Mesh::start_with(test, Ends::Cleanly, aged).await else {
+            return;
+        };
+        let address = mesh.address();
+        let order = |seed, client_ends_first| TransferRequest {
+            seed,
+            up_bytes: 4096,
+            down_bytes: 4096,
+            client_ends_first,
+        };
+        // Its connection is retired first, and waits for it.
+        let long = start(address, order(0, true)).await.expect("a tunnel");
+        let (mut running, mut tunnels) = (JoinSet::new(), 1);
+        let retired =
+            async || mesh.gateway.metric("strait_connections_retired_total{reason=\"age\"}").await;
+        while retired().await < RETIRED as f64 {
+            for _ in 0..REQUESTS_AT_ONCE {
+                tunnels += 1;
+                running.spawn(async move {
+                    let started = start(address, order(tunnels, tunnels % 2 == 0)).await;
+                    started.expect("a tunnel").finish(&Moved::new(0)).await.expect("an answer");
+                });
+            }
+            while let Some(request) = running.join_next().await {
+                request.expect("the right answer");
+            }
+        }
+        long.finish(&Moved::new(0)).await.expect("an answer");
+        let ended = mesh.ended(tunnels).await;
+        let connections = mesh.gateway.metric("strait_connections_total").await;
+        mesh.print_uncaptured(&format!("{connections} connections that retire, {ended}"));
+        assert_eq!((ended.tunnels(), ended.failed()), (tunnels, 0), "{ended}");
+        let resets = mesh.client.stat("cluster.outer_connect.http2.rx_reset");
+        assert_eq!(resets.await, 0, "resets that Envoy received");
+        let lost = "cluster.outer_connect.upstream_cx_destroy_remote_with_active_rq";
+        assert_eq!(mesh.client.stat(lost).await, 0, "connections that ended under a tunnel");
+        assert!(connections >= RETIRED as f64, "{connections}");
     });
 }
 

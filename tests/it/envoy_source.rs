@@ -242,8 +242,7 @@ fn a_start_without_a_control_plane_serves_the_cached_state() {
         let state = async || std::fs::read(first.file("state")).expect("the cache");
         let state = until("the cache", state, |state| !state.is_empty()).await;
         serving.stop().await;
-        first.signal(rustix::process::Signal::KILL);
-        first.exited().await;
+        first.kill().await;
 
         let mut second = cached(state);
         second.ready().await;

@@ -3,7 +3,7 @@
 use strait::grpc::workload::{Address, address};
 use strait::xds::store::ADDRESS;
 
-use crate::istio::{asks, gateway, spawn};
+use crate::istio::{asks, gateway, spawn, spawn_with};
 use crate::support::istiod::{Istiod, NAME, Serving};
 use crate::support::wds::{SERVICE, bytes, changed, service, workload};
 use crate::support::{CLIENT, ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
@@ -160,5 +160,64 @@ fn a_process_that_holds_removals_is_replaced_by_one_that_has_them_from_the_cache
             assert_eq!(asks(&second).await.is_ok(), has_cache);
             assert!(first.exited().await.success());
         }
+    });
+}
+
+#[test]
+fn a_process_whose_cache_cannot_be_written_keeps_what_it_holds() {
+    run(async {
+        let mesh = Mesh::new(Net::new(), other_service).await;
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).expect("a folder");
+        let mut settings = Settings::new(mesh.net, identities());
+        settings.take_over = Some(folder.path().join("take-over"));
+        let discovery = format!("{NAME}, cache: {}", state.join("file").display());
+        let mut first = spawn(&settings, &discovery);
+        first.ready().await;
+        let is_saved = async || state.join("file").exists();
+        until("the cache", is_saved, |&is_saved| is_saved).await;
+        let elsewhere = folder.path().join("elsewhere");
+        std::fs::rename(&state, &elsewhere).expect("another name");
+        let (name, body) = other_workload(99);
+        mesh.istiod.put(ADDRESS, &name, &body);
+        first.logged("cannot save the state").await;
+        let _mesh = mesh.lose(&["a", SERVICE], &first).await;
+
+        let discovery = format!("{NAME}, cache: {}", elsewhere.join("file").display());
+        let mut second = spawn(&settings, &discovery);
+        assert!(!second.exited().await.success());
+        let log = second.log();
+        assert!(log.contains("are held, and the last write of `discovery.cache` failed"), "{log}");
+        asks(&first).await.expect("it serves what it had");
+    });
+}
+
+#[test]
+fn a_successor_that_is_ready_during_a_hold_is_refused_before_it_accepts() {
+    run(async {
+        let mesh = Mesh::new(Net::new(), other_service).await;
+        let folder = tempfile::tempdir().unwrap();
+        let mut settings = Settings::new(mesh.net, identities());
+        settings.take_over = Some(folder.path().join("take-over"));
+        let mut first = spawn(&settings, NAME);
+        first.ready().await;
+        let [now, later] = [2, 3].map(|host| mesh.net.address(host, 15012));
+        let mut second = spawn_with(&settings, NAME, |folder| {
+            let file = folder.join("strait.yaml");
+            let text = std::fs::read_to_string(&file).expect("a configuration");
+            let text = text.replace(&now.to_string(), &later.to_string());
+            std::fs::write(file, text).expect("a configuration");
+        });
+        second.logged("no stream to the control plane").await;
+        let mesh = mesh.lose(&["a", SERVICE], &first).await;
+        // Something to send to the next process. The rest stays held.
+        mesh.istiod.put(ADDRESS, SERVICE, &service());
+        let _later = mesh.istiod.serve(later, identities()).await;
+        assert!(!second.exited().await.success());
+        let log = second.log();
+        assert!(log.contains("removals by the control plane are held"), "{log}");
+        assert!(!log.contains("listener opened"), "{log}");
+        asks(&first).await.expect("it serves what it had");
     });
 }

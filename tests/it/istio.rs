@@ -188,8 +188,7 @@ fn a_start_without_a_control_plane_serves_the_cached_state_and_says_so() {
         let state = async || std::fs::read(first.file("state")).expect("the cache");
         let state = until("the cache", state, |state| state != b"half of one").await;
         serving.stop().await;
-        first.signal(rustix::process::Signal::KILL);
-        first.exited().await;
+        first.kill().await;
 
         let mut second = cached(net, &state);
         second.ready().await;
@@ -244,8 +243,7 @@ fn ten_thousand_services_are_served_from_the_cache() {
         until("the cache", size, |&size| size > 0).await;
         let state = std::fs::read(first.file("state")).expect("the cache");
         serving.stop().await;
-        first.signal(rustix::process::Signal::KILL);
-        first.exited().await;
+        first.kill().await;
 
         let mut second = cached(net, &state);
         second.ready().await;

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::Signal;
 use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
@@ -415,8 +414,7 @@ fn each_preference_with_ready_and_unready_pods_in_two_networks() {
                 }
             }
             // The next gateway listens at the same addresses.
-            gateway.signal(Signal::KILL);
-            gateway.exited().await;
+            gateway.kill().await;
         }
     });
 }

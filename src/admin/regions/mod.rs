@@ -12,7 +12,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{Method, StatusCode};
 use serde::Deserialize;
 
-use super::{AdminState, ListenerState};
+use super::{AdminState, DRAIN_FILE_UNSET, ListenerState};
 use crate::config::{self, Listener, ListenerProtocol};
 use crate::labels::escape_control;
 use crate::snapshot::builder::{self, Change};
@@ -128,7 +128,7 @@ impl DrainRequest {
             } else {
                 let mut lost = services_without_endpoints(&config.listeners, before, next);
                 lost.extend(bindings_without_gateways(&config.bindings, before, next));
-                self.evacuate((before, next), &lost)
+                self.evacuate((before, next), &config.bindings, &lost)
             }
         };
         if !self.is_execution {
@@ -144,8 +144,8 @@ impl DrainRequest {
             return (StatusCode::CONFLICT, text.to_owned());
         }
         if self.persist && config.drain.file.is_none() {
-            let why = "`drain.file` is not set; set it and restart";
-            return (StatusCode::CONFLICT, format!("{} is not drained: {why}\n", self.subject()));
+            let text = format!("{} is not drained: {DRAIN_FILE_UNSET}\n", self.subject());
+            return (StatusCode::CONFLICT, text);
         }
         let must_be_stored = |before: &Snapshot, next: &Snapshot| {
             // A repeated order replaces a file that cannot be read or is out of date.
@@ -249,12 +249,13 @@ impl DrainRequest {
     fn evacuate(
         &self,
         (before, next): (&Snapshot, &Snapshot),
+        bindings: &[config::Binding],
         lost: &BTreeSet<String>,
     ) -> Result<String, (StatusCode, String)> {
         let target = self.subject();
         let evacuated = &before.balancing.evacuated;
         let is_new = !evacuated.contains_key(&self.target);
-        let (there, all, what) = count(next, &self.target);
+        let (there, all, what) = count(next, bindings, &self.target);
         if there == 0 && is_new {
             let hint = known_names_hint(next, &self.target);
             let text = format!("{target} cannot be evacuated: no {what} is there{hint}\n");
@@ -317,8 +318,13 @@ impl DrainRequest {
     }
 }
 
-/// Counts the workloads, gateways or services of a part of the mesh, and all of them.
-fn count(snapshot: &Snapshot, target: &DrainTarget) -> (usize, usize, &'static str) {
+/// Counts the workloads, gateways or services of a part of the mesh, and all of them. A service
+/// that only a binding names is one of them.
+fn count(
+    snapshot: &Snapshot,
+    bindings: &[config::Binding],
+    target: &DrainTarget,
+) -> (usize, usize, &'static str) {
     match target {
         DrainTarget::Gateway(of) => {
             let all: BTreeMap<_, _> = snapshot.remote_gateways().collect();
@@ -327,9 +333,14 @@ fn count(snapshot: &Snapshot, target: &DrainTarget) -> (usize, usize, &'static s
             };
             (all.iter().filter(is_it).count(), all.len(), "gateway")
         }
-        DrainTarget::Service(_) => {
+        DrainTarget::Service(name) => {
             let all = &snapshot.mesh.services;
-            (all.values().filter(|one| is_service(one, target)).count(), all.len(), "service")
+            let hosts = bindings.iter().map(|binding| binding.service.host.as_str());
+            let bound: BTreeSet<_> =
+                hosts.filter(|host| snapshot.services.get(*host).is_none()).collect();
+            let there = all.values().filter(|one| is_service(one, target)).count();
+            let there = there + usize::from(bound.contains(&**name));
+            (there, all.len() + bound.len(), "service")
         }
         _ => {
             let all = &snapshot.mesh.workloads;

@@ -128,6 +128,26 @@ async fn a_binding_that_loses_its_last_gateway_is_named() {
 }
 
 #[tokio::test]
+async fn a_service_that_only_a_binding_names_is_drained() {
+    let fixture = fixture();
+    let mut mesh = mesh_of_two_networks();
+    let record = "NetworkGateway/west/192.0.2.1/15008";
+    let mut gateway = mesh.workloads.get(record).expect("a gateway").as_ref().clone();
+    gateway.cluster = "west".into();
+    mesh.workloads.insert(record.into(), Arc::new(gateway));
+    fixture.publisher.update(Change { mesh: Some((mesh, "east".into())), ..Change::default() });
+    let order = "/drain/service?service=elsewhere.app";
+    assert_eq!(request(&fixture, "POST", order).await.0, StatusCode::NOT_FOUND);
+    fixture.bind("elsewhere.app:80");
+    let (status, text) = request(&fixture, "POST", order).await;
+    assert_eq!(status, StatusCode::OK, "{text}");
+    assert!(text.contains("1 of 2 services are there"), "{text}");
+    assert!(text.contains("tunnels are rejected: binding elsewhere.app:80"), "{text}");
+    let (status, _) = request(&fixture, "POST", &format!("{order}&undo")).await;
+    assert_eq!(status, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn an_order_that_cannot_be_stored_is_in_force_and_may_be_repeated() {
     let mut fixture = fixture();
     located(&fixture, &["us-east", "us-west"]);

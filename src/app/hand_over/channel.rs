@@ -20,7 +20,7 @@ use rustix::{net, process};
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. Both processes must have the same.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Limit of a packet.
 const PACKET_BYTES_MAX: usize = 16 * 1024;
 /// Limit of the descriptors in one packet; the kernel's is 253.
@@ -28,7 +28,7 @@ const DESCRIPTORS_MAX: usize = 64;
 /// Limit of the sockets of a process: more than any configuration has listeners.
 const SOCKETS_MAX: usize = 4096;
 /// Deadline for a packet that the other process owes.
-const PACKET_DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const PACKET_DEADLINE: Duration = Duration::from_secs(10);
 /// Mode bits with which another user could replace a socket in a folder.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
@@ -54,11 +54,16 @@ pub(in crate::app) struct NamedSocket {
     pub(in crate::app) socket: OwnedFd,
 }
 
-#[derive(Debug, Deserialize, Serialize)]
+/// Packet between the two processes.
+#[derive(Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
-enum Message {
+pub(super) enum Message {
     /// Sockets of the predecessor, whose descriptors are attached in the same order.
     Sockets { version: u32, names: Vec<SocketName>, has_more: bool },
+    /// The successor lacks only its listeners.
+    Prepared,
+    /// The successor may accept.
+    Allowed,
     /// The successor serves.
     Ready,
     /// The predecessor serves no longer.
@@ -129,7 +134,7 @@ impl Channel {
             let names = packet.iter().map(|socket| socket.name).collect();
             let message = Message::Sockets { version: VERSION, names, has_more: !rest.is_empty() };
             let descriptors: Vec<_> = packet.iter().map(|one| one.socket.as_fd()).collect();
-            self.send(&message, &descriptors)?;
+            self.send_with(&message, &descriptors)?;
             if rest.is_empty() {
                 return Ok(());
             }
@@ -158,37 +163,25 @@ impl Channel {
         }
     }
 
-    /// Reports that this process serves, and waits until the predecessor serves no longer.
-    pub(super) fn report_ready(&self) -> anyhow::Result<()> {
-        self.send(&Message::Ready, &[])?;
-        self.expect(|message| matches!(message, Message::Released), PACKET_DEADLINE)
-    }
-
-    /// Waits until the successor serves.
-    pub(super) fn wait_ready(&self, deadline: Duration) -> anyhow::Result<()> {
-        self.expect(|message| matches!(message, Message::Ready), deadline)
-    }
-
-    /// Reports that this process serves no longer.
-    pub(super) fn report_released(&self) -> anyhow::Result<()> {
-        self.send(&Message::Released, &[])
-    }
-
-    /// Reports that this process goes on.
-    pub(super) fn report_refused(&self, error: String) -> anyhow::Result<()> {
-        self.send(&Message::Refused { error }, &[])
-    }
-
-    fn expect(&self, is_it: impl Fn(&Message) -> bool, deadline: Duration) -> anyhow::Result<()> {
+    /// Receives a message without content.
+    ///
+    /// # Errors
+    /// The other process refuses, sent something else, or has ended.
+    pub(super) fn expect(&self, wanted: &Message, deadline: Duration) -> anyhow::Result<()> {
         let (message, _) = self.receive(deadline)?;
         if let Message::Refused { error } = message {
             bail!("{error}");
         }
-        ensure!(is_it(&message), "the other process sent {message:?}");
+        ensure!(message == *wanted, "the other process sent {message:?}");
         Ok(())
     }
 
-    fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
+    /// Sends a message without descriptors.
+    pub(super) fn send(&self, message: &Message) -> anyhow::Result<()> {
+        self.send_with(message, &[])
+    }
+
+    fn send_with(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
         let bytes = serde_json::to_vec(message)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);

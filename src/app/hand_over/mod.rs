@@ -1,10 +1,10 @@
 //! Listening sockets from another process, and their hand-over to the next one
 //! (`strait run --take-over SOCKET`).
 //!
-//! The successor receives all listening sockets, starts beside the predecessor, and reports when it
-//! is ready. The predecessor then closes its descriptors and drains. Connections that wait in the
-//! accept queue of a socket are those of either process, so none is refused. A successor that
-//! fails before that changes nothing.
+//! The successor receives all listening sockets, starts beside the predecessor, and asks whether it
+//! may accept. It accepts, and reports that. The predecessor then closes its descriptors and
+//! drains. Connections that wait in the accept queue of a socket are those of either process, so
+//! none is refused. A successor that fails before that changes nothing.
 
 mod channel;
 pub(super) mod sockets;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use parking_lot::Mutex;
 use sd_notify::NotifyState;
 use tokio_util::sync::CancellationToken;
@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use crate::lifecycle::Phase;
 
 use super::state::App;
-use channel::{Channel, Server, check_folder};
+use channel::{Channel, Message, PACKET_DEADLINE, Server, check_folder};
 use sockets::SocketSource;
 
 /// Deadline from the sockets to the readiness of a successor: a start behind a control plane that
@@ -81,6 +81,17 @@ impl HandOver {
         self.predecessor.lock().is_some()
     }
 
+    /// Asks the predecessor, if there is one, whether this process may accept: a refusal later
+    /// would reset the connections that it has accepted. Blocks for a moment.
+    ///
+    /// # Errors
+    /// The predecessor goes on.
+    pub(super) fn ask(&self) -> anyhow::Result<()> {
+        let (predecessor, path) = (self.predecessor.lock(), &self.path);
+        let (Some(channel), Some(path)) = (&*predecessor, path) else { return Ok(()) };
+        report((channel, path), &Message::Prepared, &Message::Allowed)
+    }
+
     /// Replaces the predecessor, once this process serves, and waits for a successor. Reports the
     /// readiness to systemd. Blocks for a moment.
     ///
@@ -91,7 +102,7 @@ impl HandOver {
         let predecessor = self.predecessor.lock().take();
         let mut state = vec![NotifyState::Ready];
         if let (Some(channel), Some(path)) = (predecessor, &self.path) {
-            replace(&channel, path)?;
+            report((&channel, path), &Message::Ready, &Message::Released)?;
             state.push(NotifyState::MainPid(std::process::id()));
             info!("took over from the process that served");
         }
@@ -129,7 +140,7 @@ impl HandOver {
                     let error = format!("{error:#}");
                     warn!(%error, "the next process failed before it was ready; this one goes on");
                     // It may be gone.
-                    let _ = channel.report_refused(error);
+                    let _ = channel.send(&Message::Refused { error });
                 }
             }
         }
@@ -146,14 +157,16 @@ impl HandOver {
         sockets.extend(self.sockets.kept()?);
         channel.send_sockets(&sockets)?;
         drop(sockets);
-        channel.wait_ready(START_DEADLINE)?;
+        channel.expect(&Message::Prepared, START_DEADLINE)?;
         check_hold(app)?;
+        channel.send(&Message::Allowed)?;
+        channel.expect(&Message::Ready, PACKET_DEADLINE)?;
         info!("the next process serves; this one drains");
         app.listeners.release();
         self.sockets.release();
         // Before the drain, which ends the process at once if it has no connection: a successor
         // without this answer takes this process for one that goes on. It may be gone by now.
-        let _ = channel.report_released();
+        let _ = channel.send(&Message::Released);
         app.data_path.lifecycle.hand_over();
         Ok(())
     }
@@ -163,20 +176,27 @@ impl HandOver {
 /// state of a successor would be the mesh without it.
 fn check_hold(app: &App) -> anyhow::Result<()> {
     let discovery = app.status.discovery().unwrap_or_default();
-    ensure!(
-        discovery.hold.is_none() || discovery.saved.is_some(),
-        "removals by the control plane are held, and there is no `discovery.cache` from which the \
-         next process would have what they keep; start it again after `discovery.hold` or `strait \
-         release`"
-    );
-    Ok(())
+    let lack = match (discovery.save_error, discovery.saved) {
+        _ if discovery.hold.is_none() => return Ok(()),
+        (None, Some(_)) => return Ok(()),
+        (None, None) => "there is no `discovery.cache`".to_owned(),
+        (Some(error), _) => format!("the last write of `discovery.cache` failed ({error}),"),
+    };
+    bail!(
+        "removals by the control plane are held, and {lack} from which the next process would \
+         have what they keep; start it again after `discovery.hold` or `strait release`"
+    )
 }
 
-/// Reports readiness to the predecessor. One that has ended meanwhile needs no report.
-fn replace(channel: &Channel, path: &Path) -> anyhow::Result<()> {
-    let Err(error) = channel.report_ready() else {
-        return Ok(());
-    };
+/// Reports a state of this process to the predecessor, and waits for its answer. One that has ended
+/// meanwhile needs no report.
+fn report(
+    (channel, path): (&Channel, &Path),
+    state: &Message,
+    answer: &Message,
+) -> anyhow::Result<()> {
+    let answered = channel.send(state).and_then(|()| channel.expect(answer, PACKET_DEADLINE));
+    let Err(error) = answered else { return Ok(()) };
     if Channel::connect(path)?.is_none() {
         warn!(%error, "the process that served has ended");
         return Ok(());

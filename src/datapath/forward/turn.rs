@@ -130,7 +130,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             is_read_closed: false,
         };
         // A new connection has no turn ahead of those that pause.
-        connection.charge_bytes(0);
+        connection.charge_cluster(0);
         connection
     }
 
@@ -162,7 +162,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 break;
             }
         }
-        self.charge_cluster();
+        let moved = std::mem::take(&mut self.downstream.moved);
+        if moved > 0 {
+            self.charge_cluster(moved);
+        }
         let has_more = has_more?;
         self.charge_buffers(cx)?;
         Ok(self.poll_pause(cx) || has_more)
@@ -190,16 +193,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         has_ended
     }
 
-    /// Charges what the turn has moved to the cluster of the peer. A cluster over its limit
-    /// is delayed: the tunnels of this connection pause.
-    fn charge_cluster(&mut self) {
-        let moved = std::mem::take(&mut self.downstream.moved);
-        if moved > 0 {
-            self.charge_bytes(moved);
-        }
-    }
-
-    fn charge_bytes(&mut self, bytes: usize) {
+    /// Charges bytes to the cluster of the peer. A cluster over its limit is delayed: the tunnels
+    /// of this connection pause.
+    fn charge_cluster(&mut self, bytes: usize) {
         let Some(cluster) = &self.cluster else { return };
         let now = Instant::now();
         let pause = cluster.charge_bytes(bytes, now.into_std());

@@ -118,8 +118,14 @@ impl Aged {
     }
 
     /// Reserves such a time if the worker should lose the connection, which has this load. Returns
-    /// the time until then.
+    /// the time until then. If it is retiring, its tunnels that have ended since no longer count.
     pub fn leave(&mut self, load: usize) -> Option<Duration> {
+        if let (Some(retiring), Some(worker)) = (&mut self.retiring, &self.worker)
+            && load < *retiring
+        {
+            worker.end_leaving(*retiring - load);
+            *retiring = load;
+        }
         let is_due = !self.is_leaving && self.retiring.is_none();
         self.is_leaving |= is_due && self.aging.is_overloaded(self.worker.as_ref(), load);
         (is_due && self.is_leaving).then(|| self.reserve())
@@ -252,5 +258,21 @@ mod tests {
             drop(retired);
             assert_eq!(loads[0].staying(), first);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tunnels_that_end_on_a_retired_connection_hide_no_load() {
+        let aging = aging(60);
+        let loads = [WorkerLoad::default(), WorkerLoad::default()];
+        aging.set_workers(loads.to_vec());
+        let mut held: Vec<_> = (0..40).map(|_| loads[0].guard()).collect();
+        let mut one = aging.open(peer("a"), &held[0]);
+        assert!(one.leave(10).is_some() && one.retire(ByLoad, 10));
+        assert_eq!(loads[0].staying(), 30);
+        held.truncate(31);
+        assert_eq!(one.leave(1), None);
+        assert_eq!(loads[0].staying(), 30);
+        drop(one);
+        assert_eq!(loads[0].staying(), 31);
     }
 }

@@ -63,6 +63,7 @@ async fn an_unused_gateway_is_healthy_after_a_probe_that_keeps_no_connection() {
     let shorter = world.pool.next_to_probe(Duration::from_secs(1));
     assert!(shorter.is_some_and(|next| next.target == target(&gateway)));
     tokio::time::advance(INTERVAL.mul_f64(1.1)).await;
+    assert!(world.next().is_some(), "another is due");
     let open = world.open(&gateway).await.expect("a tunnel");
     assert!(world.next().is_none(), "its connection shows its state");
     assert_eq!((world.row().state, gateway.connections()), ("ready", 2));
@@ -74,6 +75,9 @@ async fn an_unused_gateway_is_healthy_after_a_probe_that_keeps_no_connection() {
     settle(|| world.row().connections == 0).await;
     let row = world.row();
     assert_eq!((row.state, row.connections, &*row.last_error), ("healthy", 0, "closed"));
+    // Nothing confirms it any more.
+    tokio::time::advance(3 * INTERVAL).await;
+    assert_eq!(world.row().state, "idle");
 }
 
 #[tokio::test(start_paused = true)]

@@ -24,7 +24,7 @@ use self::file::{Entry, Header, Restored};
 use super::client::{Client, Removals, Resource, ResourceStore, Response, SHARED_PLACEHOLDER};
 use super::envoy::ENDPOINT;
 use super::hold::Hold;
-use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER};
+use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER, is_workload};
 use super::tables::{MeshStore, Tables};
 
 /// Factor of the pause after a write over its duration, because each write covers the whole state.
@@ -218,12 +218,12 @@ impl Recorder {
     /// ends at once.
     pub fn writer(
         &self,
-        saved: impl Fn(SystemTime) + Send + 'static,
+        report: impl Fn(Result<SystemTime, String>) + Send + 'static,
     ) -> impl Future<Output = ()> + Send + 'static {
         let kept = self.kept.clone();
         async move {
             if let Some(kept) = kept {
-                kept.run(saved).await;
+                kept.run(report).await;
             }
         }
     }
@@ -289,7 +289,8 @@ impl ResourceStore for Recorder {
             let Tables { services, workloads, .. } = self.store.tables();
             let gone = removals.gone.iter().filter(|name| services.get(*name).is_some()).count();
             // A rollout replaces workloads, also while the gateway was away.
-            let lost = (removals.gone.len() - gone).saturating_sub(removals.added);
+            let new = removals.added.iter().filter(|one| is_workload(one)).count();
+            let lost = (removals.gone.len() - gone).saturating_sub(new);
             counted = [(services.len(), gone), (workloads.len(), lost)];
         }
         self.hold.announce(type_url, removals, counted);
@@ -361,7 +362,7 @@ impl Kept {
         state.changed = true;
     }
 
-    async fn run(self: Arc<Self>, saved: impl Fn(SystemTime)) {
+    async fn run(self: Arc<Self>, report: impl Fn(Result<SystemTime, String>)) {
         let (mut next, mut failed) = (Instant::now(), None);
         loop {
             self.write_requested.notified().await;
@@ -373,10 +374,11 @@ impl Kept {
             };
             next = Instant::now() + pause(began.elapsed());
             if let Ok(Some(at)) = written {
-                saved(at);
+                report(Ok(at));
             }
             let error = written.err();
             if let Some(error) = &error {
+                report(Err(error.to_string()));
                 self.write_requested.notify_one();
                 if failed != Some(error.kind()) {
                     let file = self.cache.file.display();

@@ -166,9 +166,12 @@ impl TypeState {
         let removed = removed.filter(|name| !contradictions.contains_key(name.as_str()));
         let gone = self.gone(response, removed.clone(), is_complete);
         let (held, held_of_all) = (self.held.len(), usage.entries());
-        let is_new = |one: &&Resource| !gone.is_empty() && !self.held.contains_key(&*one.name);
-        let added = response.resources.iter().filter(is_new).count();
-        let removals = Removals { is_first: fresh, held, held_of_all, gone: &gone, added };
+        let is_new = |one: &&Resource| {
+            let is_known = self.held.contains_key(&*one.name);
+            !gone.is_empty() && !is_known && !contradictions.contains_key(&*one.name)
+        };
+        let added: Vec<_> = response.resources.iter().filter(is_new).collect();
+        let removals = Removals { is_first: fresh, held, held_of_all, gone: &gone, added: &added };
         resources.announce(type_url, &removals);
         // Removals come first, because an address may move from a removed resource to a new
         // one.

@@ -90,8 +90,8 @@ pub struct Removals<'a> {
     pub held_of_all: usize,
     /// Names of the held resources that the response removes.
     pub gone: &'a [Arc<str>],
-    /// Number of resources that it sends and that are not held, if it removes any.
-    pub added: usize,
+    /// Resources that it sends and that are not held, if it removes any.
+    pub added: &'a [&'a Resource],
 }
 
 /// Store of accepted resources. It decodes them and rejects those that it cannot use.

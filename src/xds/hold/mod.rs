@@ -42,6 +42,8 @@ pub(super) struct Hold {
     removed: BTreeSet<Removed>,
     /// Limit of waiting removals: the number of resources when they began to wait.
     most: usize,
+    /// True after a change since the last [`Self::take_change`].
+    is_changed: bool,
 }
 
 /// Time since the first response of a type on the stream.
@@ -91,6 +93,7 @@ impl Hold {
         if removals.gone.is_empty() || !waits {
             return;
         }
+        self.is_changed = true;
         if self.is_mass {
             self.since.get_or_insert(now);
         }
@@ -110,6 +113,7 @@ impl Hold {
     /// if it waited.
     pub(super) fn forget(&mut self, type_url: &'static str, name: &str) -> bool {
         let waited = !self.removed.is_empty() && self.removed.remove(&(type_url, Arc::from(name)));
+        self.is_changed |= waited;
         if waited && self.removed.is_empty() {
             self.since = None;
         }
@@ -140,6 +144,11 @@ impl Hold {
         Some([since, since + self.time])
     }
 
+    /// Returns true if the waiting removals have changed since the last call.
+    pub(super) fn take_change(&mut self) -> bool {
+        mem::take(&mut self.is_changed)
+    }
+
     /// Returns the waiting removals.
     pub(super) fn removed(&self) -> &BTreeSet<Removed> {
         &self.removed
@@ -151,6 +160,7 @@ impl Hold {
         if self.since.take().is_some() {
             self.connected();
         }
+        self.is_changed |= !self.removed.is_empty();
         mem::take(&mut self.removed)
     }
 }

@@ -92,8 +92,13 @@ async fn a_mass_removal_after_a_reconnect_waits_and_so_do_the_policies() {
     assert_eq!(gateway.in_force(), [12, 1, 12, 1]);
     assert_eq!(gateway.client.held(ADDRESS), 0);
     assert_eq!(gateway.due_in(), Some(TIME));
-    assert!(gateway.recorder.release());
-    assert_eq!(gateway.in_force(), [0, 0, 12, 0]);
+    assert!(gateway.recorder.hold.take_change());
+    gateway.send(ADDRESS, vec![workload("other", "1")], Vec::new());
+    assert!(!gateway.recorder.hold.take_change(), "what is held is as before");
+    gateway.send(ADDRESS, vec![service(0)], vec!["other".to_owned()]);
+    assert!(gateway.recorder.hold.take_change());
+    assert!(gateway.recorder.release() && gateway.recorder.hold.take_change());
+    assert_eq!(gateway.in_force(), [1, 0, 12, 0]);
     assert_eq!((gateway.due_in(), gateway.recorder.release()), (None, false));
 }
 
@@ -127,6 +132,27 @@ async fn workloads_that_others_replace_go_at_once() {
         let others = names(20, new).map(|name| workload(&name, "1"));
         gateway.send(ADDRESS, others.collect(), names(0, removed).collect());
         assert_eq!(gateway.in_force()[..2], [2, left], "{removed} gone, {new} new");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_and_unusable_resources_replace_no_workload() {
+    let kinds: [fn(usize) -> Resource; 2] =
+        [service, |index| Resource { name: format!("x{index}").into(), ..service(index) }];
+    for other in kinds {
+        let mut gateway = Gateway::with(2, TIME);
+        let names = || (0..20).map(|index| format!("w{index}"));
+        let all = names().map(|name| workload(&name, "1"));
+        gateway.send(ADDRESS, all.collect(), Vec::new());
+        gateway.connect();
+        let response = Response {
+            type_url: ADDRESS.to_owned(),
+            nonce: "n".to_owned(),
+            resources: (2..22).map(other).collect(),
+            removed: names().collect(),
+        };
+        gateway.client.received(response, &mut gateway.recorder);
+        assert_eq!(gateway.in_force()[1], 21);
     }
 }
 

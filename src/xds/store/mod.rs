@@ -74,11 +74,8 @@ impl Store {
     }
 
     fn upsert_address(&mut self, resource: &Resource) -> Result<(), String> {
-        let address: proto::Address = decode(ADDRESS, resource)?;
-        match address.r#type {
-            Some(proto::address::Type::Workload(from)) => {
-                is_named(resource, "workload.uid", &from.uid)?;
-                let workload = wds::workload(&resource.name, from, &mut self.interner)?;
+        match read_address(resource, &mut self.interner)? {
+            Address::Workload(workload) => {
                 let old = self.tables.workloads.get(&workload.uid);
                 if old.is_some_and(|old| **old == workload) {
                     return Ok(());
@@ -87,10 +84,7 @@ impl Store {
                 self.tables.remove_service(&resource.name);
                 self.tables.put_workload(workload);
             }
-            Some(proto::address::Type::Service(from)) => {
-                let name = format!("{}/{}", from.namespace, from.hostname);
-                let service = wds::service(from)?;
-                is_named(resource, "service.hostname", &name)?;
+            Address::Service(service) => {
                 let old = self.tables.services.get(&resource.name);
                 if old.is_some_and(|old| **old == service) {
                     return Ok(());
@@ -101,7 +95,6 @@ impl Store {
                 let name = self.interner.share_arc(&resource.name);
                 self.tables.put_service(name, service);
             }
-            None => return Err("address.type: neither workload nor service".to_owned()),
         }
         Ok(())
     }
@@ -271,6 +264,33 @@ fn workload_entries(workload: &Workload) -> usize {
 fn service_entries(service: &Service) -> usize {
     let names = service.subject_alt_names.len() + service.waypoints.len();
     service.ports.len() + service.vips.len() + names
+}
+
+/// Content of an address resource.
+enum Address {
+    Workload(Workload),
+    Service(Service),
+}
+
+fn read_address(resource: &Resource, interner: &mut Interner) -> Result<Address, String> {
+    match decode::<proto::Address>(ADDRESS, resource)?.r#type {
+        Some(proto::address::Type::Workload(from)) => {
+            is_named(resource, "workload.uid", &from.uid)?;
+            wds::workload(&resource.name, from, interner).map(Address::Workload)
+        }
+        Some(proto::address::Type::Service(from)) => {
+            let name = format!("{}/{}", from.namespace, from.hostname);
+            let service = wds::service(from)?;
+            is_named(resource, "service.hostname", &name)?;
+            Ok(Address::Service(service))
+        }
+        None => Err("address.type: neither workload nor service".to_owned()),
+    }
+}
+
+/// Returns true if a resource is a workload that can be used.
+pub(super) fn is_workload(resource: &Resource) -> bool {
+    matches!(read_address(resource, &mut Interner::default()), Ok(Address::Workload(_)))
 }
 
 fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, String> {

@@ -44,8 +44,11 @@ impl Feed {
         }
     }
 
-    /// Reports the removals that wait, and logs the begin of a hold.
+    /// Reports the removals that wait, if they have changed, and logs the begin of a hold.
     pub(super) fn report_hold(&self, store: &mut Recorder) {
+        if !store.hold.take_change() {
+            return;
+        }
         self.metrics.xds().set_held_removals(store.hold.removed().len());
         let hold = store.hold.mass_times().map(|times| held_removals(store, times));
         let mut is_new = false;

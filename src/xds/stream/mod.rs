@@ -206,9 +206,14 @@ impl Feed {
             self.status.set_discovery(|known| known.saved = Some(saved));
         }
         let (status, metrics) = (Arc::clone(&self.status), Arc::clone(&self.metrics));
-        tokio::spawn(store.writer(move |saved| {
-            metrics.xds().set_cache_time(saved);
-            status.set_discovery(|known| known.saved = Some(saved));
+        tokio::spawn(store.writer(move |written| match written {
+            Ok(saved) => {
+                metrics.xds().set_cache_time(saved);
+                status.set_discovery(|known| {
+                    (known.saved, known.save_error) = (Some(saved), None);
+                });
+            }
+            Err(error) => status.set_discovery(|known| known.save_error = Some(error)),
         }));
         if let Some(notice) = store.restored().map(ToOwned::to_owned) {
             store.store.set_policies_received();

@@ -12,6 +12,7 @@ mod hpack;
 mod http2;
 mod objects;
 mod plain;
+mod proxy_header;
 mod received;
 mod record;
 mod script;
@@ -35,6 +36,7 @@ pub use hello::hello;
 pub use hpack::hpack;
 pub use http2::http2;
 pub use objects::objects;
+pub use proxy_header::proxy_header;
 pub use record::record;
 pub use wds::wds;
 

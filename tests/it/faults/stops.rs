@@ -192,7 +192,7 @@ async fn echoes_all(tunnel: Tunnel, id: u64) {
 fn a_gateway_that_is_killed_looks_clean_to_nobody_and_another_one_serves_at_once() {
     run(async {
         let (net, other) = (Net::new(), Net::new());
-        let mut lost = gateway(net, &[11]).await;
+        let lost = gateway(net, &[11]).await;
         let kept = gateway(other, &[11]).await;
         let oracle = Oracle::new();
         let _endpoint = oracle.endpoint(net.listen(11, endpoint_port()).await);
@@ -207,8 +207,7 @@ fn a_gateway_that_is_killed_looks_clean_to_nobody_and_another_one_serves_at_once
         until("tunnels", copied, |&open| open == 16.0).await;
         // deadline: heads and bytes of all tunnels are on their way.
         sleep(Duration::from_millis(500)).await;
-        lost.signal(Signal::KILL);
-        lost.exited().await;
+        lost.kill().await;
         let killed = Instant::now();
         let second = kept.client(identities()).await;
         all_whole(&oracle, start(&second, &[Plan::both(100, 1 << 16)]).await).await;
