@@ -28,7 +28,7 @@ pub(super) const CERTIFICATES: &str = "certificates";
 
 /// Interval at which the certificate in use is verified again. Timers do not advance while the host
 /// is suspended, and its clock may be set.
-const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Resolution of the times in certificates. One is valid until the end of its last second.
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -174,8 +174,9 @@ fn every_tunnel_opens_while_connections_retire_by_age() {
         let connections = mesh.gateway.metric("strait_connections_total").await;
         mesh.print_uncaptured(&format!("{connections} connections that retire, {ended}"));
         assert_eq!(ended.tunnels(), tunnels, "{ended}");
-        // Envoy closes a retired connection after its last stream, whose tunnel may be counted as
-        // lost with it. All bytes of both directions have arrived.
+        // Envoy closes a retired connection with its last stream, and drops what it has not written
+        // yet (`CodecClient::close`). The end of that stream may be among it, so that its tunnel is
+        // lost. All bytes of both directions have arrived.
         assert!(ended.failed() <= RETIRED, "{ended}");
         let resets = mesh.client.stat("cluster.outer_connect.http2.rx_reset");
         assert_eq!(resets.await, 0, "resets that Envoy received");

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use strait::tools::dev::Issuer;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::bindings::{WORKLOAD, Workload, bound, connect, east, echoes, is_rejected};
@@ -144,9 +145,14 @@ impl Donors {
     }
 }
 
+/// Opens connections one after another. Each has ended before the next: the pick prefers a gateway
+/// with fewer open tunnels, so that tunnels that end late would make the shares more even.
 async fn open(address: SocketAddr, count: usize) {
     for _ in 0..count {
-        echoes(&mut connect(address).await).await;
+        let mut client = connect(address).await;
+        echoes(&mut client).await;
+        client.shutdown().await.expect("an open connection");
+        assert_eq!(client.read(&mut [0]).await.expect("a clean end"), 0);
     }
 }
 

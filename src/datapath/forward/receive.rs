@@ -9,6 +9,9 @@ use super::turn::HboneConnection;
 use crate::datapath::http2::server::ConnectionError;
 use crate::tls::record::Content;
 
+/// Limit of the turns in which a connection that is lost receives the rest.
+const REST_TURNS: usize = 4;
+
 impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Reads the peer once, unless records are left, and forwards what it sent. Returns true if
     /// there may be more.
@@ -33,6 +36,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             self.input.release_if_empty();
         }
         opened.map(|()| true)
+    }
+
+    /// Forwards what the peer has sent before its end, once a write has failed. A peer that closes
+    /// with its last stream resets the connection if anything is sent to it meanwhile, and the end
+    /// of that stream may not have been read.
+    pub(super) fn receive_rest(&mut self, cx: &mut Context<'_>, end: &ConnectionEnd) {
+        if !matches!(end, ConnectionEnd::Lost(_)) {
+            return;
+        }
+        for _ in 0..REST_TURNS {
+            self.downstream.server.meter.begin_turn(false);
+            if !matches!(self.poll_read(cx), Ok(true)) {
+                return;
+            }
+        }
     }
 
     /// Processes the records that were received, until the turn is over.

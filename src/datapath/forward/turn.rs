@@ -142,7 +142,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         match self.poll_rounds(cx) {
             Ok(true) => yield_turn(cx),
             Ok(false) => {}
-            Err(end) => return Poll::Ready(end),
+            Err(end) => {
+                self.receive_rest(cx, &end);
+                return Poll::Ready(end);
+            }
         }
         if self.limit_timer.poll(cx) {
             self.check_limits();

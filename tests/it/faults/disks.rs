@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::{all_whole, plans, start};
 use crate::support::oracle::Oracle;
-use crate::support::{Gateway, Net, Settings, endpoint_port, identities, run, skip, until};
+use crate::support::{
+    ECHO, Endpoint, Gateway, Net, Settings, echoes, endpoint_port, identities, run, skip, until,
+};
 
 /// Time of an exit that nothing delays, and some of a loaded machine.
 const EXIT_MAX: Duration = Duration::from_secs(15);
@@ -55,11 +58,51 @@ fn a_log_pipe_that_nobody_reads_delays_no_tunnel_and_its_losses_are_counted() {
     });
 }
 
+/// Returns whether a test may mount. Otherwise the row is skipped.
+fn may_mount(row: &str) -> bool {
+    let mount = std::process::Command::new("unshare").args(["-m", "true"]).output();
+    let may = mount.is_ok_and(|output| output.status.success());
+    if !may {
+        skip(row, "no mount namespace can be made here; run it as root");
+    }
+    may
+}
+
+#[test]
+fn an_order_that_a_full_disk_does_not_keep_is_in_force_and_an_error() {
+    if !may_mount("full disk under the state") {
+        return;
+    }
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = r#"mount -t tmpfs -o size=64k none "$0"
+cat /dev/zero 2>/dev/null > "$0/all"
+exec "$@""#;
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        let path = folder.path().to_str().expect("UTF-8");
+        settings.inside = inside(&["unshare", "-m"], script, path);
+        let deadline = "deadline: 2s";
+        let stored = format!("{deadline}, file: {path}/drains");
+        settings.more = settings.more.replace(deadline, &stored);
+        let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let gateway = Gateway::start(&settings).await;
+        let order = ["drain", "listener", "cross-network"];
+        let (code, _, error) = gateway.run_command(&[&order[..], &["--persist"]].concat()).await;
+        assert!(code == 1 && error.contains("No space left on device"), "{error}");
+        assert!(TcpStream::connect(gateway.address).await.is_err(), "it accepts a connection");
+        let (_, status, _) = gateway.run_command(&["status"]).await;
+        assert!(status.contains(&format!("{path}/drains")), "{status}");
+        gateway.run_command(&[&order[..], &["--undo"]].concat()).await;
+        echoes(&mut gateway.client(identities()).await.tunnel(ECHO).await.expect("a tunnel")).await;
+        assert_eq!(gateway.readiness().await.0, 200);
+    });
+}
+
 #[test]
 fn a_full_disk_under_the_log_delays_no_tunnel_and_its_losses_are_counted() {
-    let may_mount = std::process::Command::new("unshare").args(["-m", "true"]).output();
-    if !may_mount.is_ok_and(|output| output.status.success()) {
-        return skip("full disk", "no mount namespace can be made here; run it as root");
+    if !may_mount("full disk under the log") {
+        return;
     }
     run(async {
         let folder = tempfile::tempdir().expect("a folder");

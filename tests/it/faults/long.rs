@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::start;
 use super::stops::{endpoint_stopped_for, pause, stopped_for, throttled};
-use crate::support::lab::{ENDPOINT_HOST, Lab, Link, NEAR_HOST};
+use crate::support::lab::{ENDPOINT_HOST, Lab, Link, NEAR_HOST, Way};
 use crate::support::oracle::{End, Oracle, Plan};
 use crate::support::{ECHO, Endpoint, Gateway, broken, endpoint_port, identities, run, until};
 
@@ -45,7 +45,7 @@ fn a_partition_of_a_minute_breaks_both_sides_and_new_tunnels_follow_at_once() {
         }
         assert!(cut.elapsed() < VANISHED_MAX, "{:?}", cut.elapsed());
         let freed = async || gateway.descriptors();
-        until("free descriptors", freed, |&now| now <= descriptors + 1).await;
+        until(&format!("{descriptors} descriptors"), freed, |&now| now <= descriptors + 1).await;
         pause(PARTITION.saturating_sub(cut.elapsed())).await;
         lab.heal(Link::Clients);
         let healed = Instant::now();
@@ -57,6 +57,48 @@ fn a_partition_of_a_minute_breaks_both_sides_and_new_tunnels_follow_at_once() {
         }
         let lost = async || gateway.tunnels("downstream_lost").await;
         until("the reason of the broken tunnels", lost, |&lost| lost == 4.0).await;
+    });
+}
+
+#[test]
+fn a_partition_towards_the_gateway_breaks_both_sides_within_half_a_minute() {
+    breaks_both_sides(Way::ToGateway);
+}
+
+#[test]
+fn a_partition_from_the_gateway_breaks_both_sides_within_half_a_minute() {
+    breaks_both_sides(Way::FromGateway);
+}
+
+fn breaks_both_sides(way: Way) {
+    let Some(lab) = Lab::new("lasting partition of one direction") else {
+        return;
+    };
+    run(async {
+        let gateway = lab.gateway().await;
+        let oracle = Oracle::new();
+        let _endpoint = oracle.endpoint(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
+        let client = gateway.client(identities()).await;
+        let rest = Duration::from_millis(100);
+        let ids = [1, 2];
+        // An hour; their heads arrive before the cut.
+        let plans = ids.map(|id| Plan { rest, ..Plan::both(id, 36_000 * 16 * 1024) });
+        let tunnels = start(&client, &plans).await;
+        // deadline: bytes of all tunnels are on their way.
+        sleep(Duration::from_secs(1)).await;
+        lab.cut_one_way(Link::Clients, way);
+        let cut = Instant::now();
+        for id in ids {
+            let side = oracle.side(id).await;
+            assert!(matches!(side.end, End::Broken(_)), "{side:?}");
+        }
+        assert!(cut.elapsed() < VANISHED_MAX, "{:?}", cut.elapsed());
+        lab.heal_one_way(Link::Clients, way);
+        let again = timeout(VANISHED_MAX, gateway.client(identities())).await.expect("in time");
+        again.tunnel(ECHO).await.expect("a tunnel");
+        for (_, side) in tunnels.join_all().await {
+            assert!(matches!(side.end, End::Broken(_)), "{side:?}");
+        }
     });
 }
 

@@ -1,6 +1,7 @@
 //! Fault matrix of docs/faults.md: rows that no other test proves. Every byte is compared, and no
 //! break looks clean. Only `make faults` runs the rows of `long`, which wait for half a minute.
 
+mod clock;
 mod disks;
 mod long;
 mod network;

@@ -7,7 +7,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{all_whole, plans, start};
-use crate::support::lab::{ENDPOINT_HOST, Lab, Link};
+use crate::support::lab::{ENDPOINT_HOST, Lab, Link, Way};
 use crate::support::oracle::{Oracle, Plan};
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, echoes, endpoint_port, identities, run, until,
@@ -15,6 +15,8 @@ use crate::support::{
 
 /// Duration of a partition that loses nothing.
 const PARTITION: Duration = Duration::from_secs(5);
+/// Duration of a partition of one direction, before the first SYN is sent again.
+const ONE_WAY: Duration = Duration::from_millis(800);
 /// Time of a handshake, and some of a loaded machine.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(8);
 /// Length of packets that no tunnel's headers exceed, and a certificate chain does.
@@ -45,7 +47,39 @@ fn a_partition_of_5_seconds_loses_no_byte() {
         let healed = Instant::now();
         let mut tunnel = client.tunnel(ECHO).await.expect("a new tunnel");
         assert!(healed.elapsed() < PARTITION, "{:?}", healed.elapsed());
-        drop_cleanly(&mut tunnel).await;
+        drop_cleanly(5, &mut tunnel).await;
+        all_whole(&oracle, tunnels).await;
+    });
+}
+
+#[test]
+fn a_partition_of_one_direction_loses_no_byte() {
+    let Some(lab) = Lab::new("partition of one direction") else {
+        return;
+    };
+    run(async {
+        let gateway = lab.gateway().await;
+        let oracle = Oracle::new();
+        let _endpoint = oracle.endpoint(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
+        let client = gateway.client(identities()).await;
+        let rest = Duration::from_millis(100);
+        // Eight seconds without the partitions.
+        let plan = |id| Plan { rest, ..Plan::both(id, 80 * 16 * 1024) };
+        let tunnels = start(&client, &[1, 2, 3, 4].map(plan)).await;
+        let mut ids = 5..;
+        for link in [Link::Clients, Link::Endpoints] {
+            for way in [Way::ToGateway, Way::FromGateway] {
+                let id = ids.next().expect("a number");
+                lab.cut_one_way(link, way);
+                let mut during = std::pin::pin!(client.tunnel(ECHO));
+                // deadline: a tunnel needs both directions of both links. The next SYN, a second
+                // after the first one, arrives.
+                let opened = timeout(ONE_WAY, &mut during).await;
+                assert!(opened.is_err(), "{link:?} {way:?} is cut");
+                lab.heal_one_way(link, way);
+                drop_cleanly(id, &mut during.await.expect("a tunnel")).await;
+            }
+        }
         all_whole(&oracle, tunnels).await;
     });
 }
@@ -71,8 +105,8 @@ fn a_link_that_loses_reorders_repeats_and_corrupts_packets_changes_no_byte() {
 }
 
 /// Sends the head of a tunnel without bytes, and ends it.
-async fn drop_cleanly(tunnel: &mut Tunnel) {
-    tunnel.write_all(&Plan::both(5, 0).head()).await.expect("an open tunnel");
+async fn drop_cleanly(id: u64, tunnel: &mut Tunnel) {
+    tunnel.write_all(&Plan::both(id, 0).head()).await.expect("an open tunnel");
     tunnel.shutdown().await.expect("our end");
 }
 

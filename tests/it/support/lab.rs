@@ -55,6 +55,16 @@ impl Link {
     }
 }
 
+/// Direction of a link.
+#[derive(Clone, Copy, Debug)]
+pub enum Way {
+    ToGateway,
+    FromGateway,
+}
+
+/// Ethernet address that no end of a link has.
+const NOBODY: &str = "02:00:00:00:00:01";
+
 /// Script of a link that impairs packets.
 const IMPAIRED_LINK: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/impaired_link.py");
@@ -123,6 +133,33 @@ impl Lab {
     pub fn heal(&self, link: Link) {
         let [port, bridge] = link.port();
         self.bridge(&[port, "master", bridge]);
+    }
+
+    /// Loses every packet of a link in one direction, without a signal: its sender has a wrong
+    /// Ethernet address of the receiver.
+    pub fn cut_one_way(&self, link: Link, way: Way) {
+        self.one_way(link, way, &["lladdr", NOBODY, "nud", "permanent"]);
+    }
+
+    pub fn heal_one_way(&self, link: Link, way: Way) {
+        self.one_way(link, way, &["lladdr", NOBODY, "nud", "failed"]);
+    }
+
+    fn one_way(&self, link: Link, way: Way, state: &[&str]) {
+        let (inside, end, gateway, others) = match link {
+            Link::Clients => ("clients", "c", 1, [2, NEAR_HOST]),
+            Link::Endpoints => ("ends", "e", 129, [130, ENDPOINT_HOST]),
+        };
+        let (outside, namespace) = (format!("{}{end}", self.name), format!("{}-g", self.name));
+        let (words, device, hosts) = match way {
+            Way::ToGateway => (&[][..], &*outside, &[gateway][..]),
+            Way::FromGateway => (&["-n", &*namespace][..], inside, &others[..]),
+        };
+        for host in hosts {
+            let address = self.net.ip(*host).to_string();
+            let change = ["neigh", "replace", &*address, "dev", device];
+            succeeded(&output("ip", &[words, &change, state].concat()));
+        }
     }
 
     /// Drops packets of a link from the gateway that are longer than this, without a signal.

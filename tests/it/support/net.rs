@@ -21,8 +21,9 @@ impl Net {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         loop {
             let [_, _, high, low] = std::process::id().to_be_bytes();
-            let next = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes()[1];
-            let net = Self([127, 1 + (high ^ low) % 250, low.wrapping_add(next)]);
+            let [round, next] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+            let second = 1 + (high ^ low).wrapping_add(round) % 250;
+            let net = Self([127, second, low.wrapping_add(next)]);
             if std::net::TcpListener::bind((net.ip(1), 15008)).is_ok() {
                 return net;
             }

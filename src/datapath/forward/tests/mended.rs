@@ -347,3 +347,26 @@ async fn a_delivery_ends_soon_after_the_deadline_of_a_drain() {
         assert!(text.contains(&ended), "{reason}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_peer_sent_before_it_reset_the_connection_is_received() {
+    let gateway = TestGateway::new();
+    let mut rig = Rig::established(&gateway).await;
+    let [mut ended, mut open] = [rig.tunnel(1).await, rig.tunnel(3).await];
+    ended.shutdown(std::net::Shutdown::Write).expect("an open endpoint");
+    rig.pump().await;
+    let last = Frame::new(DATA, END_STREAM, 1, b"last").encode();
+    rig.peer.reset_at_next_write(&last);
+    fill(&mut open, b"more");
+    rig.pump().await;
+    assert!(!rig.is_running());
+    let mut received = Vec::new();
+    assert!(drain(&mut ended, &mut received), "a clean end");
+    assert_eq!(received, b"last");
+    let text = gateway.data_path.metrics.encode();
+    for reason in ["completed", "downstream_lost"] {
+        let ended =
+            format!("strait_tunnels_total{{reason=\"{reason}\",source_cluster=\"west\"}} 1");
+        assert!(text.contains(&ended), "{reason}");
+    }
+}

@@ -71,6 +71,9 @@ struct Link {
     read_max: usize,
     write_max: usize,
     has_ended: bool,
+    /// Bytes that arrive while the gateway writes next, which fails.
+    last: Option<Vec<u8>>,
+    is_reset: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -121,6 +124,11 @@ impl PeerEnd {
     /// Sends FIN.
     pub(super) fn end(&self) {
         self.edit(|link| link.has_ended = true);
+    }
+
+    /// Sends bytes and RST while the gateway writes next.
+    pub(super) fn reset_at_next_write(&self, bytes: &[u8]) {
+        self.edit(|link| link.last = Some(bytes.to_vec()));
     }
 
     /// Sets the number of bytes that the gateway may write.
@@ -194,6 +202,9 @@ impl AsyncRead for GatewayEnd {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let mut link = self.0.borrow_mut();
+        if link.to_gateway.is_empty() && link.is_reset {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
         if link.to_gateway.is_empty() && !link.has_ended {
             link.reader = Some(cx.waker().clone());
             return Poll::Pending;
@@ -213,6 +224,13 @@ impl AsyncWrite for GatewayEnd {
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
         let mut link = self.0.borrow_mut();
+        if let Some(bytes) = link.last.take() {
+            push_record(&mut link.to_gateway, &bytes);
+            link.is_reset = true;
+        }
+        if link.is_reset {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
         let count = data.len().min(link.room).min(link.write_max);
         if count == 0 {
             link.writer = Some(cx.waker().clone());
