@@ -42,6 +42,7 @@ mod collisions;
 #[cfg(test)]
 mod conformance;
 #[cfg(test)]
+mod dashboard;
 mod delivery;
 #[cfg(test)]
 mod dns;
