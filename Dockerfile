@@ -9,6 +9,8 @@ ARG RUST_VERSION=1.95
 FROM rust:${RUST_VERSION}-bookworm AS build
 WORKDIR /src
 COPY . .
+# For `strait --version`: docker build --build-arg STRAIT_COMMIT="$(git rev-parse --short=8 HEAD)"
+ARG STRAIT_COMMIT=
 # Static, so that the image can hold this one file. An explicit --target keeps the flag away from
 # build scripts and procedural macros, which cannot be linked that way.
 RUN host="$(rustc -vV | sed -n 's/^host: //p')" \

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -22,11 +23,20 @@ Examples:
   strait load --help            measure it, or any other HBONE gateway
   strait conformance --help     check it, or any other HBONE gateway";
 
+/// Version and, in a release, the commit that was built. A build without git has no commit.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let version = env!("CARGO_PKG_VERSION");
+    match option_env!("STRAIT_COMMIT") {
+        None | Some("") => version.to_owned(),
+        Some(commit) => format!("{version} ({commit})"),
+    }
+});
+
 /// An east-west gateway data plane for multicluster service meshes.
 #[derive(Debug, Parser)]
 #[command(
     name = "strait",
-    version,
+    version = VERSION.as_str(),
     after_help = EXAMPLES
 )]
 pub struct Cli {

@@ -22,6 +22,8 @@ mod documents;
 #[cfg(test)]
 mod explain;
 #[cfg(test)]
+mod install;
+#[cfg(test)]
 mod issuers;
 #[cfg(test)]
 mod proxy;
