@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use super::{ask, check, drain, explain, link, proxy, schema, status, trust};
+use super::{ask, check, drain, explain, install, link, proxy, schema, status, trust};
 use crate::app;
 use crate::config::Source;
 use crate::tools::{certs, conformance, demo, load};
@@ -111,6 +111,10 @@ enum Command {
     Trust(trust::Command),
     /// Prints the keys of strait.yaml as a JSON Schema, which editors use.
     Schema(schema::Args),
+    /// Prints the completions of a shell.
+    Completions(install::CompletionsArgs),
+    /// Prints the manual page of strait, or writes the pages of all commands to a folder.
+    Man(install::ManArgs),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
     Load(Box<load::Args>),
@@ -168,6 +172,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Certs(args) => certs::run(&args),
         Command::Schema(args) => schema::run(&args),
+        Command::Completions(args) => install::completions(Cli::command(), &args),
+        Command::Man(args) => install::man(Cli::command(), &args),
         Command::Link(args) => link::link(&args),
         Command::Expose(args) => link::expose(&args),
         Command::Status(args) => return status::run(&args),

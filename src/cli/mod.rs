@@ -13,6 +13,7 @@ mod check;
 mod command;
 mod drain;
 mod explain;
+mod install;
 mod link;
 mod proxy;
 mod schema;
