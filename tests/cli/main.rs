@@ -42,4 +42,6 @@ mod strict;
 #[cfg(test)]
 mod subsets;
 #[cfg(test)]
+mod systemd;
+#[cfg(test)]
 mod tenants;

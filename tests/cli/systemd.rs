@@ -1,0 +1,78 @@
+//! The units of `deploy/systemd` match the program and the configuration of its package.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use strait::config::reference;
+
+use crate::support::{run, run_command};
+
+fn deployed(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name)
+}
+
+fn read(name: &str) -> String {
+    std::fs::read_to_string(deployed(name)).expect("a file of deploy")
+}
+
+/// Returns the values of a key of a unit; none of ours continues a line.
+fn values<'a>(unit: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
+    unit.lines().filter_map(move |line| line.strip_prefix(key)?.strip_prefix('='))
+}
+
+fn only<'a>(unit: &'a str, key: &'a str) -> &'a str {
+    let found: Vec<_> = values(unit, key).collect();
+    assert_eq!(found.len(), 1, "{key} is {found:?}");
+    found[0]
+}
+
+fn seconds(text: &str) -> u64 {
+    let number = text.strip_suffix('s').unwrap_or_else(|| panic!("{text} is in seconds"));
+    number.parse().expect("a number")
+}
+
+#[test]
+fn the_service_starts_a_configuration_that_its_package_has() {
+    run(async {
+        let service = read("systemd/strait.service");
+        assert_eq!(only(&service, "ExecStart"), "/usr/bin/strait run -c /etc/strait/strait.yaml");
+        assert_eq!(only(&service, "Type"), "notify");
+        let arguments = ["check", "--format", "json", "-c", "strait.yaml"];
+        let done = run_command(&deployed("debian"), &arguments).await;
+        assert_eq!(done.code, Some(0), "{done:?}");
+        let report: Value = serde_json::from_str(&done.stdout).expect("JSON");
+        let findings = report["findings"].as_array().expect("a list");
+        let messages: Vec<_> = findings.iter().map(|of| &of["message"]).collect();
+        assert_eq!(findings.len(), 1, "only certificates are missing: {messages:?}");
+        assert!(messages[0].to_string().contains("certificates were not checked"), "{messages:?}");
+    });
+}
+
+#[test]
+fn systemd_opens_the_addresses_of_the_listeners() {
+    let socket = read("systemd/strait.socket");
+    assert_eq!(only(&socket, "BindIPv6Only"), "both");
+    // A port alone is one of the IPv6 wildcard.
+    let opened: Vec<_> = values(&socket, "ListenStream")
+        .map(|port| SocketAddr::from(([0_u16; 8], port.parse().expect("a port"))))
+        .collect();
+    let config: Value = serde_saphyr::from_str(&read("debian/strait.yaml")).expect("YAML");
+    let listeners = config["listeners"].as_array().expect("a list").iter();
+    let bound: Vec<SocketAddr> = listeners
+        .map(|of| of["bind"].as_str().expect("text").parse().expect("an address"))
+        .collect();
+    assert_eq!(opened, bound);
+}
+
+#[test]
+fn systemd_waits_for_the_whole_drain() {
+    let schema = reference::schema();
+    let default = |key: &str| {
+        let of = &schema["properties"]["drain"]["properties"][key]["default"];
+        seconds(of.as_str().unwrap_or_else(|| panic!("drain.{key} has a default")))
+    };
+    let stop = seconds(only(&read("systemd/strait.service"), "TimeoutStopSec"));
+    let drain = default("lag") + default("deadline");
+    assert!(stop >= drain + 5, "{stop} s are no time for a drain of {drain} s");
+}
