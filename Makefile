@@ -17,6 +17,9 @@ KUBERNETES_STAMP   := .kubernetes/installed-$(KUBERNETES_VERSION)
 # its own, and the package names one that Debian 12 does not have.
 HELM_VERSION := 0.1.32
 HELM := .helm/helm_sdkpy/_lib/linux-amd64/libhelm_sdkpy.so
+# Writes the list of dependencies of a release.
+CYCLONEDX_VERSION := 0.5.9
+CYCLONEDX_STAMP   := .cyclonedx/installed-$(CYCLONEDX_VERSION)
 
 # Debian's package, of which only promtool is unpacked.
 PROMTOOL := .promtool/usr/bin/promtool
@@ -43,7 +46,7 @@ export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test check lint envoy strict-client promtool peers check-chart certs compare-identity fuzz floods sources fairness soak faults upgrades bench bench-xds \
   parts protos \
-  check-deploy image check-image
+  check-deploy image check-image dist check-dist
 
 help: ## print this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -112,7 +115,7 @@ bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short
 parts: ## measure what is ours alone, and count its work, 3 minutes (ARGS=pick for a part)
 	cargo bench --locked --features count-copies --bench parts -- $(ARGS)
 
-check: lint test check-deploy check-chart check-image ## what continuous integration runs: lints, tests, manifests, image
+check: lint test check-deploy check-chart check-dist check-image ## what continuous integration runs: lints, tests, manifests, chart, package, image
 
 # There are no examples; with --examples, cargo resolves the same features as for the tests, and so
 # builds no dependency again.
@@ -187,6 +190,19 @@ image: ## build the container image strait:latest by buildah, around a static re
 
 check-image: ## build an image, and start it as user 1337 with a read-only root
 	@tests/image/run check
+
+dist: PROFILE = release
+dist: $(CYCLONEDX_STAMP) ## build what a release consists of into dist/, 10 minutes (PROFILE=dev to try it)
+	@PATH="$(CURDIR)/.cyclonedx/bin:$$PATH" tests/dist/run build '$(PROFILE)'
+
+# Without optimisations, which would take longer than its one use.
+$(CYCLONEDX_STAMP):
+	cargo install --quiet --debug --locked --force --root .cyclonedx \
+	  'cargo-cyclonedx@$(CYCLONEDX_VERSION)'
+	touch '$@'
+
+check-dist: ## build a package around a development binary, and check it and its units
+	@tests/dist/run check
 
 # They are Debian's, and Debian starts them as services, which the bench has no use for.
 PEERS := haproxy nginx libnginx-mod-stream
