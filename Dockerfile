@@ -12,10 +12,11 @@ COPY . .
 # For `strait --version`: docker build --build-arg STRAIT_COMMIT="$(git rev-parse --short=8 HEAD)"
 ARG STRAIT_COMMIT=
 # Static, so that the image can hold this one file. An explicit --target keeps the flag away from
-# build scripts and procedural macros, which cannot be linked that way.
+# build scripts and procedural macros, which cannot be linked that way. Developer tools are left
+# out.
 RUN host="$(rustc -vV | sed -n 's/^host: //p')" \
     && RUSTFLAGS='-C target-feature=+crt-static' \
-       cargo build --release --locked --bin strait --target "$host" \
+       cargo build --release --locked --no-default-features --bin strait --target "$host" \
     && install -D --strip "target/$host/release/strait" /out/strait
 
 FROM scratch AS runtime

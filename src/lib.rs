@@ -43,7 +43,8 @@ pub mod reason;
 mod replace_file;
 pub mod watch;
 
-// Developer tools, which the gateway never uses.
+// Developer tools, which the gateway never uses, and its tests do.
+#[cfg(feature = "tools")]
 pub mod tools;
 
 #[cfg(test)]

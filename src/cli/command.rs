@@ -4,22 +4,23 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
-use super::{ask, check, drain, explain, install, link, proxy, schema, status, trust};
+use super::{ask, check, drain, explain, link, proxy, schema, status, trust};
 use crate::app;
 use crate::config::Source;
-use crate::tools::{certs, conformance, demo, load};
 
 const EXAMPLES: &str = "\
 Examples:
-  strait demo                   a demonstration in a temporary folder
-  strait certs certs            make certificates for a trial
   strait check -c strait.yaml   validate the configuration
   strait run -c strait.yaml     serve
   strait status                 state of the gateway, and why an endpoint is not used
   strait explain --help         outcome of a hypothetical tunnel, with reasons
-  strait link --help            configuration of both sides of a link
+  strait link --help            configuration of both sides of a link";
+
+const EXAMPLES_OF_TOOLS: &str = "
+  strait demo                   a demonstration in a temporary folder
+  strait certs certs            make certificates for a trial
   strait load --help            measure it, or any other HBONE gateway
   strait conformance --help     check it, or any other HBONE gateway";
 
@@ -37,7 +38,7 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 #[command(
     name = "strait",
     version = VERSION.as_str(),
-    after_help = EXAMPLES
+    after_help = [EXAMPLES, if cfg!(feature = "tools") { EXAMPLES_OF_TOOLS } else { "" }].concat()
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -70,8 +71,6 @@ enum Command {
                             strait check -c strait.yaml --strict\n  \
                             strait check -c strait.yaml --format json | jq .findings")]
     Check(CheckArgs),
-    /// Demonstrates the gateway: two clusters, double HBONE, a killed endpoint, two rejections.
-    Demo(demo::Args),
     /// Shows the state of the running gateway: sources, rejected resources with reasons,
     /// certificates, and services; for one service each endpoint, and the reason if it is not used.
     ///
@@ -111,14 +110,9 @@ enum Command {
     Trust(trust::Command),
     /// Prints the keys of strait.yaml as a JSON Schema, which editors use.
     Schema(schema::Args),
-    /// Prints the completions of a shell.
-    Completions(install::CompletionsArgs),
-    /// Prints the manual page of strait, or writes the pages of all commands to a folder.
-    Man(install::ManArgs),
-    /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
-    Certs(certs::Args),
-    Load(Box<load::Args>),
-    Conformance(Box<conformance::Args>),
+    #[cfg(feature = "tools")]
+    #[command(flatten)]
+    Tool(super::tools::Tool),
 }
 
 #[derive(Debug, Args)]
@@ -169,11 +163,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Run(args) => app::run(&args.config.source(), None, args.take_over.as_deref()),
         Command::Check(args) => return check::run(&args.config.source(), &args.form),
         Command::Proxy(args) => return exit(proxy::run(&args)),
-        Command::Demo(args) => demo::run(&args),
-        Command::Certs(args) => certs::run(&args),
         Command::Schema(args) => schema::run(&args),
-        Command::Completions(args) => install::completions(Cli::command(), &args),
-        Command::Man(args) => install::man(Cli::command(), &args),
         Command::Link(args) => link::link(&args),
         Command::Expose(args) => link::expose(&args),
         Command::Status(args) => return status::run(&args),
@@ -182,11 +172,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Release(args) => return drain::release(&args),
         Command::Explain(args) => return explain::run(&args),
         Command::Trust(command) => return trust::run(&command),
-        Command::Load(args) => {
-            app::raise_descriptor_limit();
-            return exit(load::run(&args));
-        }
-        Command::Conformance(args) => return exit(conformance::run(&args)),
+        #[cfg(feature = "tools")]
+        Command::Tool(tool) => return exit(tool.run(<Cli as clap::CommandFactory>::command())),
     };
     exit(done.map(|()| ExitCode::SUCCESS))
 }

@@ -13,12 +13,13 @@ mod check;
 mod command;
 mod drain;
 mod explain;
-mod install;
 mod link;
 mod proxy;
 mod schema;
 mod status;
 mod text;
+#[cfg(feature = "tools")]
+mod tools;
 mod trust;
 
 pub use command::{Cli, run};

@@ -14,7 +14,7 @@ use clap_mangen::Man;
 #[command(after_help = "Examples:\n  \
                         strait completions bash > /etc/bash_completion.d/strait\n  \
                         strait completions fish > ~/.config/fish/completions/strait.fish")]
-pub(super) struct CompletionsArgs {
+pub(in crate::cli) struct CompletionsArgs {
     /// Shell that reads them.
     shell: Shell,
 }
@@ -24,7 +24,7 @@ pub(super) struct CompletionsArgs {
 #[command(
     after_help = "Examples:\n  strait man | man -l -\n  strait man /usr/local/share/man/man1"
 )]
-pub(super) struct ManArgs {
+pub(in crate::cli) struct ManArgs {
     /// Folder of the pages, such as strait-run.1; created if it is missing.
     folder: Option<PathBuf>,
 }
