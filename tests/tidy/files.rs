@@ -1,4 +1,5 @@
-//! Files in git: no large file, no private key, and no secret in a recording.
+//! Files in git: no large file, no private key, no secret in a recording, and no action of a
+//! workflow that can change.
 
 use std::fs;
 use std::path::Path;
@@ -204,5 +205,54 @@ fn a_private_key_is_caught_however_it_is_wrapped() {
         format!("-----BEGIN CERTIFICATE-----\n{body}\n"),
     ] {
         assert!(check_key("a", text.as_bytes()).is_none(), "{text}");
+    }
+}
+
+/// Returns the findings about a workflow: actions by another name than a commit, and containers of
+/// another Rust than the image's.
+fn check_workflow(path: &str, text: &str, rust: &str) -> Vec<String> {
+    let values = |key: &'static str| {
+        let lines = text.lines().map(|line| line.trim().trim_start_matches("- "));
+        lines.filter_map(move |line| line.strip_prefix(key)).map(str::trim)
+    };
+    let is_pinned = |action: &str| {
+        let reference = action.split([' ', '@']).nth(1).unwrap_or_default();
+        reference.len() == 40 && reference.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let movable = values("uses:").filter(|action| !is_pinned(action));
+    let movable = movable.map(|action| format!("{path}: {action} is not pinned by its commit"));
+    let image = format!("rust:{rust}-bookworm");
+    let images = values("container:").chain(values("image:"));
+    let others = images.filter(|name| !name.is_empty() && **name != image);
+    let others = others.map(|name| format!("{path}: {name} is not {image}, as in the Dockerfile"));
+    movable.chain(others).collect()
+}
+
+#[test]
+fn workflows_run_pinned_actions_and_the_rust_of_the_image() {
+    let tracked = tracked();
+    let text = |(path, content): &(String, Vec<u8>)| {
+        (path.clone(), String::from_utf8_lossy(content).into_owned())
+    };
+    let dockerfile = tracked.iter().map(text).find(|(path, _)| path == "Dockerfile").unwrap().1;
+    let rust = dockerfile.lines().find_map(|line| line.strip_prefix("ARG RUST_VERSION=")).unwrap();
+    let mut workflows = tracked.iter().map(text).collect::<Vec<_>>();
+    workflows.retain(|(path, _)| path.starts_with(".github/workflows/"));
+    assert!(workflows.len() >= 2, "{} workflows", workflows.len());
+    let findings: Vec<String> =
+        workflows.iter().flat_map(|(path, text)| check_workflow(path, text, rust)).collect();
+    assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
+}
+
+#[test]
+fn a_movable_action_and_another_rust_are_caught() {
+    let commit = "de0fac2e4500dabe0009e67214ff5f5447ce83dd";
+    let good = format!(
+        "container:\n  image: rust:1.95-bookworm\nsteps:\n  - uses: a/b@{commit} # v6\n  \
+         - if: failure()\n    uses: a/b@{commit}\n"
+    );
+    assert!(check_workflow("ci.yml", &good, "1.95").is_empty());
+    for bad in ["- uses: a/b@v6", "uses: a/b", "container: rust:1.94-bookworm", "image: rust"] {
+        assert_eq!(check_workflow("ci.yml", &format!("{good}{bad}\n"), "1.95").len(), 1, "{bad}");
     }
 }
