@@ -12,9 +12,10 @@ use strait::datapath::dial::DenyList;
 use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::{Caller, ExposureTable, MatchedBy, NO_LINK_FACTORS, ServicePort};
-use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source};
+use strait::telemetry::{Destination, DestinationService, Metrics, Proximity, Record, Source};
 use strait::tools::samples;
 use strait::wire::Authority;
+use tokio::time::Instant;
 
 use crate::mesh;
 
@@ -141,7 +142,10 @@ fn record(criterion: &mut Criterion) {
         record.set_service(service.clone(), None);
         let destination =
             Destination { address: endpoint.address, pod: Arc::clone(&endpoint.definition) as _ };
-        record.set_open(destination, endpoint.labels(), None);
+        record.begin_dial(Instant::now());
+        record.end_dial(Instant::now(), Duration::ZERO);
+        record.set_open(destination, endpoint.labels(), None, Proximity::Zone);
+        record.add_sent(1);
         record.finish(Reason::Completed);
     };
     let mut group = criterion.benchmark_group("record");

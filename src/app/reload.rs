@@ -292,6 +292,7 @@ impl Reloader {
         let metrics = &app.data_path.metrics;
         metrics.set_access_mode(new.log.access);
         metrics.set_link_budgets(new.links.as_deref(), &new.gateway.cluster);
+        metrics.set_config_hash(config_hash(new));
         let pod = self.source.who(new);
         let position = in_force.is_none().then(|| traffic::position(new, Some(&pod)));
         let change = Change { position, ..inputs.change(in_force) };
@@ -403,6 +404,13 @@ fn read_limited(file: &Path) -> std::io::Result<Vec<u8>> {
     let opened = File::open(file)?;
     opened.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Returns a hash of a configuration, by which replicas are compared.
+fn config_hash(config: &Config) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_string(config).unwrap_or_default().hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Returns a hash of the content that detects changes. It protects nothing, so a plain hash

@@ -8,7 +8,7 @@ use axum::Router;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::admin::{self, AdminState, IssuerRow, Limits, Source};
+use crate::admin::{self, AdminState, IssuerRow, Limits, ListenerRow, ListenerState, Source};
 use crate::config::Config;
 use crate::datapath::DataPath;
 use crate::datapath::limits::admission::Admission;
@@ -73,6 +73,12 @@ impl Sockets {
         };
         let shares = Arc::downgrade(&pools);
         data_path.metrics.set_pools(move || shares.upgrade().map_or_else(Vec::new, |read| read()));
+        let listeners = Arc::downgrade(&app.listeners);
+        data_path.metrics.set_listeners(move || {
+            let rows = listeners.upgrade().map(|listeners| listeners.rows()).unwrap_or_default();
+            let up = |row: ListenerRow| (row.listener.name, row.state == ListenerState::Open);
+            rows.into_iter().map(up).collect()
+        });
         let turns = Arc::clone(&data_path.turns);
         data_path.metrics.set_worker_time(move || turns.used());
         let state = AdminState {

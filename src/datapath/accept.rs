@@ -38,6 +38,8 @@ pub struct AcceptedConnection {
     pub listener: Arc<Listener>,
     /// Load balancer that made the connection. The address is its own until its header is read.
     pub balanced: Option<Arc<Balanced>>,
+    /// Time of the accept, later of the start of the handshake.
+    pub since: Instant,
 }
 
 /// Load balancer of a connection, and what its header states besides the peer.
@@ -366,6 +368,7 @@ fn dispatch(
         resources: held,
         listener: Arc::clone(listener),
         balanced: balanced.map(Arc::new),
+        since: Instant::now(),
     };
     if let Err(full) = worker.queue.try_send(accepted) {
         reject(data_path, &full.into_inner().stream, address, "worker");

@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::net::TcpStream;
 
@@ -34,6 +35,7 @@ pub async fn identify(
         mut resources,
         listener,
         balanced,
+        ..
     } = accepted;
     let stream = TcpStream::from_std(stream).map_err(failed)?;
     let header = in_time(&handshake, "no PROXY header within 5 s", read(&stream)).await?;
@@ -63,7 +65,8 @@ pub async fn identify(
     turns::charge_to(&source);
     let balanced = balanced.map(|of| Arc::new(Balanced { destination, ..*of }));
     let stream = stream.into_std().map_err(failed)?;
-    Ok(AcceptedConnection { stream, address, handshake, resources, listener, balanced })
+    let since = Instant::now();
+    Ok(AcceptedConnection { stream, address, handshake, resources, listener, balanced, since })
 }
 
 fn failed(error: std::io::Error) -> HandshakeError {
@@ -117,6 +120,7 @@ mod tests {
             },
             listener: Arc::default(),
             balanced: Some(Arc::new(Balanced { balancer, destination: None })),
+            since: std::time::Instant::now(),
         };
         (client, accepted)
     }

@@ -3,7 +3,7 @@
 //! It runs stages 2 and 3 of HBONE listeners, and leaves the others to `forward` and `passthrough`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::time::interval;
 
@@ -34,7 +34,10 @@ pub async fn run_worker(data_path: Arc<DataPath>, mut queue: WorkerQueue) {
                 continue;
             }
         };
-        let Some(accepted) = accepted else { return };
+        let Some(mut accepted) = accepted else { return };
+        let now = Instant::now();
+        data_path.metrics.times().accepted(now.saturating_duration_since(accepted.since));
+        accepted.since = now;
         let shared = Arc::clone(&data_path);
         let source = accepted.resources.descriptor.holders().source().clone();
         if accepted.listener.binding().is_some() {
@@ -87,11 +90,12 @@ async fn authenticate(
     accepted: AcceptedConnection,
 ) -> Result<(Session, Arc<Peer>), HandshakeError> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
-    let balanced = accepted.balanced.clone();
+    let (balanced, since) = (accepted.balanced.clone(), accepted.since);
     let mut session = handshake::run(data_path, accepted).await?;
     let (certificates, resources) = (&session.peer_certificates, &mut session.resources);
     let from = (address, listener);
     let peer = identity::admit(data_path, certificates, from, &mut resources.descriptor)?;
+    data_path.metrics.times().handshake_done(&peer.source, since.elapsed());
     Ok((session, Arc::new(Peer { balanced, ..peer })))
 }
 

@@ -1,5 +1,5 @@
 //! Metrics that are collected at each scrape: gateways of other networks, shares of resources,
-//! drains.
+//! drains, listeners.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -8,11 +8,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::{MetricType, counter::Counter};
 use prometheus_client::registry::Registry;
 
+use super::sets::encode_as;
 use crate::limits::OwnedPool;
 use crate::limits::turns::UsedTime;
 use crate::status::RemoteGatewayStatus;
@@ -20,6 +21,8 @@ use crate::wire::DrainTarget;
 
 /// Limit of gateways with metrics. Those with the lowest addresses have them.
 const GATEWAYS_MAX: usize = 256;
+/// Limit of listeners with metrics.
+const LISTENERS_MAX: usize = 256;
 
 type Labels = [(&'static str, String); 2];
 type Rows<T> = Box<dyn Fn() -> Vec<T> + Send + Sync>;
@@ -69,10 +72,8 @@ impl Collector for Collected<OwnedPool> {
         if pools.is_empty() {
             return Ok(());
         }
-        let help = "Amount of a limited resource that the sources of a cluster hold.";
-        let kind = MetricType::Gauge;
-        let described = encoder.encode_descriptor("strait_share_used", help, None, kind)?;
-        used.encode(described)
+        let help = "Amount of a limited resource that the sources of a cluster hold";
+        encode_as(&mut encoder, "strait_share_used", help, &used)
     }
 }
 
@@ -90,20 +91,14 @@ impl Collector for Collected<UsedTime> {
             waited.get_or_create(&labels).inc_by(row.waited.as_secs_f64());
             paused.get_or_create(&labels).inc_by(row.paused.as_secs_f64());
         }
-        let help = "Time of workers that the sources of a cluster have used.";
-        let kind = MetricType::Counter;
-        used.encode(encoder.encode_descriptor("strait_worker_seconds", help, None, kind)?)?;
+        let help = "Time of workers that the sources of a cluster have used";
+        encode_as(&mut encoder, "strait_worker_seconds", help, &used)?;
         let help =
-            "Time for which tasks of a cluster were ready while others had their turns, in sum.";
-        waited.encode(encoder.encode_descriptor(
-            "strait_worker_wait_seconds",
-            help,
-            None,
-            kind,
-        )?)?;
+            "Time for which tasks of a cluster were ready while others had their turns, in sum";
+        encode_as(&mut encoder, "strait_worker_wait_seconds", help, &waited)?;
         let help = "Time for which connections paused because of the limit of bytes of their \
-                    cluster, in sum.";
-        paused.encode(encoder.encode_descriptor("strait_paused_seconds", help, None, kind)?)
+                    cluster, in sum";
+        encode_as(&mut encoder, "strait_paused_seconds", help, &paused)
     }
 }
 
@@ -124,13 +119,29 @@ impl Collector for Collected<Order> {
         let oldest = oldest.and_then(|oldest| oldest.duration_since(UNIX_EPOCH).ok());
         let since = Gauge::<i64>::default();
         since.set(oldest.map_or(0, |oldest| i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX)));
-        let kind = MetricType::Gauge;
         let help = "Parts of the mesh and listeners that an operator has drained (strait drain), \
-                    by kind.";
-        drained.encode(encoder.encode_descriptor("strait_drained", help, None, kind)?)?;
-        let help = "Time of the oldest order of strait drain in force (Unix time), 0 without one.";
-        let name = "strait_drained_since_seconds";
-        since.encode(encoder.encode_descriptor(name, help, None, kind)?)
+                    by kind";
+        encode_as(&mut encoder, "strait_drained", help, &drained)?;
+        let help = "Time of the oldest order of strait drain in force (Unix time), 0 without one";
+        encode_as(&mut encoder, "strait_drained_timestamp_seconds", help, &since)
+    }
+}
+
+/// Name of a listener, and whether it accepts connections.
+pub(super) type ListenerUp = (String, bool);
+
+impl Collector for Collected<ListenerUp> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let up = Family::<[(&'static str, String); 1], Gauge>::default();
+        for (listener, is_up) in self.rows().into_iter().take(LISTENERS_MAX) {
+            let gauge = up.get_or_create(&[("listener", listener)]);
+            // One that was replaced may drain beside the new one of its name.
+            if is_up {
+                gauge.set(1);
+            }
+        }
+        let help = "Whether the listener accepts connections";
+        encode_as(&mut encoder, "strait_listener_up", help, &up)
     }
 }
 
@@ -161,20 +172,18 @@ impl Collector for Collected<RemoteGatewayStatus> {
                 rtt.get_or_create(&labels).set(time.as_secs_f64());
             }
         }
-        let gauge = MetricType::Gauge;
-        let metrics: [(&str, &str, MetricType, &dyn EncodeMetric); 6] = [
-            ("connections", "HBONE connections", gauge, &connections),
-            ("tunnels", "Tunnels", gauge, &tunnels),
-            ("ejected", "Whether the gateway is ejected", gauge, &ejected),
-            ("rtt_seconds", "Least round trip time of five minutes", gauge, &rtt),
-            ("share", "Factor of its weights by its RTT", gauge, &share),
-            ("ejections", "Ejections", MetricType::Counter, &ejections),
+        let metrics: [(&str, &str, &dyn EncodeMetric); 6] = [
+            ("connections", "HBONE connections", &connections),
+            ("tunnels", "Tunnels", &tunnels),
+            ("ejected", "Whether the gateway is ejected", &ejected),
+            ("rtt_seconds", "Least round trip time of five minutes", &rtt),
+            ("share_ratio", "Factor of its weights by its RTT", &share),
+            ("ejections", "Ejections", &ejections),
         ];
-        for (name, what, kind, metric) in metrics {
+        for (name, what, metric) in metrics {
             let name = format!("strait_remote_gateway_{name}");
-            let help = format!("{what}, by gateway of another network.");
-            let described = encoder.encode_descriptor(&name, &help, None, kind)?;
-            metric.encode(described)?;
+            let help = format!("{what}, by gateway of another network");
+            encode_as(&mut encoder, &name, &help, metric)?;
         }
         Ok(())
     }

@@ -241,6 +241,7 @@ impl EncodeLabelSet for TcpLabels {
     }
 }
 
-fn or_unknown(value: &str) -> &str {
+/// Returns the value of a label.
+pub(super) fn or_unknown(value: &str) -> &str {
     if value.is_empty() { "unknown" } else { value }
 }

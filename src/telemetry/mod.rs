@@ -8,10 +8,12 @@ mod json_line;
 mod labels;
 pub mod logging;
 mod metrics;
+mod process;
 mod record;
 mod refusals;
 mod sets;
 mod tcp;
+mod times;
 mod xds;
 
 pub use labels::{Destination, DestinationService, RemoteNetwork, Source};
@@ -19,6 +21,8 @@ pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
 pub use record::{Record, connection_refused, report_refused_handshake};
 pub use refusals::{Refusals, Refused};
+pub use sets::OLD_NAMES;
+pub use times::{Proximity, Times};
 pub use xds::XdsMetrics;
 
 pub use crate::status::{ReloadSource, WorkloadLabels};

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -141,24 +141,56 @@ impl<L: Labels> LabelSets<L> {
     }
 }
 
-/// Registers a metric and returns its handle.
-pub(super) fn register<M: Metric + Clone>(
-    registry: &mut Registry,
-    name: &str,
-    help: &str,
-    metric: M,
-) -> M {
-    registry.register(name, help, metric.clone());
-    metric
+/// New and old names of the metrics that were renamed in this release. They have both names for
+/// one release.
+pub const OLD_NAMES: [(&str, &str); 4] = [
+    ("strait_buffered_max_bytes", "strait_buffered_bytes_max"),
+    ("strait_certificate_expiry_timestamp_seconds", "strait_certificate_expiry_seconds"),
+    ("strait_drained_timestamp_seconds", "strait_drained_since_seconds"),
+    ("strait_remote_gateway_share_ratio", "strait_remote_gateway_share"),
+];
+
+/// Returns the old name of a metric, and its description, if it has been renamed.
+fn old_name(name: &str) -> Option<(&'static str, String)> {
+    let (new, old) = OLD_NAMES.into_iter().find(|(new, _)| *new == name)?;
+    Some((old, format!("Old name of {new}")))
 }
 
-/// Registers a metric without values.
+/// Registers a metric without values and returns its handle.
 pub(super) fn metric<M: Metric + Clone + Default>(
     registry: &mut Registry,
     name: &str,
     help: &str,
 ) -> M {
-    register(registry, name, help, M::default())
+    let metric = M::default();
+    if let Some((old, help)) = old_name(name) {
+        registry.register(old, help, metric.clone());
+    }
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+/// Encodes a metric of a collector.
+pub(super) fn encode_as(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    metric: &dyn EncodeMetric,
+) -> fmt::Result {
+    if let Some((old, help)) = old_name(name) {
+        metric.encode(describe(encoder, old, &help, metric.metric_type())?)?;
+    }
+    metric.encode(describe(encoder, name, help, metric.metric_type())?)
+}
+
+/// Describes a metric of a collector, whose samples follow.
+pub(super) fn describe<'a>(
+    encoder: &'a mut DescriptorEncoder<'_>,
+    name: &'a str,
+    help: &str,
+    kind: MetricType,
+) -> Result<MetricEncoder<'a>, fmt::Error> {
+    encoder.encode_descriptor(name, &format!("{help}."), None, kind)
 }
 
 /// Counters of one name, by a label whose values are known at the start. All are exported as 0 from

@@ -10,6 +10,7 @@ use prometheus_client::registry::Registry;
 
 use super::labels::{NO_FLAGS, NetworkLabels, RemoteNetwork, TcpLabels, TunnelFacts};
 use super::sets::{Count, LabelSets, metric};
+use super::times::{ClusterTimes, Times};
 use super::{DestinationService, Source, WorkloadLabels};
 
 const OVERFLOW: &str = "Counts attributed to `unknown` because the limit of label sets was reached";
@@ -33,6 +34,7 @@ pub(super) struct Tcp {
     to_networks: LabelSets<NetworkLabels>,
     from_networks: LabelSets<NetworkLabels>,
     cache: Box<[Mutex<Option<CachedHandles>>]>,
+    pub(super) times: Times,
 }
 
 /// Counters of the label set of an open tunnel.
@@ -45,6 +47,7 @@ pub(super) struct Handles {
     pub(super) network: Option<NetworkHandles>,
     /// Created at the end of the first tunnel.
     closed: OnceLock<Count>,
+    pub(super) times: Arc<ClusterTimes>,
 }
 
 /// Counters of the bytes of an open tunnel to another network.
@@ -83,6 +86,7 @@ impl Tcp {
             received: tcp("istio_tcp_received_bytes", "Bytes from the peer to the endpoint"),
             sent: tcp("istio_tcp_sent_bytes", "Bytes from the endpoint to the peer"),
             cache: (0..CACHE_SLOTS).map(|_| Mutex::default()).collect(),
+            times: Times::register(r),
         }
     }
 
@@ -159,6 +163,7 @@ impl Tcp {
                 sent: self.sent.counter(&labels),
                 network: remote.map(|remote| self.to_network(&facts.network_labels(remote))),
                 closed: OnceLock::new(),
+                times: self.times.of_cluster(&facts.source.counted_cluster),
             })
         };
         let Some(place) = self.cache.get(slot_of(facts, workload)) else {

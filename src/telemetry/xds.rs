@@ -72,7 +72,7 @@ impl XdsMetrics {
 
     /// Records that a message was accepted as a whole.
     pub fn accepted(&self, url: &'static str) {
-        self.accepted.get_or_create(&label(url)).set(seconds(SystemTime::now()));
+        self.accepted.get_or_create(&label(url)).set(unix_seconds(SystemTime::now()));
     }
 
     /// Counts a message that was rejected in part. If it may be logged, returns the number of
@@ -91,7 +91,7 @@ impl XdsMetrics {
 
     /// Sets the time at which the state on disk was saved.
     pub fn set_cache_time(&self, at: SystemTime) {
-        self.cached.set(seconds(at));
+        self.cached.set(unix_seconds(at));
     }
 
     /// Records the number of removals that wait.
@@ -104,7 +104,8 @@ fn label(url: &'static str) -> Label {
     [("url", url)]
 }
 
-fn seconds(at: SystemTime) -> i64 {
+/// Returns a time in seconds after 1970, 0 before.
+pub(super) fn unix_seconds(at: SystemTime) -> i64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }

@@ -20,7 +20,7 @@ const PROMTOOL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/.promtool/usr/bin/p
 const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/prometheus/alerts.yaml");
 const FIRING: &str = "group by (alertname) (ALERTS{alertstate=\"firing\"})";
 /// Series of a revocation list.
-const CRL: &str = "strait_certificate_expiry_seconds{identity=\"a\",kind=\"crl\"}";
+const CRL: &str = "strait_certificate_expiry_timestamp_seconds{identity=\"a\",kind=\"crl\"}";
 
 /// Values by series, one a minute. Values that are times count from the first minute.
 type History = BTreeMap<String, Vec<f64>>;
@@ -34,7 +34,7 @@ async fn record(history: &mut History, gateway: &Gateway, minutes: usize) {
             continue;
         };
         let mut value: f64 = value.parse().expect("a number");
-        if series.contains("_expiry_seconds{") {
+        if series.contains("_expiry_timestamp_seconds{") {
             value += 60.0 * minute as f64 - now;
         }
         let series = series.replacen('{', "{job=\"strait\",instance=\"a\",", 1);

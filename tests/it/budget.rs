@@ -46,7 +46,7 @@ fn past_its_share_stalled_tunnels_of_a_source_go_and_a_neighbour_notices_nothing
         settings.more += "limits: {buffers: 4MiB}\n";
         let gateway = Gateway::start(&settings).await;
         let _endpoint = Endpoint::echo_or_endless(net.listen(11, 9000).await);
-        let max = gateway.metric("strait_buffered_bytes_max").await;
+        let max = gateway.metric("strait_buffered_max_bytes").await;
         assert_eq!(max, 4.0 * 1024.0 * 1024.0);
         let neighbour = gateway.client(identities()).await;
         let mut tunnel = neighbour.tunnel(ECHO).await.expect("a tunnel");

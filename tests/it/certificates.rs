@@ -115,7 +115,8 @@ fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
         for (kind, least) in [("leaf", 0.9), ("root", 300.0)] {
             let name = format!(
-                "strait_certificate_expiry_seconds{{identity=\"{GATEWAY}\",kind=\"{kind}\"}}"
+                "strait_certificate_expiry_timestamp_seconds{{identity=\"{GATEWAY}\",\
+                 kind=\"{kind}\"}}"
             );
             let days = (gateway.metric(&name).await - now.as_secs_f64()) / 86_400.0;
             assert!((least..400.0).contains(&days), "{kind}: {days}");

@@ -59,7 +59,7 @@ fn a_drained_service_rejects_new_tunnels_also_after_a_restart() {
         assert_eq!(open.read_u8().await.expect("an open tunnel"), b'?');
         let metric = "strait_drained{kind=\"service\"}";
         assert_eq!(gateway.metric(metric).await, 1.0);
-        assert!(gateway.metric("strait_drained_since_seconds").await > 1e9);
+        assert!(gateway.metric("strait_drained_timestamp_seconds").await > 1e9);
         // An order without --persist ends with the process.
         command(&gateway, &["drain", "endpoint", &net.ip(11).to_string(), "--force"]).await;
         drop((client, open));

@@ -382,3 +382,47 @@ fn status_shows_listeners_and_what_a_route_of_any_name_opens() {
         assert_eq!(row["state"], "open");
     });
 }
+
+/// Returns the hash of the configuration in use.
+async fn config_hash(gateway: &Gateway) -> String {
+    let text = gateway.scrape().await;
+    let mut hashes = text.lines().filter(|line| line.starts_with("strait_config_info{"));
+    let hash = hashes.next().expect("a hash").to_owned();
+    assert_eq!(hashes.next(), None, "{text}");
+    hash
+}
+
+#[test]
+fn the_hash_of_the_configuration_and_the_listeners_that_are_up_are_in_the_metrics() {
+    run(async {
+        let net = Net::new();
+        let extra = listener(net, "extra", EXTRA, "protocol: hbone");
+        let (gateway, _endpoint) = gateway(net, extra.clone()).await;
+        let is_reloaded = async || {
+            let time = gateway.metric("strait_config_last_reload_success_timestamp_seconds").await;
+            assert!(time > 1e9, "{time}");
+            gateway.metric("strait_config_last_reload_successful").await
+        };
+        let up = async || gateway.metric("strait_listener_up{listener=\"extra\"}").await;
+        assert_eq!((is_reloaded().await, up().await), (1.0, 1.0));
+        let first = config_hash(&gateway).await;
+        edit(&gateway, &extra, "", "ok").await;
+        assert_ne!(config_hash(&gateway).await, first);
+        until("it is closed", up, |&up| up == 0.0).await;
+        edit(&gateway, "gateway: {", "gateway: {mistake: x, ", "error").await;
+        assert_ne!(config_hash(&gateway).await, first);
+        assert_eq!(is_reloaded().await, 0.0);
+        edit(&gateway, "gateway: {mistake: x, ", "gateway: {", "ok").await;
+        assert_eq!(is_reloaded().await, 1.0);
+        edit(&gateway, "listeners:\n", &format!("listeners:\n{extra}"), "ok").await;
+        assert_ne!(config_hash(&gateway).await, first, "another order");
+        edit(&gateway, &format!("listeners:\n{extra}"), "listeners:\n", "ok").await;
+        let own = format!(
+            "  - {{name: cross-network, bind: \"{}:15008\", protocol: hbone}}\n",
+            net.ip(1)
+        );
+        edit(&gateway, &own, &format!("{own}{extra}"), "ok").await;
+        assert_eq!(config_hash(&gateway).await, first);
+        until("it is open", up, |&up| up == 1.0).await;
+    });
+}

@@ -155,6 +155,8 @@ mod take_over;
 #[cfg(test)]
 mod tenants;
 #[cfg(test)]
+mod times;
+#[cfg(test)]
 mod tls;
 #[cfg(test)]
 mod transit;

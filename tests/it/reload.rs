@@ -288,7 +288,8 @@ fn a_change_whose_other_file_arrives_later_is_applied_then() {
         assert!(start.elapsed() < SECOND, "after {:?}", start.elapsed());
 
         let of_roots = format!(
-            "strait_certificate_expiry_seconds{{identity=\"{GATEWAY}\",kind=\"domain_root\"}}"
+            "strait_certificate_expiry_timestamp_seconds{{identity=\"{GATEWAY}\",\
+             kind=\"domain_root\"}}"
         );
         let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970");
         assert!(gateway.metric(&of_roots).await > now.as_secs_f64());

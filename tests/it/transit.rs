@@ -167,6 +167,8 @@ fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
             let counted = async || first.metric(&series).await;
             until(direction, counted, |&now| now >= sent.len() as f64).await;
         }
+        let times = "strait_tunnel_seconds_count{tier=\"remote\",source_cluster=\"west\"}";
+        assert_eq!(first.metric(times).await, 1.0);
         let text = second.scrape().await;
         assert!(!text.contains("strait_network_sent_bytes_total{"), "{text}");
         let (code, page, _) = first.run_command(&["status", "peers"]).await;

@@ -326,8 +326,9 @@ fn a_stale_list_is_shown_and_refused_or_accepted_as_configured() {
         let (gateway, _endpoint) = world.gateway_with("files: [crl.pem]", &lists).await;
         let tls = world.client(&world.identities.leaf(CLIENT));
         let (_client, mut lost) = connect(&gateway, &tls).await;
-        let name =
-            format!("strait_certificate_expiry_seconds{{identity=\"{GATEWAY}\",kind=\"crl\"}}");
+        let name = format!(
+            "strait_certificate_expiry_timestamp_seconds{{identity=\"{GATEWAY}\",kind=\"crl\"}}"
+        );
         let seconds = end.duration_since(SystemTime::UNIX_EPOCH).expect("a time");
         assert!((gateway.metric(&name).await - seconds.as_secs_f64()).abs() < 2.0);
         assert!((gateway.metric("strait_crls{state=\"fresh\"}").await - 2.0).abs() < 0.5);

@@ -22,6 +22,7 @@ use crate::limits::{Source, prefix};
 use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{InFlight, Snapshot, SourceHash};
+use crate::telemetry::Record;
 
 use super::DataPath;
 use super::authorize::{self, Authorized};
@@ -82,11 +83,13 @@ pub async fn run(
     data_path: &DataPath,
     peer: &Peer,
     authorized: Authorized,
+    record: &mut Record,
     deadline: Instant,
 ) -> Result<Upstream, FailedTry> {
     let pick = authorized.into_pick();
     let address = pick.endpoint().address;
     let started = Instant::now();
+    record.begin_dial(started);
     let holders = pick.holders();
     let connected = match holders.map_or(Err(LimitReached::Share), Holders::dial) {
         Ok(dialling) => {
@@ -123,7 +126,8 @@ pub async fn run(
             if endpoint.remote.is_none() {
                 route.endpoints().dial_succeeded(endpoint, now);
             }
-            data_path.metrics.dial_succeeded(time);
+            data_path.metrics.dial_succeeded();
+            record.end_dial(now, time);
             Ok(Upstream::new(pick, stream, descriptor))
         }
         Err(Failure { reason, detail }) => Err(pick.failed(reason, detail)),

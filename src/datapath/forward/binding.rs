@@ -108,10 +108,12 @@ async fn verify_client(
 ) -> Result<VerifiedClient, HandshakeError> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     if binding.requires_identity() {
+        let since = accepted.since;
         let (stream, mut resources) = handshake::run_local(data_path, accepted).await?;
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let descriptor = &mut resources.descriptor;
         let peer = identity::admit(data_path, certificates, (address, listener), descriptor)?;
+        data_path.metrics.times().handshake_done(&peer.source, since.elapsed());
         return Ok(VerifiedClient {
             peer,
             socket: stream.get_ref().0.clone(),

@@ -15,7 +15,7 @@ use crate::datapath::{DataPath, authorize, balance};
 use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, Service, Snapshot};
-use crate::telemetry::{Destination, DestinationService, Record, RemoteNetwork};
+use crate::telemetry::{Destination, DestinationService, Proximity, Record, RemoteNetwork};
 use crate::wire::sni::RouteBy;
 use crate::wire::{GatewayHash, ServiceLoad};
 
@@ -167,8 +167,10 @@ impl NewTunnel {
     pub(super) fn open(self, upstream: Upstream, guards: Option<StreamGuards>) -> Open {
         let Self { data_path, peer, generation, mut record } = self;
         let endpoint = upstream.grant.endpoint();
+        let proximity = proximity(&data_path.reader.load(), endpoint);
         let remote = remote_network(endpoint);
-        record.set_open(destination(endpoint), endpoint.labels(), remote);
+        let workload = endpoint.labels();
+        record.set_open(destination(endpoint), workload, remote, proximity);
         Open { data_path, peer, generation, upstream, record, since: Instant::now(), guards }
     }
 }
@@ -295,7 +297,7 @@ async fn pick_and_dial(
                 Ok(authorized) => authorized,
                 Err(denied) => break 'failed denied,
             };
-            match dial::run(data_path, peer, authorized, try_end).await {
+            match dial::run(data_path, peer, authorized, record, try_end).await {
                 Ok(upstream) => return Ok(upstream),
                 Err(failed) => failed,
             }
@@ -326,4 +328,18 @@ fn destination(endpoint: &Endpoint) -> Destination {
 fn remote_network(endpoint: &Endpoint) -> Option<RemoteNetwork<'_>> {
     let remote = endpoint.remote.as_ref()?;
     Some(RemoteNetwork { cluster: &remote.cluster, network: &remote.network })
+}
+
+/// Returns the distance of an endpoint, for the times of tunnels.
+fn proximity(snapshot: &Snapshot, endpoint: &Endpoint) -> Proximity {
+    let (own, its) = (&snapshot.balancing.position.locality, &endpoint.definition.locality);
+    if endpoint.remote.is_some() {
+        Proximity::Remote
+    } else if own.region.is_empty() || own.region != its.region {
+        Proximity::Network
+    } else if own.zone.is_empty() || own.zone != its.zone {
+        Proximity::Region
+    } else {
+        Proximity::Zone
+    }
 }

@@ -386,8 +386,11 @@ impl TunnelCopy {
         downstream.server.sent_data(self.key, read.bytes, read.frames, false);
         downstream.moved += read.bytes;
         self.open.record.add_sent(read.bytes as u64);
-        if self.awaited.take().is_some() {
+        if let Some(awaited) = self.awaited.take() {
             self.open.upstream.grant.endpoint().state.record_answer();
+            if let Some(since) = awaited.since {
+                self.open.record.inner_hello_answered(since.elapsed());
+            }
         }
         self.last_output = downstream.output.written_position();
         self.flags.reads_much = !read.is_drained;

@@ -207,6 +207,7 @@ impl Generated {
             },
             listener: Arc::clone(&self.listener),
             balanced: None,
+            since: std::time::Instant::now(),
         };
         binding::run(Arc::clone(&gateway), accepted).await;
         gateway.metrics.encode()

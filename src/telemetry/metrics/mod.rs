@@ -15,18 +15,19 @@ use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tracing_appender::non_blocking::ErrorCounter;
 
 use super::access::{AccessLog, CREDIT_TIME, lines_per_second};
 use super::budgets::Budgets;
-use super::collected::{Collected, Order};
+use super::collected::{Collected, ListenerUp, Order};
 use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
+use super::process::Process;
 use super::refusals::{RefusalTable, Refusals};
-use super::sets::{Counters, metric, metrics, register};
+use super::sets::{Counters, metric, metrics};
 use super::tcp::{Handles, Tcp};
-use super::xds::XdsMetrics;
+use super::times::Times;
+use super::xds::{XdsMetrics, unix_seconds};
 use super::{WorkloadLabels, exposition, logging};
 use crate::config::{Access, Link};
 use crate::labels::labelled;
@@ -42,10 +43,6 @@ const POLICY_LINES_A_SECOND: u32 = 10;
 
 /// Interval of the removal of expired label sets.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Upper bounds of the dial time in seconds: from a pod of the same zone to the budget of 10 s.
-const DIAL_BUCKETS: [f64; 14] =
-    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0];
 
 /// Label set of one or two labels from closed lists.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -108,7 +105,7 @@ metrics! {
             "Endpoints ejected after failures";
         buffered: Gauge = "strait_buffered_bytes",
             "Bytes buffered for slow readers, of all tunnels";
-        buffered_max: Gauge = "strait_buffered_bytes_max",
+        buffered_max: Gauge = "strait_buffered_max_bytes",
             "Limit of buffered bytes; above it tunnels are rejected and reset";
         memory_used: Gauge = "strait_memory_used_bytes",
             "Memory in use without the page cache, which admission compares with the limit";
@@ -135,9 +132,16 @@ metrics! {
             "Reads of changed sources, by result";
         reload_failing: Family<Labels<1>, Gauge> = "strait_reload_failing",
             "Whether the last read of a source failed, or a part of it is not in use";
+        config_reload: Gauge = "strait_config_last_reload_successful",
+            "Whether the last read of the configuration succeeded, and all of it is in use";
+        config_reload_time: Gauge = "strait_config_last_reload_success_timestamp_seconds",
+            "Time of the last read of the configuration that succeeded (Unix time)";
+        config_info: Family<OwnedLabels<1>, Gauge> = "strait_config_info",
+            "Hash of the configuration in use, the same where it is the same";
         certificate_fetches: Counters = "strait_certificate_fetches",
             "Certificate requests and updates, by result", by "result" of [true, false].map(result);
-        certificate_expiry: Family<OwnedLabels<2>, Gauge> = "strait_certificate_expiry_seconds",
+        certificate_expiry: Family<OwnedLabels<2>, Gauge> =
+            "strait_certificate_expiry_timestamp_seconds",
             "Expiry time of the first certificate of each kind (Unix time)";
         certificate_failing: Gauge = "strait_certificate_failing",
             "Whether the last attempt to get or load a new certificate failed";
@@ -166,8 +170,7 @@ metrics! {
         pools: Collected<OwnedPool> = Collected::register(r);
         worker_time: Collected<UsedTime> = Collected::register(r);
         drains: Collected<Order> = Collected::register(r);
-        dial_seconds: Histogram = register(r, "strait_dial_seconds",
-            "Duration of successful dials", Histogram::new(DIAL_BUCKETS));
+        listeners: Collected<ListenerUp> = Collected::register(r);
         pub(super) refusals: RefusalTable = RefusalTable::default();
         pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
             "Access log lines about refusals that rate limits suppressed"));
@@ -183,6 +186,7 @@ impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::default();
         build_info(&mut registry);
+        registry.register_collector(Box::new(Process(SystemTime::now())));
         let mut metrics = Self::register(&mut registry);
         metrics.registry = registry;
         metrics.create_fixed_label_sets();
@@ -193,6 +197,7 @@ impl Metrics {
     fn create_fixed_label_sets(&self) {
         self.create_reasons(&Arc::default());
         self.set_crls(0, 0);
+        self.config_reloaded(true);
         for what in ReloadSource::ALL {
             drop(self.reloads.get_or_create(&reload_labels(what, true)));
             drop(self.reloads.get_or_create(&reload_labels(what, false)));
@@ -237,10 +242,14 @@ impl Metrics {
         self.validation_skipped.set(is_skipped.into());
     }
 
-    /// Counts a dial that reached its endpoint, and records its duration.
-    pub fn dial_succeeded(&self, time: Duration) {
+    /// Counts a dial that reached its endpoint.
+    pub fn dial_succeeded(&self) {
         self.dials.inc("ok");
-        self.dial_seconds.observe(time.as_secs_f64());
+    }
+
+    /// Returns the times of connections and tunnels.
+    pub fn times(&self) -> &Times {
+        &self.tcp.times
     }
 
     /// Counts a dial that failed.
@@ -277,6 +286,11 @@ impl Metrics {
         self.drains.set(rows);
     }
 
+    /// Sets the source of the listeners and whether they accept connections, once.
+    pub fn set_listeners(&self, rows: impl Fn() -> Vec<ListenerUp> + Send + Sync + 'static) {
+        self.listeners.set(rows);
+    }
+
     /// Counts a connection from `address` that was closed before its handshake, by the limit that
     /// it exceeded.
     pub fn connection_shed(&self, address: IpAddr, limit: &'static str) {
@@ -306,6 +320,22 @@ impl Metrics {
     pub fn reload(&self, what: ReloadSource, ok: bool) {
         self.reloads.get_or_create(&reload_labels(what, ok)).inc();
         self.reload_failing(what).set((!ok).into());
+        if what == ReloadSource::Config {
+            self.config_reloaded(ok);
+        }
+    }
+
+    fn config_reloaded(&self, ok: bool) {
+        self.config_reload.set(ok.into());
+        if ok {
+            self.config_reload_time.set(unix_seconds(SystemTime::now()));
+        }
+    }
+
+    /// Exports the hash of the configuration in use.
+    pub fn set_config_hash(&self, hash: u64) {
+        self.config_info.clear();
+        self.config_info.get_or_create(&[("hash", format!("{hash:016x}"))]).set(1);
     }
 
     fn reload_failing(&self, what: ReloadSource) -> Gauge {
@@ -336,12 +366,8 @@ impl Metrics {
     pub fn set_certificate_expiry(&self, identity: &str, ends: &[(&'static str, SystemTime)]) {
         self.certificate_expiry.clear();
         for (kind, end) in ends {
-            let seconds = end.duration_since(SystemTime::UNIX_EPOCH);
-            let seconds = seconds.map_or(0, |end| end.as_secs());
             let labels = [("identity", identity.to_owned()), ("kind", (*kind).to_owned())];
-            self.certificate_expiry
-                .get_or_create(&labels)
-                .set(i64::try_from(seconds).unwrap_or(i64::MAX));
+            self.certificate_expiry.get_or_create(&labels).set(unix_seconds(*end));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Tests of the metrics by their encoded text.
 
 use super::super::tests::{source, value};
-use super::super::{Destination, DestinationService, Record, RemoteNetwork};
+use super::super::{Destination, DestinationService, OLD_NAMES, Proximity, Record, RemoteNetwork};
 use super::*;
 use crate::config::LinkBudget;
 
@@ -29,7 +29,7 @@ fn every_label_of_a_closed_list_shows_as_zero_from_the_start() {
         "strait_endpoint_ejections_total 0\n",
         "strait_connections_exhausted_total 0\n",
         "strait_dials_total{result=\"denied\"} 0\n",
-        "strait_dial_seconds_count 0\n",
+        "strait_accept_seconds_count 0\n",
         "strait_log_lines_dropped_total 0\n",
         "strait_access_log_suppressed_total 0\n",
         "strait_metric_overflow_total{metric=\"istio_tcp_connections_failed\"} 0\n",
@@ -49,7 +49,8 @@ fn each_event_moves_its_own_metric() {
     metrics.accept_errors.inc(AcceptError::Resource.label());
     metrics.handshakes_refused.inc(HandshakeRefusal::UntrustedDomain.label());
     metrics.dial_failed(Reason::DialTimeout);
-    metrics.dial_succeeded(Duration::from_millis(3));
+    metrics.dial_succeeded();
+    metrics.times().accepted(Duration::from_millis(3));
     metrics.ejections.inc();
     metrics.reload(ReloadSource::Mesh, false);
     let text = metrics.encode();
@@ -61,8 +62,8 @@ fn each_event_moves_its_own_metric() {
         "strait_handshakes_refused_total{reason=\"untrusted_domain\"} 1",
         "strait_dials_total{result=\"timeout\"} 1",
         "strait_dials_total{result=\"ok\"} 1",
-        "strait_dial_seconds_bucket{le=\"0.0025\"} 0",
-        "strait_dial_seconds_bucket{le=\"0.005\"} 1",
+        "strait_accept_seconds_bucket{le=\"0.0025\"} 0",
+        "strait_accept_seconds_bucket{le=\"0.005\"} 1",
         "strait_endpoint_ejections_total 1",
         "strait_reload_total{what=\"mesh\",result=\"error\"} 1",
     ] {
@@ -102,7 +103,7 @@ fn bytes_to_other_networks_count_for_the_budget_of_their_link_and_local_ones_do_
             Destination { address: ([10, 0, 0, 1], 15008).into(), pod: Arc::new(String::new()) };
         let cluster = remote.map(Arc::from);
         let remote = cluster.as_ref().map(|cluster| RemoteNetwork { cluster, network: &network });
-        record.set_open(destination, &Arc::default(), remote);
+        record.set_open(destination, &Arc::default(), remote, Proximity::Zone);
         record.add_received(7);
         record.add_sent(5);
         record
@@ -125,4 +126,56 @@ fn bytes_to_other_networks_count_for_the_budget_of_their_link_and_local_ones_do_
     assert_eq!(of_network.count(), 2, "{text}");
     assert_eq!(value(&text, "strait_link_used_bytes", &north[..2]), 112);
     assert_eq!(value(&text, "strait_link_budget_bytes", &north[..2]), 1 << 20);
+}
+
+#[test]
+fn renamed_metrics_have_both_names_and_the_same_samples() {
+    let metrics = Metrics::new();
+    drop(metrics.set_buffer_limit(77));
+    metrics.set_certificate_expiry("own", &[("leaf", SystemTime::UNIX_EPOCH)]);
+    metrics.set_remote_gateways(|| {
+        vec![RemoteGatewayStatus {
+            address: ([192, 0, 2, 1], 15008).into(),
+            network: "west".into(),
+            cluster: "west".into(),
+            state: "ready",
+            sources: 0,
+            connections: 1,
+            streams: 1,
+            rtt: None,
+            share_percent: 50,
+            ejections: 0,
+            last_error: String::new(),
+            identity: None,
+            not_after: None,
+        }]
+    });
+    let text = metrics.encode();
+    let samples = |name: &str| {
+        let of_name = text.lines().filter_map(|line| line.strip_prefix(name));
+        let of_name = of_name.filter(|rest| rest.starts_with([' ', '{']));
+        of_name.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for (new, old) in OLD_NAMES {
+        assert_eq!(samples(new).len(), 1, "{new} in {text}");
+        assert_eq!(samples(new), samples(old), "{new}");
+        assert!(text.contains(&format!("# HELP {old} Old name of {new}.\n")), "{text}");
+    }
+}
+
+#[test]
+fn the_process_has_the_usual_metrics() {
+    let text = Metrics::new().encode();
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse::<f64>().ok()).expect("a number")
+    };
+    assert!(value("process_cpu_seconds_total") > 0.0);
+    assert!(value("process_resident_memory_bytes") > f64::from(1 << 20));
+    let open = value("process_open_fds");
+    assert!(open >= 3.0 && open <= value("process_max_fds"), "{text}");
+    let start =
+        SystemTime::UNIX_EPOCH + Duration::from_secs_f64(value("process_start_time_seconds"));
+    assert!(start <= SystemTime::now());
+    assert!(start.elapsed().expect("a time before now") < Duration::from_secs(24 * 60 * 60));
 }

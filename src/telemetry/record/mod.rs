@@ -2,18 +2,21 @@
 //! line, however the tunnel ended.
 
 use std::fmt;
+use std::mem::replace;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::{Level, field};
 
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::labels::TunnelFacts;
 use crate::telemetry::metrics::OpenTunnel;
 use crate::telemetry::refusals::Refused;
+use crate::telemetry::times::{Stage, micros};
 use crate::telemetry::{
-    Destination, DestinationService, Metrics, RemoteNetwork, Source, WorkloadLabels,
+    Destination, DestinationService, Metrics, Proximity, RemoteNetwork, Source, WorkloadLabels,
 };
 
 /// Bytes of a text from a peer that are logged. A valid authority is never longer.
@@ -28,13 +31,32 @@ pub struct Record {
     service: DestinationService,
     workload: Option<Arc<WorkloadLabels>>,
     destination: Option<Destination>,
-    open: Option<OpenTunnel>,
+    progress: Progress,
     received: u64,
     sent: u64,
     start: Instant,
+    /// Microseconds from `start` to the end of the dial. A number, as the record has little room.
+    dialled_micros: u32,
+    proximity: Proximity,
     reason: Option<Reason>,
     /// Boxed, because few tunnels have any.
     texts: Option<Box<Texts>>,
+}
+
+/// Progress of a tunnel. Both variants take the same room.
+#[derive(Debug)]
+enum Progress {
+    Dialling(Dials),
+    Open(OpenTunnel),
+}
+
+/// Times of the dials of a tunnel, in microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Dials {
+    /// Time to the first dial, 0 before it.
+    picked: u32,
+    /// Duration of the last dial.
+    last: u32,
 }
 
 /// Texts that few records have.
@@ -90,21 +112,21 @@ macro_rules! access {
 
 /// Writes the line at the end of a tunnel. A macro, because tracing needs constants.
 macro_rules! ended {
-    ($record:expr, $reason:expr, $suppressed:expr, $message:literal) => {
+    ($record:expr, $age:expr, $reason:expr, $suppressed:expr, $message:literal) => {
         match $reason.level() {
-            Level::ERROR => ended!(Level::ERROR, $record, $reason, $suppressed, $message),
-            Level::WARN => ended!(Level::WARN, $record, $reason, $suppressed, $message),
-            _ => ended!(Level::INFO, $record, $reason, $suppressed, $message),
+            Level::ERROR => ended!(Level::ERROR, $record, $age, $reason, $suppressed, $message),
+            Level::WARN => ended!(Level::WARN, $record, $age, $reason, $suppressed, $message),
+            _ => ended!(Level::INFO, $record, $age, $reason, $suppressed, $message),
         }
     };
-    ($level:expr, $record:expr, $reason:expr, $suppressed:expr, $message:literal) => {
+    ($level:expr, $record:expr, $age:expr, $reason:expr, $suppressed:expr, $message:literal) => {
         access!(
             $level,
             $record,
             $message,
             bytes_sent = $record.sent,
             bytes_recv = $record.received,
-            duration = %format_args!("{}ms", $record.age().as_millis()),
+            duration = %format_args!("{}ms", $age.as_millis()),
             reason = $reason.label(),
             error = $record.error($reason),
             suppressed = $suppressed
@@ -135,10 +157,12 @@ impl Record {
             service: DestinationService::default(),
             workload: None,
             destination: None,
-            open: None,
+            progress: Progress::Dialling(Dials::default()),
             received: 0,
             sent: 0,
             start: Instant::now(),
+            dialled_micros: 0,
+            proximity: Proximity::Network,
             reason: None,
             texts: None,
         }
@@ -160,12 +184,31 @@ impl Record {
         }
     }
 
+    /// Records the start of a dial. The first one ends the choice of an endpoint.
+    pub fn begin_dial(&mut self, now: Instant) {
+        let picked = to_micros(now.saturating_duration_since(self.start)).max(1);
+        if let Progress::Dialling(dials) = &mut self.progress
+            && dials.picked == 0
+        {
+            dials.picked = picked;
+        }
+    }
+
+    /// Records the end of a dial that took `time`.
+    pub fn end_dial(&mut self, now: Instant, time: Duration) {
+        self.dialled_micros = to_micros(now.saturating_duration_since(self.start));
+        if let Progress::Dialling(dials) = &mut self.progress {
+            dials.last = to_micros(time);
+        }
+    }
+
     /// Records that the endpoint was dialled and the peer was answered: the tunnel is open.
     pub fn set_open(
         &mut self,
         destination: Destination,
         workload: &Arc<WorkloadLabels>,
         remote: Option<RemoteNetwork<'_>>,
+        proximity: Proximity,
     ) {
         self.destination = Some(destination);
         self.workload = Some(Arc::clone(workload));
@@ -173,7 +216,15 @@ impl Record {
         if let Some(texts) = &mut self.texts {
             texts.detail = None;
         }
-        self.open = Some(self.metrics.tunnel_opened(self.facts(), workload, remote));
+        self.proximity = proximity;
+        let open = self.metrics.tunnel_opened(self.facts(), workload, remote);
+        if let Progress::Dialling(Dials { picked, last }) =
+            replace(&mut self.progress, Progress::Open(open))
+            && picked > 0
+        {
+            self.took(Stage::Pick, picked.into());
+            self.took(Stage::Dial, last.into());
+        }
         if self.metrics.access.is_all() {
             access!(Level::DEBUG, self, "connection opened");
         }
@@ -182,7 +233,7 @@ impl Record {
     /// Counts bytes from the peer to the endpoint.
     pub fn add_received(&mut self, bytes: u64) {
         self.received = self.received.saturating_add(bytes);
-        if let Some(open) = &self.open {
+        if let Progress::Open(open) = &self.progress {
             open.handles.received.inc_by(bytes);
             if let Some(network) = &open.handles.network {
                 network.received.inc_by(bytes);
@@ -192,12 +243,35 @@ impl Record {
 
     /// Counts bytes from the endpoint to the peer.
     pub fn add_sent(&mut self, bytes: u64) {
+        if self.sent == 0 && bytes > 0 {
+            let now = to_micros(self.age());
+            self.took(Stage::FirstByte, now.saturating_sub(self.dialled_micros).into());
+        }
         self.sent = self.sent.saturating_add(bytes);
-        if let Some(open) = &self.open {
+        if let Progress::Open(open) = &self.progress {
             open.handles.sent.inc_by(bytes);
             if let Some(network) = &open.handles.network {
                 network.sent.inc_by(bytes);
             }
+        }
+    }
+
+    /// Records the time for which the ClientHello inside the tunnel waited for an answer.
+    pub fn inner_hello_answered(&self, time: Duration) {
+        self.took(Stage::InnerHello, to_micros(time).into());
+    }
+
+    fn open(&self) -> Option<&OpenTunnel> {
+        match &self.progress {
+            Progress::Open(open) => Some(open),
+            Progress::Dialling(_) => None,
+        }
+    }
+
+    /// Records the time of a stage of an open tunnel, in microseconds.
+    fn took(&self, stage: Stage, micros: u64) {
+        if let Progress::Open(open) = &self.progress {
+            open.handles.times.of(self.proximity, stage).observe_micros(micros);
         }
     }
 
@@ -284,17 +358,17 @@ impl Record {
         }
     }
 
-    fn log(&self, reason: Reason) {
+    fn log(&self, age: Duration, reason: Reason) {
         let access = &self.metrics.access;
-        let admitted = access.admit(&self.source, self.open.is_some(), reason.level());
+        let admitted = access.admit(&self.source, self.open().is_some(), reason.level());
         let Some(suppressed) = admitted else {
             return;
         };
         let left_out = (suppressed > 0).then_some(suppressed);
-        if self.open.is_some() {
-            ended!(self, reason, left_out, "connection complete");
+        if self.open().is_some() {
+            ended!(self, age, reason, left_out, "connection complete");
         } else {
-            ended!(self, reason, left_out, "connection failed");
+            ended!(self, age, reason, left_out, "connection failed");
         }
     }
 }
@@ -306,11 +380,13 @@ impl Drop for Record {
         let reason = self.reason.unwrap_or_else(|| {
             if std::thread::panicking() { Reason::Panic } else { Reason::DownstreamLost }
         });
-        self.metrics.tunnel_ended(self.facts(), self.open.as_ref(), reason);
-        if self.open.is_none() && reason.level() != Level::INFO {
+        let age = self.age();
+        self.took(Stage::Tunnel, micros(age));
+        self.metrics.tunnel_ended(self.facts(), self.open(), reason);
+        if self.open().is_none() && reason.level() != Level::INFO {
             self.metrics.refusals.add(&self.source, self.refused(reason), self.error(reason));
         }
-        self.log(reason);
+        self.log(age, reason);
     }
 }
 
@@ -358,6 +434,11 @@ pub fn connection_refused(
     why: &dyn fmt::Display,
 ) {
     refused!(metrics, address, "connection refused by limit", limit, error = %why);
+}
+
+/// Returns a time in microseconds, at most 71 minutes, which fit into 32 bits.
+fn to_micros(time: Duration) -> u32 {
+    u32::try_from(micros(time)).unwrap_or(u32::MAX)
 }
 
 /// Returns the text, or none if it is empty.

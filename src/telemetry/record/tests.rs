@@ -45,7 +45,7 @@ fn connect(record: &mut Record) {
         region: "us-east-2".into(),
         zone: String::new(),
     };
-    record.set_open(destination, &Arc::new(workload), None);
+    record.set_open(destination, &Arc::new(workload), None, Proximity::Region);
 }
 
 fn record(metrics: &Arc<Metrics>, authority: &str) -> Record {
@@ -228,4 +228,46 @@ fn a_flood_of_refused_handshakes_is_counted_whole_and_logged_in_part() {
     assert_eq!(events[0]["error"], "old");
     let text = metrics.encode();
     assert!(text.contains("strait_handshakes_refused_total{reason=\"expired\"} 500\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stages_of_a_tunnel_are_timed_one_after_the_other() {
+    let wait = |millis| tokio::time::advance(Duration::from_millis(millis));
+    let metrics = Arc::new(Metrics::new());
+    let mut tunnel = record(&metrics, "echo:80");
+    wait(3).await;
+    tunnel.begin_dial(Instant::now());
+    wait(70).await;
+    // The first endpoint has failed.
+    tunnel.begin_dial(Instant::now());
+    wait(20).await;
+    tunnel.end_dial(Instant::now(), Duration::from_millis(20));
+    connect(&mut tunnel);
+    tunnel.add_received(5);
+    tunnel.add_sent(0);
+    wait(400).await;
+    tunnel.inner_hello_answered(Duration::from_millis(300));
+    tunnel.add_sent(5);
+    wait(2000).await;
+    tunnel.add_sent(5);
+    tunnel.finish(Reason::Completed);
+    drop(tunnel);
+    // A tunnel that never opened has no times.
+    record(&metrics, "echo:80").finish(Reason::NoEndpoint);
+    let text = metrics.encode();
+    for (stage, sum) in [
+        ("pick", "0.003"),
+        ("dial", "0.02"),
+        ("first_byte", "0.4"),
+        ("inner_handshake", "0.3"),
+        ("tunnel", "2.493"),
+    ] {
+        let labels = "{tier=\"region\",source_cluster=\"west\"}";
+        let name = format!("strait_{stage}_seconds");
+        let has = |line: &str| text.lines().any(|other| other == line);
+        assert!(has(&format!("{name}_sum{labels} {sum}")), "{stage}: {text}");
+        assert!(has(&format!("{name}_count{labels} 1")), "{stage}: {text}");
+        let all = labels.replacen('{', "{le=\"+Inf\",", 1);
+        assert!(has(&format!("{name}_bucket{all} 1")), "{stage}: {text}");
+    }
 }

@@ -303,6 +303,7 @@ impl Feed {
             // their versions as in force.
             let changes = self.publish(state);
             next = Instant::now();
+            self.metrics.times().propagated(next - heard);
             next += if drained? > 1 { BATCHES_APART } else { SNAPSHOTS_APART };
             self.send_all(requests, changes).await?;
             *useful = true;

@@ -9,8 +9,11 @@ use strait::limits::turns::UsedTime;
 use strait::limits::{OwnedPool, Pool, Resource, Source};
 use strait::reason::Reason;
 use strait::status::RemoteGatewayStatus;
-use strait::telemetry::{Destination, DestinationService, Metrics, Record, RemoteNetwork};
+use strait::telemetry::{
+    Destination, DestinationService, Metrics, OLD_NAMES, Proximity, Record, RemoteNetwork,
+};
 use strait::tools::samples;
+use tokio::time::Instant;
 
 use super::page::{assert_generated, table};
 use crate::tree;
@@ -38,7 +41,10 @@ fn sampled(metrics: &Arc<Metrics>) {
     let mut open = Record::new(metrics, &source, "echo:80");
     open.set_service(DestinationService::default(), None);
     let remote = RemoteNetwork { cluster: &"north".into(), network: &"north".into() };
-    open.set_open(destination, &Arc::default(), Some(remote));
+    open.begin_dial(Instant::now());
+    open.set_open(destination, &Arc::default(), Some(remote), Proximity::Remote);
+    open.add_sent(1);
+    open.inner_hello_answered(Duration::ZERO);
     open.finish(Reason::Completed);
     drop(open);
     let mut failed = Record::new(metrics, &source, "echo:80");
@@ -79,6 +85,9 @@ fn sampled(metrics: &Arc<Metrics>) {
         }]),
         "east",
     );
+    metrics.set_listeners(|| vec![("hbone".into(), true)]);
+    metrics.set_config_hash(1);
+    metrics.times().handshake_done(&source, Duration::ZERO);
     metrics.baggage_mismatch(&source);
     metrics.set_certificate_expiry("identity", &[("leaf", SystemTime::now())]);
     let xds = metrics.xds();
@@ -100,7 +109,7 @@ fn described(page: &str) -> BTreeMap<String, Described> {
             found.entry(name.to_owned()).or_default().kind = kind.to_owned();
         } else if let Some((name, rest)) = line.split_once('{') {
             let labels = rest.rsplit_once('}').unwrap().0;
-            let Some(one) = found.get_mut(name) else {
+            let Some(one) = found.get_mut(name.trim_end_matches("_count")) else {
                 continue;
             };
             for pair in labels.split("\",").filter(|pair| !pair.is_empty()) {
@@ -154,6 +163,8 @@ fn the_page_of_metrics_lists_every_metric() {
         names.chunks(3).map(|names| format!("- {}\n", names.join(", "))).collect::<String>()
     ));
     assert_generated("docs/metrics.md", "metrics", &text);
+    let renamed = OLD_NAMES.map(|(new, old)| [old, new].map(|name| format!("`{name}`")).to_vec());
+    assert_generated("docs/metrics.md", "renamed", &table(&["old name", "new name"], &renamed));
 
     // A family without a sample is on no page: each name in the source has to be here.
     let names: BTreeSet<_> = all.keys().map(|name| name.trim_end_matches("_total")).collect();
