@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 use crate::support::{get, run, run_command, strait, until, write};
 
 /// Pages with commands.
-const PAGES: [&str; 10] = [
+const PAGES: [&str; 11] = [
     README,
     "CONTRIBUTING.md",
     EXAMPLES,
@@ -20,6 +20,7 @@ const PAGES: [&str; 10] = [
     "docs/conformance.md",
     "docs/istio.md",
     "docs/load-testing.md",
+    "docs/migration.md",
     "docs/operations.md",
     "docs/quickstart.md",
     "docs/routing.md",
