@@ -11,8 +11,8 @@ use crate::datapath::dial::DenyList;
 use crate::datapath::listener::{Listener, ListenerRules};
 use crate::explain::{self, Answer, ConfigPositions, ExplainState, Outcome, Question};
 use crate::lifecycle::{DrainScope, Phase};
-use crate::snapshot::builder::{self, Change};
-use crate::snapshot::{Alias, ExclusionReason, Snapshot};
+use crate::snapshot::builder::Change;
+use crate::snapshot::{Alias, ExclusionReason, Publisher};
 use crate::wire::DrainTarget;
 
 use super::state::{App, LISTENERS};
@@ -31,9 +31,8 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
             plane.address
         ));
     }
-    let position = Some(traffic::position(config, None));
-    let change = Change { position, ..inputs.change(None) };
-    let snapshot = builder::build(&Snapshot::default(), change);
+    let publisher = publish(inputs);
+    let snapshot = publisher.reader().snapshot();
     let bindings = config.bindings.iter().map(|binding| {
         let listener = config::Listener::from(binding);
         Arc::new(Listener::new(&listener, DrainScope::default()))
@@ -50,6 +49,14 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
         now: Instant::now(),
     };
     explain::run(&world, question)
+}
+
+/// Publishes the snapshot of a gateway that starts with these files.
+pub fn publish(inputs: &Inputs) -> Publisher {
+    let position = Some(traffic::position(&inputs.config, None));
+    let publisher = Publisher::new();
+    publisher.update(Change { position, ..inputs.change(None) });
+    publisher
 }
 
 /// Answers from the current snapshot, loads and ejections.

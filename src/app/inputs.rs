@@ -387,7 +387,7 @@ impl Report {
 }
 
 /// Returns the control planes that issue certificates and that provide the mesh.
-pub(super) fn control_planes(examined: &Examined) -> impl Iterator<Item = &ControlPlane> {
+pub fn control_planes(examined: &Examined) -> impl Iterator<Item = &ControlPlane> {
     let authority = match &examined.identity {
         Some(Identity::IstioCa(ca)) => Some(&ca.plane),
         _ => None,

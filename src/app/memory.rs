@@ -21,12 +21,12 @@ const PERIOD: Duration = Duration::from_millis(100);
 
 /// Memory limit and use, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Memory {
+pub struct Memory {
     /// Memory of the machine, or limit of the memory cgroup of this process with the least left.
-    limit: u64,
+    pub limit: u64,
     /// Use of the cgroup without its page cache. Resident memory of the process if no cgroup has
     /// a limit or reports its use.
-    used: u64,
+    pub used: u64,
 }
 
 /// Limits that follow from a measurement, in bytes: for buffers, and for further descriptors.
@@ -38,7 +38,7 @@ struct MemoryLimits {
 
 impl Memory {
     /// Measures limit and use. `root` is `/`, except in tests.
-    pub(super) fn measure(root: &Path) -> Self {
+    pub fn measure(root: &Path) -> Self {
         let machine = read_kib(&root.join("proc/meminfo"), "MemTotal:");
         let cgroups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
         let groups = cgroups.lines().filter_map(|line| Cgroup::parse(root, line));
@@ -55,7 +55,7 @@ impl Memory {
     /// Returns the default limit of buffered bytes: a quarter of the memory limit. The rest is
     /// for the tunnels themselves, socket buffers, the mesh, and memory that the allocator
     /// retains.
-    pub(super) fn buffers(self) -> usize {
+    pub fn buffers(self) -> usize {
         bytes(self.limit / 4)
     }
 

@@ -58,7 +58,6 @@ use crate::xds::stream::{self, ControlPlaneKind, Feed};
 use certificates::CERTIFICATES;
 use hand_over::HandOver;
 use listeners::Listeners;
-use memory::Memory;
 use reload::{Reloader, Triggers};
 use server::{Sockets, bind};
 use signals::{ReloadSignal, StopSignals};
@@ -67,8 +66,9 @@ use supervise::{spawn_task, spawn_thread};
 use thread::runtime;
 
 pub use check::{check, check_as_run, check_without_keys};
-pub use explain::offline;
-pub use inputs::{Inputs, Report};
+pub use explain::{offline, publish};
+pub use inputs::{Inputs, Report, control_planes};
+pub use memory::Memory;
 
 /// Condition of readiness besides [`CERTIFICATES`] and [`LISTENERS`].
 const DISCOVERY: &str = "discovery";

@@ -1,6 +1,7 @@
 //! Client of the running gateway's admin port, with the command `strait dump`.
 
 use std::io::{ErrorKind, Write};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -69,6 +70,11 @@ pub(super) struct AdminResponse {
 }
 
 impl Admin {
+    /// Returns the admin port at an address.
+    pub(super) fn at(address: SocketAddr) -> Self {
+        Self { admin: address.to_string() }
+    }
+
     /// Sends a request and returns as soon as the head of the answer has arrived.
     pub(super) async fn request(
         &self,
@@ -153,7 +159,7 @@ impl AdminResponse {
     }
 
     /// Reads the whole body, up to [`RESPONSE_BYTES_MAX`].
-    async fn read(mut self) -> anyhow::Result<Vec<u8>> {
+    pub(super) async fn read(mut self) -> anyhow::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while let Some(piece) = self.next_chunk().await? {
             if bytes.len() + piece.len() > RESPONSE_BYTES_MAX {

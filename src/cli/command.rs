@@ -6,13 +6,14 @@ use std::sync::LazyLock;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{ask, check, drain, explain, link, proxy, schema, status, trust};
+use super::source::ConfigArgs;
+use super::{ask, bug_report, check, doctor, drain, explain, link, proxy, schema, status, trust};
 use crate::app;
-use crate::config::Source;
 
 const EXAMPLES: &str = "\
 Examples:
   strait check -c strait.yaml   validate the configuration
+  strait doctor -c strait.yaml  check the gateway's surroundings too
   strait run -c strait.yaml     serve
   strait status                 state of the gateway, and why an endpoint is not used
   strait explain --help         outcome of a hypothetical tunnel, with reasons
@@ -71,6 +72,8 @@ enum Command {
                             strait check -c strait.yaml --strict\n  \
                             strait check -c strait.yaml --format json | jq .findings")]
     Check(CheckArgs),
+    Doctor(doctor::Args),
+    BugReport(bug_report::Args),
     /// Shows the state of the running gateway: sources, rejected resources with reasons,
     /// certificates, and services; for one service each endpoint, and the reason if it is not used.
     ///
@@ -116,16 +119,6 @@ enum Command {
 }
 
 #[derive(Debug, Args)]
-struct ConfigArgs {
-    /// Path of the configuration file.
-    #[arg(short, long, value_name = "FILE", default_value = "strait.yaml", env = "STRAIT_CONFIG")]
-    config: PathBuf,
-    /// Positional file, a common mistake. Its parser returns an error that names `-c`.
-    #[arg(hide = true, value_parser = reject_positional_file)]
-    positional_file: Option<String>,
-}
-
-#[derive(Debug, Args)]
 struct RunArgs {
     #[command(flatten)]
     config: ConfigArgs,
@@ -147,21 +140,13 @@ struct CheckArgs {
     form: check::Form,
 }
 
-fn reject_positional_file(file: &str) -> Result<String, String> {
-    Err(format!("the configuration file is given by an option; write `-c {file}`"))
-}
-
-impl ConfigArgs {
-    fn source(&self) -> Source {
-        Source::file(&self.config)
-    }
-}
-
 /// Runs the parsed command and returns its exit code.
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Run(args) => app::run(&args.config.source(), None, args.take_over.as_deref()),
         Command::Check(args) => return check::run(&args.config.source(), &args.form),
+        Command::Doctor(args) => return doctor::run(&args),
+        Command::BugReport(args) => return bug_report::run(&args),
         Command::Proxy(args) => return exit(proxy::run(&args)),
         Command::Schema(args) => schema::run(&args),
         Command::Link(args) => link::link(&args),

@@ -9,13 +9,16 @@
 )]
 
 mod ask;
+mod bug_report;
 mod check;
 mod command;
+mod doctor;
 mod drain;
 mod explain;
 mod link;
 mod proxy;
 mod schema;
+mod source;
 mod status;
 mod text;
 #[cfg(feature = "tools")]

@@ -34,7 +34,7 @@ use crate::snapshot::RemoteGateway;
 pub(crate) use gateway::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX};
 pub use inner::{InnerTarget, open_inner};
 pub use pool::Pool;
-pub use probe::run as run_probes;
+pub use probe::{Reached, reach, run as run_probes};
 #[cfg(test)]
 pub(crate) use ranks::Ranks;
 pub use request::{Answer, Request, SOURCE_HEADER};

@@ -5,22 +5,26 @@
 //! per second at most, whatever the number of gateways.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::limits::Source;
+use crate::limits::{self as ledger, Resource, Source};
 use crate::reason::Reason;
+use crate::snapshot::Reader;
 use crate::status::ProbeResult;
+use crate::tls::InboundTls;
 
 use super::gateway::{Context, GatewayConnections};
-use super::{Failure, Pool, Target, connection};
+use super::{AddressFilter, Failure, Pool, Target, connection};
 
 /// Least pause between the starts of two probes, and the largest addition to it.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_JITTER_MILLIS: u64 = 250;
 /// Deadline for the end of the connection of a probe.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
+/// Room of [`reach`], which needs two places.
+const REACH_ROOM: usize = 16;
 
 /// Probes the gateways of the current snapshot until a drain begins. `interval` returns the current
 /// time between two probes of a gateway, or `None` for no probes. `count` gets each result.
@@ -47,6 +51,36 @@ pub async fn run(
             }
         });
     }
+}
+
+/// Gateway that has answered.
+#[derive(Debug)]
+pub struct Reached {
+    /// Identity in its certificate.
+    pub identity: Arc<str>,
+    /// First expiry in its chain.
+    pub not_after: SystemTime,
+}
+
+/// Connects to a gateway as a tunnel does, and ends the connection once it is usable.
+///
+/// # Errors
+/// The gateway cannot be reached, is another one, or rejects our certificate.
+pub async fn reach(
+    target: &Target,
+    tls: &InboundTls,
+    from: (&Reader, &AddressFilter),
+) -> Result<Reached, Failure> {
+    let source = Source::cluster(&Arc::from(""));
+    let room = ledger::Pool::new(Resource::GatewayConnections, REACH_ROOM);
+    let charges = [(); 2].map(|()| room.account(&source).take(1));
+    let [Ok(place), Ok(descriptor)] = charges else {
+        return Err(Failure::new(Reason::Overloaded, "no room for a connection"));
+    };
+    let (connection, _) =
+        connection::open((target, Arc::default()), tls, from, [place, descriptor]).await?;
+    let peer = &connection.state.peer;
+    Ok(Reached { identity: Arc::clone(&peer.identity.uri), not_after: peer.not_after() })
 }
 
 impl Pool {

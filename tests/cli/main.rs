@@ -10,6 +10,8 @@ mod absent;
 #[cfg(test)]
 mod addresses;
 #[cfg(test)]
+mod bug_report;
+#[cfg(test)]
 mod certs;
 #[cfg(test)]
 mod check;
@@ -17,6 +19,8 @@ mod check;
 mod demo;
 #[cfg(test)]
 mod deploy;
+#[cfg(test)]
+mod doctor;
 #[cfg(test)]
 mod documents;
 #[cfg(test)]

@@ -8,7 +8,7 @@ mod schedule;
 
 use std::collections::BTreeMap;
 use std::future::pending;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -48,6 +48,25 @@ struct WantedHosts {
     /// Earliest time of the next scan; none before the first one.
     next_scan: Option<Instant>,
     hosts: BTreeMap<Arc<str>, Arc<Host>>,
+}
+
+/// Looks up the addresses of a name once.
+///
+/// # Errors
+/// The lookup failed, or the name has no address.
+pub async fn look_up(servers: &[SocketAddr], name: &str) -> Result<Vec<IpAddr>, String> {
+    let answers = DnsClient::new(servers.to_vec()).look_up(name).await;
+    let (mut addresses, mut error) = (Vec::new(), None);
+    for answer in answers {
+        match answer {
+            Ok(answer) => addresses.extend(answer.addresses),
+            Err(failure) => error = Some(failure),
+        }
+    }
+    if addresses.is_empty() {
+        return Err(error.unwrap_or_else(|| "it has no address".to_owned()));
+    }
+    Ok(addresses)
 }
 
 /// Keeps the addresses of all wanted hostnames up to date. Runs forever, on a thread of its own

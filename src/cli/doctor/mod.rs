@@ -1,0 +1,106 @@
+//! `strait doctor`: independent checks of a gateway and its surroundings, each with its remedy.
+//!
+//! `certificates`, `network` and `host` hold the checks, and `running` those of a gateway that
+//! runs. No check needs the result of another one, except the certificate with which gateways are
+//! dialled.
+
+mod certificates;
+mod finding;
+mod host;
+mod network;
+mod running;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use self::finding::{Finding, Outcome, Report};
+use super::ask::{print, run_admin_command};
+use super::source::ConfigArgs;
+use crate::app;
+use crate::config::Source;
+
+const EXAMPLES: &str = "\
+Examples:
+  strait doctor -c strait.yaml
+  strait doctor -c strait.yaml -o json | jq '.checks[] | select(.result != \"ok\")'
+  kubectl exec -n istio-system deploy/eastwest -- /strait doctor -c /etc/strait/strait.yaml";
+
+/// Checks the gateway and its surroundings, and prints a line for each check: what was found, and
+/// the remedy.
+///
+/// It reads the configuration and its files as `strait check`; judges the own certificate, the
+/// roots and the clock; dials the gateways of other networks, as tunnels do, and the control plane;
+/// looks up the configured names; and compares the limits of this host with the configuration. A
+/// gateway need not run. If one answers on the admin port of the configuration, its state is
+/// checked too.
+///
+/// Exits 0 without failures (warnings are shown), 1 with failures, 2 if the command line is wrong.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Format of the report.
+    #[arg(short, long, default_value = "text", value_parser = ["text", "json"])]
+    output: String,
+}
+
+/// Runs all checks and prints their findings.
+pub(super) fn run(args: &Args) -> ExitCode {
+    let source = args.config.source();
+    run_admin_command(async {
+        let report = examine(&source).await;
+        if args.output == "json" {
+            print(&(serde_json::to_string_pretty(&report)? + "\n"));
+        } else {
+            print(&report.text());
+        }
+        Ok(ExitCode::from(u8::from(!report.ok)))
+    })
+}
+
+/// Runs all checks.
+pub(super) async fn examine(source: &Source) -> Report {
+    let root = Path::new("/");
+    let examined = source.examine_without_keys();
+    let report = app::check(source);
+    let (own, mut checks) = certificates::own(examined.identity.as_ref());
+    checks.extend(certificates::roots(&examined));
+    let mut network = network::planes(&examined).await;
+    match &report.inputs {
+        Some(inputs) => network.extend(network::gateways(inputs, own.as_ref()).await),
+        None => network.push(Finding::warning(
+            "gateways",
+            "were not dialled: the configuration cannot be used",
+            "correct it first",
+        )),
+    }
+    checks.push(certificates::clock(checks.iter().chain(&network)));
+    checks.extend(network);
+    if let Some(config) = &examined.config {
+        checks.extend(host::limits(config, root));
+        checks.extend(running::gateway(config.admin.bind).await);
+    }
+    checks.extend(host::mtu(root));
+    checks.splice(0..0, configuration(source, &report));
+    let ok = checks.iter().all(|one| one.outcome != Outcome::Failure);
+    Report { ok, checks }
+}
+
+/// Returns the findings of `strait check`.
+fn configuration(source: &Source, report: &app::Report) -> Vec<Finding> {
+    let of = |lines: &[String], outcome| {
+        let findings = lines.iter().map(|line| {
+            let line = line.replacen(": error: ", ": ", 1).replacen(": warning: ", ": ", 1);
+            Finding::of_message("configuration", outcome, &line)
+        });
+        findings.collect::<Vec<_>>()
+    };
+    let mut findings = of(&report.errors, Outcome::Failure);
+    findings.extend(of(&report.skipped_objects, Outcome::Failure));
+    findings.extend(of(&report.warnings, Outcome::Warning));
+    if findings.is_empty() {
+        findings.push(Finding::ok("configuration", format!("{} is correct", source.label())));
+    }
+    findings
+}
