@@ -43,6 +43,7 @@ mod collisions;
 mod conformance;
 #[cfg(test)]
 mod dashboard;
+#[cfg(test)]
 mod delivery;
 #[cfg(test)]
 mod dns;
