@@ -10,11 +10,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 SLOWEST = 15
 # Rows of the fault matrix that wait for minutes. `make faults` runs them.
 SKIP = ["--skip", "faults::long"]
+# Two minutes of waiting, which run beside all other tests.
+BESIDE = "soak::random"
 BINARY = re.compile(r"^ +Running (?:unittests )?(\S+) \((.+)\)$")
 TEST = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. (?:ok|FAILED|ignored)")
 RESULT = re.compile(r"^test result: ")
@@ -23,7 +26,7 @@ SKIPPED = re.compile(r"^SKIPPED (.+)|^test (\S+) \.\.\. ignored")
 
 
 def listed(path):
-    output = subprocess.run([path, "--list", "--format", "terse", *SKIP],
+    output = subprocess.run([path, "--list", "--format", "terse", *SKIP, "--skip", BESIDE],
                             stdout=subprocess.PIPE, text=True, check=True).stdout
     return [line.removesuffix(": test") for line in output.splitlines()]
 
@@ -38,7 +41,10 @@ def main():
     built = subprocess.run([*command, "--no-run"]).returncode
     if built != 0:
         return built
-    cargo = subprocess.Popen([*command, "--", *SKIP],
+    beside = tempfile.TemporaryFile("w+")
+    soak = subprocess.Popen([*command, "--test", "it", "--", BESIDE],
+                            stdout=beside, stderr=subprocess.STDOUT)
+    cargo = subprocess.Popen([*command, "--", *SKIP, "--skip", BESIDE],
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     name, binaries, tests, skipped = "doc-tests", [], [], []
     begun, waiting, started = time.monotonic(), iter([]), {}
@@ -57,13 +63,16 @@ def main():
         elif RESULT.match(line):
             binaries.append((now - begun, name))
             name, begun = "doc-tests", now
+    ended = soak.wait()
+    beside.seek(0)
+    print(beside.read(), flush=True)
     print("\nduration of each test binary, and of the slowest tests")
     for seconds, what in sorted(binaries, reverse=True) + sorted(tests, reverse=True)[:SLOWEST]:
         print(f"{seconds:8.1f} s  {what}")
     if skipped:
         # .ci/run counts the lines that begin with the word.
         print(f"\n{len(skipped)} SKIPPED", *skipped, sep="\n  ")
-    return cargo.wait()
+    return cargo.wait() or ended
 
 
 sys.exit(main())
