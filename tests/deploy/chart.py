@@ -189,7 +189,6 @@ class Helm:
         os.environ["HOME"] = self.folder.name
         self.library = ctypes.CDLL(str(library))
         self.library.helm_sdkpy_last_error.restype = ctypes.c_char_p
-        self.library.helm_sdkpy_version_string.restype = ctypes.c_char_p
         self.handle = ctypes.c_ulonglong()
         made = self.library.helm_sdkpy_config_create(
             b"istio-system", str(config).encode(), b"", b"{}", ctypes.byref(self.handle))

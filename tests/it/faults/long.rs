@@ -6,8 +6,8 @@ use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::start;
 use super::stops::{endpoint_stopped_for, pause, stopped_for, throttled};
+use super::{LabPath, all_broken, start};
 use crate::support::lab::{ENDPOINT_HOST, Lab, Link, NEAR_HOST, Way};
 use crate::support::oracle::{End, Oracle, Plan};
 use crate::support::{ECHO, Endpoint, Gateway, broken, endpoint_port, identities, run, until};
@@ -52,9 +52,7 @@ fn a_partition_of_a_minute_breaks_both_sides_and_new_tunnels_follow_at_once() {
         let again = timeout(VANISHED_MAX, gateway.client(identities())).await.expect("in time");
         again.tunnel(ECHO).await.expect("a tunnel");
         assert!(healed.elapsed() < Duration::from_secs(2), "{:?}", healed.elapsed());
-        for (_, side) in tunnels.join_all().await {
-            assert!(matches!(side.end, End::Broken(_)), "{side:?}");
-        }
+        all_broken(tunnels).await;
         let lost = async || gateway.tunnels("downstream_lost").await;
         until("the reason of the broken tunnels", lost, |&lost| lost == 4.0).await;
     });
@@ -75,15 +73,12 @@ fn breaks_both_sides(way: Way) {
         return;
     };
     run(async {
-        let gateway = lab.gateway().await;
-        let oracle = Oracle::new();
-        let _endpoint = oracle.endpoint(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
-        let client = gateway.client(identities()).await;
+        let LabPath { gateway, client, oracle, .. } = &LabPath::start(&lab).await;
         let rest = Duration::from_millis(100);
         let ids = [1, 2];
         // An hour; their heads arrive before the cut.
         let plans = ids.map(|id| Plan { rest, ..Plan::both(id, 36_000 * 16 * 1024) });
-        let tunnels = start(&client, &plans).await;
+        let tunnels = start(client, &plans).await;
         // deadline: bytes of all tunnels are on their way.
         sleep(Duration::from_secs(1)).await;
         lab.cut_one_way(Link::Clients, way);
@@ -96,9 +91,7 @@ fn breaks_both_sides(way: Way) {
         lab.heal_one_way(Link::Clients, way);
         let again = timeout(VANISHED_MAX, gateway.client(identities())).await.expect("in time");
         again.tunnel(ECHO).await.expect("a tunnel");
-        for (_, side) in tunnels.join_all().await {
-            assert!(matches!(side.end, End::Broken(_)), "{side:?}");
-        }
+        all_broken(tunnels).await;
     });
 }
 

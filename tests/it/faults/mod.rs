@@ -11,8 +11,27 @@ mod stops;
 use strait::tools::hbone::Client;
 use tokio::task::JoinSet;
 
-use crate::support::ECHO;
-use crate::support::oracle::{self, Oracle, Plan, SideResult};
+use crate::support::lab::{ENDPOINT_HOST, Lab};
+use crate::support::oracle::{self, End, Oracle, Plan, SideResult};
+use crate::support::{ECHO, Endpoint, Gateway, endpoint_port, identities};
+
+/// Gateway of a lab, between a client and an endpoint that compares every byte.
+struct LabPath {
+    gateway: Gateway,
+    oracle: Oracle,
+    _endpoint: Endpoint,
+    client: Client,
+}
+
+impl LabPath {
+    async fn start(lab: &Lab) -> Self {
+        let gateway = lab.gateway().await;
+        let oracle = Oracle::new();
+        let endpoint = oracle.endpoint(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
+        let client = gateway.client(identities()).await;
+        Self { gateway, oracle, _endpoint: endpoint, client }
+    }
+}
 
 /// Opens these tunnels, all before the first byte, and drives them to their ends.
 async fn start(client: &Client, plans: &[Plan]) -> JoinSet<(Plan, SideResult)> {
@@ -36,5 +55,12 @@ fn plans(ids: std::ops::Range<u64>, bytes: u64) -> Vec<Plan> {
 async fn all_whole(oracle: &Oracle, tunnels: JoinSet<(Plan, SideResult)>) {
     for (plan, side) in tunnels.join_all().await {
         oracle.whole(plan, side).await;
+    }
+}
+
+/// Asserts that each of these tunnels has broken.
+async fn all_broken(tunnels: JoinSet<(Plan, SideResult)>) {
+    for (_, side) in tunnels.join_all().await {
+        assert!(matches!(side.end, End::Broken(_)), "{side:?}");
     }
 }

@@ -6,9 +6,9 @@ use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{all_whole, plans, start};
+use super::{LabPath, all_whole, plans, start};
 use crate::support::lab::{ENDPOINT_HOST, Lab, Link, Way};
-use crate::support::oracle::{Oracle, Plan};
+use crate::support::oracle::Plan;
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, echoes, endpoint_port, identities, run, until,
 };
@@ -28,14 +28,11 @@ fn a_partition_of_5_seconds_loses_no_byte() {
         return;
     };
     run(async {
-        let gateway = lab.gateway().await;
-        let oracle = Oracle::new();
-        let _endpoint = oracle.endpoint(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
-        let client = gateway.client(identities()).await;
+        let LabPath { client, oracle, .. } = &LabPath::start(&lab).await;
         let rest = Duration::from_millis(100);
         // Three seconds without the partition.
         let plan = |id| Plan { rest, ..Plan::both(id, 30 * 16 * 1024) };
-        let tunnels = start(&client, &[1, 2, 3, 4].map(plan)).await;
+        let tunnels = start(client, &[1, 2, 3, 4].map(plan)).await;
         for link in [Link::Clients, Link::Endpoints] {
             lab.cut(link);
         }
@@ -48,7 +45,7 @@ fn a_partition_of_5_seconds_loses_no_byte() {
         let mut tunnel = client.tunnel(ECHO).await.expect("a new tunnel");
         assert!(healed.elapsed() < PARTITION, "{:?}", healed.elapsed());
         drop_cleanly(5, &mut tunnel).await;
-        all_whole(&oracle, tunnels).await;
+        all_whole(oracle, tunnels).await;
     });
 }
 
@@ -58,14 +55,11 @@ fn a_partition_of_one_direction_loses_no_byte() {
         return;
     };
     run(async {
-        let gateway = lab.gateway().await;
-        let oracle = Oracle::new();
-        let _endpoint = oracle.endpoint(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
-        let client = gateway.client(identities()).await;
+        let LabPath { client, oracle, .. } = &LabPath::start(&lab).await;
         let rest = Duration::from_millis(100);
         // Eight seconds without the partitions.
         let plan = |id| Plan { rest, ..Plan::both(id, 80 * 16 * 1024) };
-        let tunnels = start(&client, &[1, 2, 3, 4].map(plan)).await;
+        let tunnels = start(client, &[1, 2, 3, 4].map(plan)).await;
         let mut ids = 5..;
         for link in [Link::Clients, Link::Endpoints] {
             for way in [Way::ToGateway, Way::FromGateway] {
@@ -80,7 +74,7 @@ fn a_partition_of_one_direction_loses_no_byte() {
                 drop_cleanly(id, &mut during.await.expect("a tunnel")).await;
             }
         }
-        all_whole(&oracle, tunnels).await;
+        all_whole(oracle, tunnels).await;
     });
 }
 
@@ -90,13 +84,10 @@ fn a_link_that_loses_reorders_repeats_and_corrupts_packets_changes_no_byte() {
         return;
     };
     run(async {
-        let gateway = lab.gateway().await;
-        let oracle = Oracle::new();
-        let _endpoint = oracle.endpoint(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
-        let client = gateway.client(identities()).await;
+        let LabPath { client, oracle, .. } = &LabPath::start(&lab).await;
         let links = [lab.impair(Link::Clients, 1).await, lab.impair(Link::Endpoints, 2).await];
-        let tunnels = start(&client, &plans(1..9, 64 * 1024)).await;
-        all_whole(&oracle, tunnels).await;
+        let tunnels = start(client, &plans(1..9, 64 * 1024)).await;
+        all_whole(oracle, tunnels).await;
         for link in links {
             let counts = link.end().await;
             assert!(counts.values().all(|&count| count > 0), "{counts:?}");

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{all_whole, start};
+use super::{all_broken, all_whole, start};
 use crate::support::cgroup::{Cgroup, enter};
 use crate::support::oracle::{End, Oracle, Plan};
 use crate::support::process::send_signal;
@@ -212,9 +212,7 @@ fn a_gateway_that_is_killed_looks_clean_to_nobody_and_another_one_serves_at_once
         let second = kept.client(identities()).await;
         all_whole(&oracle, start(&second, &[Plan::both(100, 1 << 16)]).await).await;
         assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
-        for (_, side) in tunnels.join_all().await {
-            assert!(matches!(side.end, End::Broken(_)), "{side:?}");
-        }
+        all_broken(tunnels).await;
         for id in ids {
             let side = oracle.side(id).await;
             assert!(matches!(side.end, End::Broken(_)), "{side:?}");
