@@ -24,6 +24,13 @@ use super::{Inputs, traffic};
 /// The question is invalid, or the mesh is not in files.
 pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
     let config = &inputs.config;
+    if matches!(config.discovery, Discovery::Kubernetes { .. }) {
+        return Err(
+            "cannot explain from files: the mesh comes from a Kubernetes API server; omit \
+                    `-c` to query the running gateway"
+                .to_owned(),
+        );
+    }
     if let Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } = &config.discovery {
         return Err(format!(
             "cannot explain from files: the mesh comes from {}; omit `-c` to query the running \

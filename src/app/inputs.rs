@@ -18,6 +18,7 @@ use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, ServiceVisibility};
 use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
 use crate::xds;
+use crate::xds::live::LiveObjects;
 use crate::xds::objects::{self, AddressHolders, Objects};
 use crate::yaml::{Findings, Severity};
 
@@ -41,6 +42,8 @@ pub(super) struct Files {
     pub(super) mesh: Loaded<(Mesh, Policies)>,
     /// Kubernetes objects.
     pub(super) objects: Loaded<Objects>,
+    /// Objects of an API server, once all kinds are listed.
+    pub(super) live: Option<Arc<LiveObjects>>,
     /// Trust domains, roots and revocation lists that peers are verified against.
     pub(super) trust: Arc<PeerTrust>,
     /// Holders of the addresses of objects by the last join.
@@ -98,7 +101,7 @@ impl Inputs {
     /// Returns the parts of the snapshot that may differ from those under the configuration in
     /// force, which is none at the start. A control plane provides mesh and policies itself.
     pub(super) fn change(&self, in_force: Option<&Config>) -> Change {
-        let is_of_file = matches!(self.config.discovery, Discovery::File { .. });
+        let is_of_file = self.config.discovery.is_of_objects();
         let network = self.config.gateway.network.as_str();
         let (_, policies) = &self.files.mesh.0;
         let of_config = match in_force {
@@ -126,6 +129,10 @@ impl Files {
         Arc::ptr_eq(&self.config, &other.config)
             && Arc::ptr_eq(&self.mesh, &other.mesh)
             && Arc::ptr_eq(&self.objects, &other.objects)
+            && match (&self.live, &other.live) {
+                (Some(live), Some(other)) => Arc::ptr_eq(live, other),
+                (live, other) => live.is_none() && other.is_none(),
+            }
     }
 
     /// Returns the contents under a changed configuration of the file `path`. Only the files of
@@ -160,6 +167,9 @@ impl Files {
         for findings in [&self.config.1, &self.mesh.1, &self.objects.1] {
             report.note(findings);
         }
+        if let Some(live) = &self.live {
+            report.note(&live.all_findings());
+        }
         report.join(self)
     }
 }
@@ -175,6 +185,7 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
     let trust = report.load_trust(path, &examined);
     let own = report.load_own(source, &examined, trust.as_deref());
     report.check_control_planes(path, &examined);
+    report.check_features(path, &examined);
     report.check_own_domain(&examined, own.as_ref());
     report.warnings.extend(trust::own_issuer(&examined, own.as_ref(), trust.as_deref()));
     let revocation = trust::revocation_warnings(path, &examined, own.as_ref(), trust.as_deref());
@@ -182,8 +193,9 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
         (examined.config, mesh, objects, trust)
     {
         let config = Arc::new((config, examined.findings));
-        let (restart_only, holders) = (Vec::new(), Arc::default());
-        let inputs = report.join(Files { config, restart_only, mesh, objects, trust, holders });
+        let (restart_only, live, holders) = (Vec::new(), None, Arc::default());
+        let files = Files { config, restart_only, mesh, objects, live, trust, holders };
+        let inputs = report.join(files);
         report.inputs = Some(Inputs { own, ..inputs });
     }
     report.warnings.extend(revocation);
@@ -238,11 +250,19 @@ impl Report {
     /// Joins the contents, and adds the findings of the join to those about each content. Under a
     /// control plane, which provides the services and endpoints itself, objects add none.
     fn join(&mut self, mut files: Files) -> Inputs {
-        let ((mesh, _), objects) = (&files.mesh.0, &files.objects.0);
+        let all;
+        let objects = match &files.live {
+            Some(live) => {
+                all = files.objects.0.with(live.objects.iter().map(|one| &one.read));
+                &all
+            }
+            None => &files.objects.0,
+        };
+        let (mesh, _) = &files.mesh.0;
         let (mut config, findings) = objects::merge(files.config(), objects, mesh);
         self.note(&findings);
         let mut joined = objects::join(mesh, objects, &config, &files.holders);
-        let is_of_file = matches!(config.discovery, Discovery::File { .. });
+        let is_of_file = config.discovery.is_of_objects();
         if !is_of_file {
             (joined.mesh, joined.conflicts) = (mesh.clone(), Findings::default());
         }
@@ -302,6 +322,18 @@ impl Report {
             if !self.errors.contains(&line) {
                 self.errors.push(line);
             }
+        }
+    }
+
+    /// Rejects a source that this build does not have.
+    fn check_features(&mut self, path: &Path, examined: &Examined) {
+        let is_kubernetes = matches!(examined.discovery, Some(Discovery::Kubernetes { .. }));
+        if is_kubernetes && !cfg!(feature = "kubernetes") {
+            self.errors.push(format!(
+                "{}: error: this build has no `discovery.kind: kubernetes`; use one with the cargo \
+                 feature `kubernetes`",
+                path.display()
+            ));
         }
     }
 

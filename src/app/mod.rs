@@ -53,6 +53,8 @@ use crate::status::{ProbeResult, Status};
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, InboundTls};
 use crate::xds::dns::{self, Dns};
+#[cfg(feature = "kubernetes")]
+use crate::xds::kubernetes;
 use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
 use certificates::CERTIFICATES;
@@ -61,7 +63,7 @@ use listeners::Listeners;
 use reload::{Reloader, Triggers};
 use server::{Sockets, bind};
 use signals::{ReloadSignal, StopSignals};
-use state::{App, LISTENERS};
+use state::{App, DISCOVERY, LISTENERS};
 use supervise::{spawn_task, spawn_thread};
 use thread::runtime;
 
@@ -69,9 +71,6 @@ pub use check::{check, check_as_run, check_without_keys};
 pub use explain::{offline, publish};
 pub use inputs::{Inputs, Report, control_planes};
 pub use memory::Memory;
-
-/// Condition of readiness besides [`CERTIFICATES`] and [`LISTENERS`].
-const DISCOVERY: &str = "discovery";
 
 /// Interval at which a successor looks at its own readiness.
 const READINESS_POLL: Duration = Duration::from_millis(50);
@@ -190,8 +189,10 @@ impl App {
         let listeners =
             Listeners::new((&data_path, &front.status), others, config.drain.deadline, from);
         memory::adapt(&data_path, memory, configured);
+        let is_live = matches!(config.discovery, Discovery::Kubernetes { .. });
         let app = Self {
             config: Arc::new(ArcSwap::new(config)),
+            live: is_live.then(Arc::default),
             data_path,
             status: front.status,
             publisher,
@@ -235,6 +236,16 @@ impl App {
                 self.status.clear_pending(DISCOVERY);
                 return Ok(());
             }
+            #[cfg(feature = "kubernetes")]
+            Discovery::Kubernetes { kubeconfig } => {
+                let (kubeconfig, live) = (kubeconfig.clone(), self.live.clone());
+                let watches = async move {
+                    kubernetes::run(kubeconfig.as_deref(), live.unwrap_or_default()).await;
+                };
+                return spawn_thread(&self.status, "strait-discovery", watches).map(drop);
+            }
+            #[cfg(not(feature = "kubernetes"))]
+            Discovery::Kubernetes { .. } => return Ok(()),
             Discovery::Istio { plane, cache, hold } => {
                 (plane, cache, hold, ControlPlaneKind::Istio)
             }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Discovery, Examined, Identity, Source};
@@ -24,14 +24,19 @@ use crate::telemetry::LogHandle;
 use crate::tls::{IdentityMaterial, PeerTrust, TlsError};
 use crate::watch::FileWatcher;
 use crate::xds;
+use crate::xds::live::LiveSource;
 use crate::xds::objects::{self, object_files};
 use crate::yaml::FILE_BYTES_MAX;
 
 use super::certificates::SharedCertificates;
 use super::inputs::{Files, Inputs};
 use super::signals::ReloadSignal;
-use super::state::App;
+use super::state::{App, DISCOVERY};
 use super::{traffic, trust};
+
+/// Minimum interval between two applications of changes of an API server. Each reads the changed
+/// objects alone, and joins all.
+const LIVE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Interval at which rejected certificates are tried again.
 const CERTIFICATE_RETRY: Duration = Duration::from_secs(10);
@@ -64,6 +69,10 @@ pub(super) struct Reloader {
     certificates: SharedCertificates,
     triggers: Triggers,
     files: Files,
+    /// Objects of an API server, if discovery watches one.
+    live: Option<Arc<LiveSource>>,
+    /// Number of their contents in force, and the time at which these were read.
+    live_read: (u64, Instant),
     /// Outcome of the last reload of each kind.
     outcomes: BTreeMap<ReloadSource, Outcome>,
     /// Files that a rejected configuration names: the configuration may become valid with one of
@@ -95,6 +104,8 @@ impl Reloader {
             certificates,
             triggers,
             files: inputs.files.clone(),
+            live: app.live.clone(),
+            live_read: (0, Instant::now()),
             outcomes: BTreeMap::new(),
             files_of_rejected: Vec::new(),
             last_warnings: HashSet::new(),
@@ -148,8 +159,17 @@ impl Reloader {
                 None => std::future::pending().await,
             }
         };
+        let (live, (version, at)) = (self.live.clone(), self.live_read);
+        let live_changed = async {
+            match &live {
+                Some(live) => live.changed(version).await,
+                None => std::future::pending().await,
+            }
+            sleep_until(at + LIVE_INTERVAL).await;
+        };
         tokio::select! {
             () = changed => {}
+            () = live_changed => self.reconcile(&BTreeSet::new(), &BTreeSet::new()),
             () = sleep(CERTIFICATE_RETRY) => {
                 if self.has_failed(ReloadSource::Certificates) {
                     self.reconcile(&[ReloadSource::Certificates].into(), &BTreeSet::new());
@@ -203,6 +223,7 @@ impl Reloader {
             let error = self.read(what, &before).err().map(|error| format!("{error:#}"));
             self.outcomes.entry(what).or_default().errors = error.into_iter().collect();
         }
+        self.read_live();
         let own = match &self.files.config().identity {
             Identity::Files(files) if due.contains(&ReloadSource::Certificates) => {
                 Some(IdentityMaterial::load(files))
@@ -216,6 +237,23 @@ impl Reloader {
             self.outcomes.entry(ReloadSource::Certificates).or_default().errors.push(error);
         }
         self.record(&old, changed);
+        if self.files.live.is_some() {
+            self.app.status.clear_pending(DISCOVERY);
+        }
+    }
+
+    /// Takes the newest objects of an API server, once it has listed all kinds.
+    fn read_live(&mut self) {
+        let Some(live) = &self.live else { return };
+        let version = live.version();
+        if version == self.live_read.0 {
+            return;
+        }
+        self.live_read = (version, Instant::now());
+        match live.contents() {
+            Some(contents) => self.files.live = Some(Arc::new(contents)),
+            None => self.app.status.missing(DISCOVERY, live.missing()),
+        }
     }
 
     /// Reads a source, unless its content was read with the configuration, which comes first.
@@ -365,7 +403,7 @@ fn files(config: &Config, what: ReloadSource) -> Vec<PathBuf> {
         ReloadSource::Config => vec![config.file.clone()],
         ReloadSource::Mesh => match &config.discovery {
             Discovery::File { path } => vec![path.clone()],
-            Discovery::Istio { .. } | Discovery::Envoy { .. } => Vec::new(),
+            _ => Vec::new(),
         },
         ReloadSource::Objects => with_contents(&config.exposure.files),
         ReloadSource::Certificates => {

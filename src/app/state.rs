@@ -9,11 +9,15 @@ use crate::config::Config;
 use crate::datapath::DataPath;
 use crate::snapshot::Publisher;
 use crate::status::Status;
+use crate::xds::live::LiveSource;
 
 use super::listeners::Listeners;
 
 /// Condition of readiness: the listeners accept connections.
 pub(super) const LISTENERS: &str = "listeners";
+
+/// Condition of readiness: the mesh is known.
+pub(super) const DISCOVERY: &str = "discovery";
 
 /// Running gateway from the view of its control path.
 #[derive(Clone)]
@@ -23,6 +27,8 @@ pub(super) struct App {
     pub(super) status: Arc<Status>,
     pub(super) publisher: Arc<Publisher>,
     pub(super) listeners: Arc<Listeners>,
+    /// Objects of an API server, if discovery watches one.
+    pub(super) live: Option<Arc<LiveSource>>,
     /// Notified when the control plane is reachable again.
     pub(super) reconnected: Arc<Notify>,
 }

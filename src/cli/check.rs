@@ -58,6 +58,10 @@ pub(super) fn print_report(source: &Source, report: &Report, is_strict: bool) ->
                     count(mesh.services.len(), "service"),
                     count(mesh.workloads.len(), "workload")
                 ),
+                Discovery::Kubernetes { .. } => {
+                    "the mesh comes from a Kubernetes API server, which was not contacted"
+                        .to_owned()
+                }
                 Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } => {
                     format!("the mesh comes from {}, which was not contacted", plane.address)
                 }

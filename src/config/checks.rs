@@ -22,6 +22,7 @@ impl Sections {
         self.own_links(root);
         self.own_bindings(root);
         self.policies(root);
+        self.objects(root);
         self.localities(root);
         self.proxy_headers(root);
         self.labels(root);
@@ -173,12 +174,35 @@ impl Sections {
     /// Reports policies that are expected of a control plane of Envoy's.
     fn policies(&self, root: Value<'_>) {
         let is_off = self.policy.is_none_or(|policy| policy.istio == Enforcement::Off);
-        if is_off || !matches!(self.discovery, Some(Discovery::Envoy { .. })) {
+        let source = match self.discovery {
+            Some(Discovery::Envoy { .. }) => "an Envoy control plane does not send",
+            Some(Discovery::Kubernetes { .. }) => "are not read from Kubernetes",
+            _ => return,
+        };
+        if is_off {
             return;
         }
         for value in root.find("policy.istio") {
-            let what = "requires Istio's policies, which an Envoy control plane does not send";
+            let what = format!("requires Istio's policies, which {source}");
             value.error(what, "`off`, and the permitted peers into `exposure`");
+        }
+    }
+
+    /// Rejects keys about objects where there are none.
+    fn objects(&self, root: Value<'_>) {
+        let is_live = matches!(self.discovery, Some(Discovery::Kubernetes { .. }) | None);
+        let Some(exposure) = self.exposure.as_ref().filter(|one| one.files.is_empty()) else {
+            return;
+        };
+        for value in root.find("exposure").into_iter().filter(|_| !is_live) {
+            if !exposure.auto.is_empty() {
+                let what = "selects Services of `exposure.files`, and there are none";
+                value.at("exposure", "auto").error(what, "`files: [DIRECTORY]` beside it");
+            }
+            if exposure.bindings.is_some() {
+                let what = "is for objects of `exposure.files`, and there are none";
+                value.at("exposure", "bindings").error(what, "`files: [DIRECTORY]` beside it");
+            }
         }
     }
 

@@ -45,6 +45,11 @@ pub enum Discovery {
         #[serde(serialize_with = "duration")]
         hold: Duration,
     },
+    /// The objects of a Kubernetes API server, which are watched.
+    Kubernetes {
+        /// The file that names the API server. Default: that of the pod.
+        kubeconfig: Option<PathBuf>,
+    },
     /// Any control plane of Envoy's: clusters and endpoints by CDS and EDS over delta ADS.
     Envoy {
         /// The control plane.
@@ -67,6 +72,15 @@ section! {
     pub(super) struct FileKeys at "discovery" {
         /// The mesh file, in the form of ztunnel's local configuration.
         path: PathBuf as super::define::ExistingPath = required("mesh.yaml");
+    }
+}
+
+section! {
+    /// Discovery from the objects of a Kubernetes API server.
+    pub(super) struct KubernetesKeys at "discovery" {
+        /// File with the address and the credentials of the API server, as `kubectl` has it.
+        kubeconfig: Option<PathBuf> as Option<Credential> = default(
+            None, "the API server and the service account of the pod") since "0.1.0";
     }
 }
 
@@ -178,14 +192,26 @@ impl Serialize for Roots {
     }
 }
 
+impl Discovery {
+    /// Returns whether Kubernetes objects define services and endpoints. Under a control plane,
+    /// which provides these itself, they only export services.
+    pub fn is_of_objects(&self) -> bool {
+        matches!(self, Self::File { .. } | Self::Kubernetes { .. })
+    }
+}
+
 impl Type for Discovery {
     type Out = Self;
 
     fn read(value: Value<'_>) -> Option<Self> {
-        let kinds: [(_, ReadKeys<Self>); 3] = [
+        let kinds: [(_, ReadKeys<Self>); 4] = [
             ("file", |keys| {
                 let FileKeys { path } = FileKeys::read_keys(keys)?;
                 Some(Self::File { path })
+            }),
+            ("kubernetes", |keys| {
+                let KubernetesKeys { kubeconfig } = KubernetesKeys::read_keys(keys)?;
+                Some(Self::Kubernetes { kubeconfig })
             }),
             ("istio", |keys| {
                 let IstioKeys { plane, cache, hold } = IstioKeys::read_keys(keys)?;
@@ -221,6 +247,7 @@ impl Type for Discovery {
         }
         Shape::Kinds(vec![
             ("file", FileKeys::keys()),
+            ("kubernetes", KubernetesKeys::keys()),
             ("istio", IstioKeys::keys()),
             ("envoy", envoy),
         ])

@@ -4,8 +4,6 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::json;
-
 use super::audience::Audience;
 use super::auto::AutoExport;
 use super::bindings::ObjectBindings;
@@ -40,12 +38,12 @@ section! {
         /// is read. The objects export services, keep them in this cluster, or describe entries of
         /// `exposure.services`, `bindings` and `traffic`. With `discovery.kind: file` they also
         /// define services and endpoints.
-        files: Vec<PathBuf> as Vec<ExistingPath> = default(Vec::new())
-            unless json!({"not": {"required": ["auto"]}});
-        /// Rules by which Services of these files are exported, besides those that export
-        /// themselves.
+        files: Vec<PathBuf> as Vec<ExistingPath> = default(Vec::new());
+        /// Rules by which Services of these files, or of `discovery.kind: kubernetes`, are
+        /// exported, besides those that export themselves.
         auto: Vec<AutoExport> = default(Vec::new());
-        /// Use of the RemoteServiceBinding objects of these files as `bindings`.
+        /// Use of the RemoteServiceBinding objects of these files, or of
+        /// `discovery.kind: kubernetes`, as `bindings`.
         bindings: Option<ObjectBindings> = default(None, "they are not used, with a warning");
     }
 }
@@ -143,19 +141,12 @@ impl ExposedService {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "a check may refuse what was read")]
 fn check(exposure: Exposure, value: Value<'_>) -> Option<Exposure> {
     let at = |key| value.at("exposure", key);
     if exposure.default == DefaultExposure::All {
         let what = "is `all`: every service of the mesh can be reached by every trusted peer";
         at("default").warning(what, "`none` and an entry for each service that is shared");
-    }
-    if exposure.files.is_empty() && !exposure.auto.is_empty() {
-        let what = "selects Services of `exposure.files`, and there are none";
-        at("auto").error(what, "`files: [DIRECTORY]` beside it");
-    }
-    if exposure.files.is_empty() && exposure.bindings.is_some() {
-        let what = "is for objects of `exposure.files`, and there are none";
-        at("bindings").error(what, "`files: [DIRECTORY]` beside it");
     }
     Some(exposure)
 }

@@ -96,7 +96,8 @@ section! {
     /// Enforcement of authorization policies.
     pub struct Policy at "policy" or default, derive(Copy, Eq), planned("files") {
         /// Treatment of Istio's authorization policies, from istiod or the mesh file. With
-        /// `discovery.kind: envoy` there are no policies, and only `off` is accepted.
+        /// `discovery.kind: envoy` and `kubernetes` there are no policies, and only `off` is
+        /// accepted.
         istio: Enforcement = default(Enforcement::Off);
     }
 }

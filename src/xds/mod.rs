@@ -14,6 +14,9 @@ pub mod file;
 mod first_answers;
 mod hold;
 mod interner;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
+pub mod live;
 pub mod objects;
 mod push;
 pub mod store;

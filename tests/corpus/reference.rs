@@ -121,11 +121,6 @@ fn the_schema_requires_the_keys_that_other_keys_require() {
             "`trust.clusters`, which is not set",
         ),
         (
-            "exposure: {auto: [{services: {matchLabels: {a: b}}}]}",
-            &auto("{services: {matchLabels: {a: b}}}"),
-            "selects Services of `exposure.files`, and there are none",
-        ),
-        (
             &auto("{except: {matchLabels: {a: b}}}"),
             &auto("{namespaces: {matchLabels: {a: b}}}"),
             "selects no Service by itself",

@@ -20,7 +20,7 @@ use super::slice::Slice;
 use super::view::ObjectIndex;
 use super::waypoints::{self, NamedWaypoint};
 use super::{Objects, limit_findings};
-use crate::config::{Config, Discovery};
+use crate::config::Config;
 use crate::snapshot::ServiceVisibility;
 use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
 use crate::yaml::{Finding, Findings};
@@ -142,7 +142,7 @@ impl<'a> Joiner<'a> {
             );
             let how = "the Service without that label";
             self.warnings.push(Finding::warning(place, what, how).of(namespace));
-        } else if !is_known && matches!(self.view.config.discovery, Discovery::File { .. }) {
+        } else if !is_known && self.view.config.discovery.is_of_objects() {
             let what =
                 format!("the export of {namespace}/{service} has no effect: no such Service");
             let how = "the name of one";

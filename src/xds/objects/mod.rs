@@ -1,5 +1,5 @@
-//! Kubernetes objects from files: exported and local Services of this cluster, imports from
-//! other clusters, and the endpoints of both.
+//! Kubernetes objects from files and from an API server: exported and local Services of this
+//! cluster, imports from other clusters, and the endpoints of both.
 //!
 //! [`load`] reads Namespace, Node, Pod, Service, EndpointSlice, ServiceExport and ServiceImport,
 //! and the kinds of `entries`. It ignores fields without use here, and other kinds with a warning
@@ -32,6 +32,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use serde_json::Value as Json;
+
 use crate::config::Line;
 use crate::yaml::{Finding, Findings, Severity};
 
@@ -42,6 +44,8 @@ pub use join::{JoinResult, join};
 pub use merge::merge;
 
 use entries::Entries;
+pub(super) use read::KINDS;
+
 use meta::Meta;
 use ports::Port;
 use service::Service;
@@ -135,6 +139,35 @@ pub fn parse(path: &Path, text: &str) -> Result<Objects, Findings> {
     let mut objects = Objects::default();
     let findings = read::text(path, text, &mut objects);
     if findings.has_errors() { Err(findings) } else { Ok(objects) }
+}
+
+/// Reads and validates an object of an API server, under its name for findings.
+pub(super) fn of_json(name: &Path, json: Json) -> (Objects, Findings) {
+    let mut objects = Objects::default();
+    let findings = read::json(name, json, &mut objects);
+    (objects, findings)
+}
+
+impl Objects {
+    /// Returns these objects and `others`, which come last.
+    pub fn with<'a>(&self, others: impl Iterator<Item = &'a Self>) -> Self {
+        let mut all = self.clone();
+        for one in others {
+            all.namespaces.extend_from_slice(&one.namespaces);
+            all.nodes.extend_from_slice(&one.nodes);
+            all.pods.extend_from_slice(&one.pods);
+            all.services.extend_from_slice(&one.services);
+            all.exports.extend_from_slice(&one.exports);
+            all.imports.extend_from_slice(&one.imports);
+            all.slices.extend_from_slice(&one.slices);
+            all.entries.extend_from_slice(&one.entries);
+            let InvalidObjects { namespaces, imports, slices } = &one.passed_over;
+            all.passed_over.namespaces.extend_from_slice(namespaces);
+            all.passed_over.imports.extend_from_slice(imports);
+            all.passed_over.slices.extend_from_slice(slices);
+        }
+        all
+    }
 }
 
 /// Returns the finding that an entry of an object, or a part of one, is not used.

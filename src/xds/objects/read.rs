@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::Value as Json;
+
 use super::entries::{self, Entries};
 use super::meta::{self, Meta, label_name};
 use super::service::{DeclaredScope, Service};
@@ -20,10 +22,10 @@ type IgnoredKinds = BTreeMap<String, Position>;
 const KINDS_MAX: usize = 64;
 
 /// Kind, with its API versions.
-type Kind = (&'static str, &'static [&'static str]);
+pub(in crate::xds) type Kind = (&'static str, &'static [&'static str]);
 
 /// Supported kinds.
-const KINDS: [Kind; 10] = [
+pub(in crate::xds) const KINDS: [Kind; 10] = [
     ("Namespace", &["v1"]),
     ("Node", &["v1"]),
     ("Pod", &["v1"]),
@@ -69,6 +71,11 @@ pub(super) fn file(path: &Path, objects: &mut Objects) -> Findings {
 /// Like [`file()`], for a text as the contents of that file.
 pub(super) fn text(path: &Path, text: &str, objects: &mut Objects) -> Findings {
     all(path, Document::parse_all(path, text), objects)
+}
+
+/// Adds an object of an API server, under its name for findings. Returns its findings.
+pub(super) fn json(name: &Path, json: Json, objects: &mut Objects) -> Findings {
+    all(name, Ok(vec![Document::of_json(name, json)]), objects)
 }
 
 fn all(path: &Path, read: Result<Vec<Document>, Findings>, objects: &mut Objects) -> Findings {

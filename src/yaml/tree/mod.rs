@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value as Json;
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, MessageFormatter, Options, Spanned, UserMessageFormatter};
 
@@ -129,6 +130,13 @@ impl Document {
         Self { file: file.to_owned(), text: Arc::clone(text), root, origins: Vec::new() }
     }
 
+    /// Makes a document of a value that comes from no file. It has no lines.
+    pub(crate) fn of_json(name: &Path, json: Json) -> Self {
+        let mut text = String::new();
+        let root = Node::of_json(json, &mut text);
+        Self::new(name, &text.into(), root)
+    }
+
     /// Makes a document of a layer alone, as if the file were empty.
     pub(crate) fn of_layer(file: &Path, layer: &Layer) -> Self {
         Self {
@@ -219,6 +227,33 @@ impl Node {
     pub(crate) fn made(origin: usize, kind: Kind) -> Self {
         let origin = u32::try_from(origin).unwrap_or(u32::MAX);
         Self { position: Position::Origin(origin), span: (0, 0), kind }
+    }
+
+    /// Makes a node without a line, and appends the characters of numbers and booleans to `text`.
+    fn of_json(json: Json, text: &mut String) -> Self {
+        let (position, start) = (Position::Line(0), text.len());
+        if json.is_number() || json.is_boolean() {
+            text.push_str(&json.to_string());
+        }
+        let of = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let span = (of(start), of(text.len() - start));
+        let kind = match json {
+            Json::Null => Kind::Null,
+            Json::Bool(value) => Kind::Bool(value),
+            Json::Number(number) => number.as_i64().map_or(Kind::Float, Kind::Int),
+            Json::String(value) => Kind::Text(value.into()),
+            Json::Array(items) => {
+                Kind::List(items.into_iter().map(|item| Self::of_json(item, text)).collect())
+            }
+            Json::Object(entries) => {
+                let entries = entries.into_iter().map(|(key, value)| {
+                    let value = Self::of_json(value, text);
+                    Entry { key: key.into(), position, value }
+                });
+                Kind::Map(entries.collect())
+            }
+        };
+        Self { position, span, kind }
     }
 
     /// Lays this over `base`. A map of another `kind` replaces the whole map of the base, whose
