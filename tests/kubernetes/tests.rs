@@ -1,0 +1,261 @@
+//! Objects that come, change and go, and an API server that is slow, away or forgets.
+
+use serde_json::{Value as Json, json};
+use strait::tools::hbone::Client;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::server::{Cluster, Server};
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until};
+
+const HOST: &str = "echo.app.svc.cluster.local";
+
+/// An endpoint that sends its own name and then echoes.
+fn named(listener: TcpListener, name: u8) -> Endpoint {
+    Endpoint::new(listener, move |mut stream| async move {
+        let _ = stream.write_u8(name).await;
+        let (mut read, mut write) = stream.split();
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    })
+}
+
+fn ports(number: u16) -> Json {
+    json!([{"name": "tcp", "port": number}])
+}
+
+fn service() -> Json {
+    json!({"spec": {"ports": ports(80)}})
+}
+
+fn slice(net: Net, host: u8) -> Json {
+    let labels = json!({"kubernetes.io/service-name": "echo"});
+    let endpoints = json!([{"addresses": [net.ip(host)]}]);
+    json!({
+        "labels": labels, "addressType": "IPv4", "ports": ports(9000), "endpoints": endpoints,
+    })
+}
+
+fn policy(cluster: &str) -> Json {
+    json!({"spec": {"exposed": [{"name": "echo", "clusters": [cluster]}]}})
+}
+
+fn binding() -> Json {
+    let services = json!([{"name": "far.global", "alias": "far", "port": 8080}]);
+    json!({"spec": {"remote": [{"cluster": "west", "services": services}]}})
+}
+
+/// A cluster that exports a service with an endpoint.
+fn cluster(net: Net, host: u8) -> Cluster {
+    let cluster = Cluster::new();
+    cluster.put("Service", "echo", service());
+    cluster.put("EndpointSlice", "echo-1", slice(net, host));
+    cluster.put("ServiceExport", "echo", json!({}));
+    cluster
+}
+
+/// Starts a gateway that watches a server.
+fn spawn(net: Net, server: &Server) -> Gateway {
+    let mut settings = Settings::new(net, identities());
+    let bindings = format!("  bindings: {{addresses: {}/32}}\n", net.ip(2));
+    settings.exposure = format!("    []\n{bindings}");
+    let networks = "networks: [{name: west, cluster: west, gateways: [\"127.0.0.1:1\"]}]\n";
+    settings.more += networks;
+    Gateway::spawn(&settings, |folder| {
+        let file = folder.join("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let live = "discovery: {kind: kubernetes, kubeconfig: kubeconfig}";
+        replace(&file, &text.replace("discovery: {kind: file, path: mesh.yaml}", live));
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "stub",
+            "clusters": [{"name": "stub", "cluster": {
+                "server": format!("http://{}", server.address),
+            }}],
+            "users": [{"name": "stub", "user": {}}],
+            "contexts": [{"name": "stub", "context": {"cluster": "stub", "user": "stub"}}],
+        });
+        replace(&folder.join("kubeconfig"), &kubeconfig.to_string());
+    })
+}
+
+async fn started(net: Net, server: &Server) -> Gateway {
+    let mut gateway = spawn(net, server);
+    gateway.ready().await;
+    gateway
+}
+
+/// Waits until tunnels to the service end at this endpoint, or are rejected.
+async fn answers(client: &Client, wanted: Option<u8>) {
+    let answer = async || match client.tunnel(ECHO).await {
+        Ok(mut tunnel) => tunnel.read_u8().await.ok(),
+        Err(_) => None,
+    };
+    until("the endpoint", answer, |answer| *answer == wanted).await;
+}
+
+/// Waits until the dump of the configuration has a text, or has it not.
+async fn dumped(gateway: &Gateway, text: &str, wanted: bool) {
+    let dump = async || gateway.http(15000, "GET", "/config_dump").await.1.contains(text);
+    until(text, dump, |has| *has == wanted).await;
+}
+
+/// Waits until the status has a text, or has it not.
+async fn shown(gateway: &Gateway, text: &str, wanted: bool) {
+    let status = async || gateway.http(15000, "GET", "/status").await.1.contains(text);
+    until(text, status, |has| *has == wanted).await;
+}
+
+#[test]
+fn each_kind_applies_when_it_is_created_changed_and_removed() {
+    run(async {
+        let net = Net::new();
+        let cluster = Cluster::new();
+        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let _first = named(net.listen(11, 9000).await, 11);
+        let _second = named(net.listen(12, 9000).await, 12);
+        let gateway = started(net, &server).await;
+        let client = gateway.client(identities()).await;
+        answers(&client, None).await;
+        cluster.put("Service", "echo", service());
+        cluster.put("EndpointSlice", "echo-1", slice(net, 11));
+        cluster.put("ServiceExport", "echo", json!({}));
+        answers(&client, Some(11)).await;
+        cluster.put("EndpointSlice", "echo-1", slice(net, 12));
+        answers(&client, Some(12)).await;
+        cluster.remove("EndpointSlice", "echo-1");
+        answers(&client, None).await;
+        cluster.put("EndpointSlice", "echo-2", slice(net, 11));
+        answers(&client, Some(11)).await;
+        let local = json!({"istio.io/global": "false"});
+        cluster.put("Service", "echo", json!({"labels": local, "spec": {"ports": ports(80)}}));
+        answers(&client, None).await;
+        cluster.put("Service", "echo", service());
+        answers(&client, Some(11)).await;
+        cluster.put("ServiceExpositionPolicy", "echo", policy("east"));
+        answers(&client, None).await;
+        cluster.put("ServiceExpositionPolicy", "echo", policy("west"));
+        answers(&client, Some(11)).await;
+        cluster.remove("ServiceExport", "echo");
+        answers(&client, Some(11)).await;
+        cluster.remove("ServiceExpositionPolicy", "echo");
+        answers(&client, None).await;
+    });
+}
+
+#[test]
+fn imports_distributions_and_bindings_of_objects_come_and_go() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let gateway = started(net, &server).await;
+        let import = |ip: &str| json!({"spec": {"ips": [ip], "ports": ports(80)}});
+        cluster.put("ServiceImport", "echo", import("240.9.8.7"));
+        dumped(&gateway, "240.9.8.7", true).await;
+        cluster.put("ServiceImport", "echo", import("240.9.8.6"));
+        dumped(&gateway, "240.9.8.6", true).await;
+        cluster.remove("ServiceImport", "echo");
+        dumped(&gateway, "240.9.8.6", false).await;
+        // No endpoint would be left, as none is in the region: the policy is refused.
+        let target = json!([{"region": "us-west-2/*", "weight": 10}]);
+        let rule = json!([{"dns": HOST, "lbType": 1, "target": target}]);
+        cluster.put("GlobalTrafficPolicy", "echo", json!({"spec": {"policy": rule}}));
+        shown(&gateway, "GlobalTrafficPolicy app/echo", true).await;
+        cluster.remove("GlobalTrafficPolicy", "echo");
+        shown(&gateway, "GlobalTrafficPolicy app/echo", false).await;
+        let listen = net.address(2, 8080);
+        let connected = async || TcpStream::connect(listen).await;
+        connected().await.expect_err("no listener");
+        cluster.put("RemoteServiceBinding", "far", binding());
+        let _ = until("a listener", connected, Result::is_ok).await;
+        cluster.remove("RemoteServiceBinding", "far");
+        let _ = until("no listener", connected, Result::is_err).await;
+    });
+}
+
+#[test]
+fn an_api_server_that_goes_leaves_the_last_state_until_it_is_back() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let _first = named(net.listen(11, 9000).await, 11);
+        let _second = named(net.listen(12, 9000).await, 12);
+        let gateway = started(net, &server).await;
+        let client = gateway.client(identities()).await;
+        answers(&client, Some(11)).await;
+        let address = server.address;
+        drop(server);
+        gateway.logged("cannot be watched: ").await;
+        cluster.put("EndpointSlice", "echo-1", slice(net, 12));
+        answers(&client, Some(11)).await;
+        assert_eq!(gateway.readiness().await.0, 200);
+        let _server = Server::start(&cluster, address).await;
+        answers(&client, Some(12)).await;
+    });
+}
+
+#[test]
+fn forgotten_changes_are_listed_again() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let _second = named(net.listen(12, 9000).await, 12);
+        let gateway = started(net, &server).await;
+        let client = gateway.client(identities()).await;
+        let lists = cluster.lists();
+        cluster.forget(|cluster| {
+            cluster.remove("EndpointSlice", "echo-1");
+            cluster.put("EndpointSlice", "echo-2", slice(net, 12));
+        });
+        answers(&client, Some(12)).await;
+        assert!(cluster.lists() > lists);
+    });
+}
+
+#[test]
+fn a_gateway_is_ready_once_a_slow_api_server_has_listed_everything() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        for number in 0..2000 {
+            cluster.put("Service", &format!("other-{number}"), service());
+        }
+        cluster.set_slow(true);
+        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let _first = named(net.listen(11, 9000).await, 11);
+        let mut gateway = spawn(net, &server);
+        let readiness = async || gateway.readiness().await;
+        let waits = |(status, why): &(u16, String)| *status == 500 && why.contains("discovery");
+        until("readiness", readiness, waits).await;
+        cluster.set_slow(false);
+        gateway.ready().await;
+        answers(&gateway.client(identities()).await, Some(11)).await;
+        assert!(cluster.lists() > 15, "pages");
+    });
+}
+
+#[test]
+fn missing_kinds_and_invalid_objects_are_reported_and_open_nothing() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        cluster.set_missing(&["GlobalTrafficPolicy", "RemoteServiceBinding"]);
+        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let _first = named(net.listen(11, 9000).await, 11);
+        let gateway = started(net, &server).await;
+        let client = gateway.client(identities()).await;
+        gateway.logged("has no RemoteServiceBinding, GlobalTrafficPolicy").await;
+        answers(&client, Some(11)).await;
+        let exposed = json!([{"name": "echo", "clusters": ["west"], "subset": "v1"}]);
+        cluster.put("ServiceExpositionPolicy", "bad", json!({"spec": {"exposed": exposed}}));
+        answers(&client, None).await;
+        gateway.logged("ServiceExpositionPolicy app/bad: error: `spec.exposed[].subset`").await;
+        cluster.remove("ServiceExpositionPolicy", "bad");
+        answers(&client, Some(11)).await;
+        cluster.put("RemoteServiceBinding", "far", binding());
+        cluster.set_missing(&[]);
+        let connected = async || TcpStream::connect(net.address(2, 8080)).await;
+        let _ = until("a listener", connected, Result::is_ok).await;
+    });
+}
