@@ -16,7 +16,8 @@ ARG STRAIT_COMMIT=
 # out.
 RUN host="$(rustc -vV | sed -n 's/^host: //p')" \
     && RUSTFLAGS='-C target-feature=+crt-static' \
-       cargo build --release --locked --no-default-features --bin strait --target "$host" \
+       cargo build --release --locked --no-default-features --features kubernetes --bin strait \
+       --target "$host" \
     && install -D --strip "target/$host/release/strait" /out/strait
 
 FROM scratch AS runtime

@@ -24,7 +24,7 @@ use super::{Inputs, traffic};
 /// The question is invalid, or the mesh is not in files.
 pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
     let config = &inputs.config;
-    if matches!(config.discovery, Discovery::Kubernetes { .. }) {
+    if matches!(config.discovery, Discovery::Kubernetes(_)) {
         return Err(
             "cannot explain from files: the mesh comes from a Kubernetes API server; omit \
                     `-c` to query the running gateway"

@@ -20,7 +20,7 @@ use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
 use crate::xds;
 use crate::xds::live::LiveObjects;
 use crate::xds::objects::{self, AddressHolders, Objects};
-use crate::yaml::{Findings, Severity};
+use crate::yaml::{Finding, Findings, Severity};
 
 use super::{compare, trust};
 
@@ -69,6 +69,8 @@ pub struct Inputs {
     pub(super) skipped_objects: Vec<String>,
     /// Claims of objects that have no effect because of other claims.
     pub(super) conflicts: Vec<String>,
+    /// Findings of the join about objects of an API server, which become their conditions.
+    pub(super) of_live: Vec<Finding>,
 }
 
 /// Findings of `strait check`.
@@ -261,21 +263,34 @@ impl Report {
         let (mesh, _) = &files.mesh.0;
         let (mut config, findings) = objects::merge(files.config(), objects, mesh);
         self.note(&findings);
+        let mut of_live = findings.0;
         let mut joined = objects::join(mesh, objects, &config, &files.holders);
         let is_of_file = config.discovery.is_of_objects();
         if !is_of_file {
             (joined.mesh, joined.conflicts) = (mesh.clone(), Findings::default());
         }
         let of_file = is_of_file.then_some(&joined.mesh);
-        self.note(&objects::distribute(&mut config, objects, of_file));
+        let findings = objects::distribute(&mut config, objects, of_file);
+        self.note(&findings);
+        of_live.extend(findings.0.into_iter().chain(joined.warnings.0.iter().cloned()));
+        of_live.retain(|_| files.live.is_some());
         let conflicts = joined.conflicts.lines();
         self.warnings.extend(conflicts.iter().cloned());
         self.warnings.extend(joined.warnings.lines());
         files.holders = Arc::new(joined.holders);
         let (mesh, scope) = (joined.mesh, joined.scope);
         let (warnings, skipped_objects) = (Vec::new(), self.skipped_objects.clone());
-        let inputs =
-            Inputs { config, mesh, scope, files, own: None, warnings, skipped_objects, conflicts };
+        let inputs = Inputs {
+            config,
+            mesh,
+            scope,
+            files,
+            own: None,
+            warnings,
+            skipped_objects,
+            conflicts,
+            of_live,
+        };
         let compared = compare::run(&inputs.config, &inputs.mesh, inputs.change(None));
         self.warnings.extend(compared);
         Inputs { warnings: self.warnings.clone(), ..inputs }
@@ -327,11 +342,11 @@ impl Report {
 
     /// Rejects a source that this build does not have.
     fn check_features(&mut self, path: &Path, examined: &Examined) {
-        let is_kubernetes = matches!(examined.discovery, Some(Discovery::Kubernetes { .. }));
+        let is_kubernetes = examined.config.as_ref().is_some_and(|one| one.kubernetes().is_some());
         if is_kubernetes && !cfg!(feature = "kubernetes") {
             self.errors.push(format!(
-                "{}: error: this build has no `discovery.kind: kubernetes`; use one with the cargo \
-                 feature `kubernetes`",
+                "{}: error: this build cannot watch Kubernetes objects; use one with the cargo \
+                 feature `kubernetes`, as images and releases have",
                 path.display()
             ));
         }

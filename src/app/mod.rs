@@ -53,8 +53,7 @@ use crate::status::{ProbeResult, Status};
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, InboundTls};
 use crate::xds::dns::{self, Dns};
-#[cfg(feature = "kubernetes")]
-use crate::xds::kubernetes;
+use crate::xds::live::{self, LiveSource};
 use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
 use certificates::CERTIFICATES;
@@ -63,7 +62,7 @@ use listeners::Listeners;
 use reload::{Reloader, Triggers};
 use server::{Sockets, bind};
 use signals::{ReloadSignal, StopSignals};
-use state::{App, DISCOVERY, LISTENERS};
+use state::{App, DISCOVERY, LISTENERS, OBJECTS};
 use supervise::{spawn_task, spawn_thread};
 use thread::runtime;
 
@@ -137,7 +136,9 @@ struct ReadinessServer {
 
 impl ReadinessServer {
     fn open(config: &Config, hand_over: &HandOver) -> anyhow::Result<Self> {
-        let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
+        let mut pending = vec![CERTIFICATES, DISCOVERY, LISTENERS];
+        pending.extend(config.exposure.kubernetes.as_ref().map(|_| OBJECTS));
+        let status = Arc::new(Status::new(&pending));
         let lifecycle = Lifecycle::default();
         let socket = bind("readiness.bind", config.readiness.bind, &hand_over.sockets)?;
         let address = socket.local_addr()?;
@@ -189,10 +190,10 @@ impl App {
         let listeners =
             Listeners::new((&data_path, &front.status), others, config.drain.deadline, from);
         memory::adapt(&data_path, memory, configured);
-        let is_live = matches!(config.discovery, Discovery::Kubernetes { .. });
+        let live = config.kubernetes().map(LiveSource::new).map(Arc::new);
         let app = Self {
             config: Arc::new(ArcSwap::new(config)),
-            live: is_live.then(Arc::default),
+            live,
             data_path,
             status: front.status,
             publisher,
@@ -211,6 +212,7 @@ impl App {
         spawn_task(own, "metrics", async move { metrics.run().await });
         spawn_task(own, "memory", memory::watch(Arc::clone(&app.data_path), configured));
         app.start_probes();
+        app.start_watches()?;
         app.start_discovery(source)?;
         app.start_dns()?;
         spawn_thread(&app.status, "strait-files", reloader.run())?;
@@ -236,16 +238,8 @@ impl App {
                 self.status.clear_pending(DISCOVERY);
                 return Ok(());
             }
-            #[cfg(feature = "kubernetes")]
-            Discovery::Kubernetes { kubeconfig } => {
-                let (kubeconfig, live) = (kubeconfig.clone(), self.live.clone());
-                let watches = async move {
-                    kubernetes::run(kubeconfig.as_deref(), live.unwrap_or_default()).await;
-                };
-                return spawn_thread(&self.status, "strait-discovery", watches).map(drop);
-            }
-            #[cfg(not(feature = "kubernetes"))]
-            Discovery::Kubernetes { .. } => return Ok(()),
+            // The reloader applies its objects.
+            Discovery::Kubernetes(_) => return Ok(()),
             Discovery::Istio { plane, cache, hold } => {
                 (plane, cache, hold, ControlPlaneKind::Istio)
             }
@@ -270,7 +264,33 @@ impl App {
             pending: DISCOVERY,
             connected: Arc::clone(&self.reconnected),
         });
-        spawn_thread(&self.status, "strait-discovery", discovery).map(drop)
+        let live = self.live.clone();
+        let after_objects = async move {
+            // Objects restrict what a control plane exports.
+            if let Some(live) = live {
+                live.applied().await;
+            }
+            discovery.await;
+        };
+        spawn_thread(&self.status, "strait-discovery", after_objects).map(drop)
+    }
+
+    /// Starts the watches of an API server, if there are any.
+    #[cfg(feature = "kubernetes")]
+    fn start_watches(&self) -> anyhow::Result<()> {
+        let config = self.config.load();
+        let Some((api, live)) = config.kubernetes().zip(self.live.clone()) else {
+            return Ok(());
+        };
+        let watches = live::client::run(api.kubeconfig.clone(), live);
+        spawn_thread(&self.status, "strait-kubernetes", watches).map(drop)
+    }
+
+    /// A configuration that needs watches was rejected.
+    #[cfg(not(feature = "kubernetes"))]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with the feature")]
+    fn start_watches(&self) -> anyhow::Result<()> {
+        Ok(())
     }
 
     /// Starts lookups of the hostnames in the mesh, whatever its source.

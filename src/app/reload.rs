@@ -31,7 +31,7 @@ use crate::yaml::FILE_BYTES_MAX;
 use super::certificates::SharedCertificates;
 use super::inputs::{Files, Inputs};
 use super::signals::ReloadSignal;
-use super::state::{App, DISCOVERY};
+use super::state::{App, DISCOVERY, OBJECTS};
 use super::{traffic, trust};
 
 /// Minimum interval between two applications of changes of an API server. Each reads the changed
@@ -69,7 +69,7 @@ pub(super) struct Reloader {
     certificates: SharedCertificates,
     triggers: Triggers,
     files: Files,
-    /// Objects of an API server, if discovery watches one.
+    /// Objects of an API server, if one is watched.
     live: Option<Arc<LiveSource>>,
     /// Number of their contents in force, and the time at which these were read.
     live_read: (u64, Instant),
@@ -231,14 +231,16 @@ impl Reloader {
             _ => None,
         };
         let is_same = self.files.are_joined_as(&before);
-        let inputs = (!is_same).then(|| self.files.clone().join());
+        let mut inputs = (!is_same).then(|| self.files.clone().join());
+        let of_live = inputs.as_mut().map(|inputs| mem::take(&mut inputs.of_live));
         let in_force = self.app.config.load_full();
         if let Err(error) = self.apply(Some(&in_force), inputs, own) {
             self.outcomes.entry(ReloadSource::Certificates).or_default().errors.push(error);
         }
         self.record(&old, changed);
-        if self.files.live.is_some() {
-            self.app.status.clear_pending(DISCOVERY);
+        if let Some((live, contents)) = self.live.as_ref().zip(self.files.live.as_ref()) {
+            self.app.status.clear_pending(self.live_condition());
+            of_live.iter().for_each(|found| live.judge(contents, found));
         }
     }
 
@@ -252,7 +254,15 @@ impl Reloader {
         self.live_read = (version, Instant::now());
         match live.contents() {
             Some(contents) => self.files.live = Some(Arc::new(contents)),
-            None => self.app.status.missing(DISCOVERY, live.missing()),
+            None => self.app.status.missing(self.live_condition(), live.missing()),
+        }
+    }
+
+    /// Returns the condition of readiness that the objects of an API server fulfil.
+    fn live_condition(&self) -> &'static str {
+        match self.files.config().discovery {
+            Discovery::Kubernetes(_) => DISCOVERY,
+            _ => OBJECTS,
         }
     }
 

@@ -19,6 +19,9 @@ pub(super) const LISTENERS: &str = "listeners";
 /// Condition of readiness: the mesh is known.
 pub(super) const DISCOVERY: &str = "discovery";
 
+/// Condition of readiness: the objects of the API server beside a control plane are known.
+pub(super) const OBJECTS: &str = "objects";
+
 /// Running gateway from the view of its control path.
 #[derive(Clone)]
 pub(super) struct App {
@@ -27,7 +30,7 @@ pub(super) struct App {
     pub(super) status: Arc<Status>,
     pub(super) publisher: Arc<Publisher>,
     pub(super) listeners: Arc<Listeners>,
-    /// Objects of an API server, if discovery watches one.
+    /// Objects of an API server, if one is watched.
     pub(super) live: Option<Arc<LiveSource>>,
     /// Notified when the control plane is reachable again.
     pub(super) reconnected: Arc<Notify>,

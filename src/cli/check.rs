@@ -58,7 +58,7 @@ pub(super) fn print_report(source: &Source, report: &Report, is_strict: bool) ->
                     count(mesh.services.len(), "service"),
                     count(mesh.workloads.len(), "workload")
                 ),
-                Discovery::Kubernetes { .. } => {
+                Discovery::Kubernetes(_) => {
                     "the mesh comes from a Kubernetes API server, which was not contacted"
                         .to_owned()
                 }

@@ -88,7 +88,7 @@ impl Selector {
 
     /// Returns whether labels match; `label` looks one up by its key. As in Kubernetes, an absent
     /// label is in no list.
-    fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+    pub fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|requirement| {
             let value = label(&requirement.key);
             let is_listed = || requirement.values.iter().any(|one| Some(&**one) == value);

@@ -176,7 +176,7 @@ impl Sections {
         let is_off = self.policy.is_none_or(|policy| policy.istio == Enforcement::Off);
         let source = match self.discovery {
             Some(Discovery::Envoy { .. }) => "an Envoy control plane does not send",
-            Some(Discovery::Kubernetes { .. }) => "are not read from Kubernetes",
+            Some(Discovery::Kubernetes(_)) => "are not read from Kubernetes",
             _ => return,
         };
         if is_off {
@@ -188,12 +188,18 @@ impl Sections {
         }
     }
 
-    /// Rejects keys about objects where there are none.
+    /// Rejects keys about objects where there are none, and a second API server. A mesh file would
+    /// be served before the objects that restrict it are known.
     fn objects(&self, root: Value<'_>) {
-        let is_live = matches!(self.discovery, Some(Discovery::Kubernetes { .. }) | None);
-        let Some(exposure) = self.exposure.as_ref().filter(|one| one.files.is_empty()) else {
-            return;
-        };
+        let is_live = matches!(self.discovery, Some(Discovery::Kubernetes(_)) | None);
+        let Some(exposure) = &self.exposure else { return };
+        let is_own =
+            matches!(self.discovery, Some(Discovery::File { .. } | Discovery::Kubernetes(_)));
+        for value in root.find("exposure.kubernetes").into_iter().filter(|_| is_own) {
+            let what = "is for `discovery.kind: istio` and `envoy`";
+            value.error(what, "`discovery: {kind: kubernetes}` alone");
+        }
+        let is_live = is_live || exposure.kubernetes.is_some() || !exposure.files.is_empty();
         for value in root.find("exposure").into_iter().filter(|_| !is_live) {
             if !exposure.auto.is_empty() {
                 let what = "selects Services of `exposure.files`, and there are none";

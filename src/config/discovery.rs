@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value as Json, json};
 
 use super::HostPort;
+use super::auto::Selector;
 use super::define::{
     Absent, Address, Credential, DrainTime, NewFile, Read, ServicePort, Shape, TEXT, Type, scalar,
     section, words,
@@ -46,10 +47,7 @@ pub enum Discovery {
         hold: Duration,
     },
     /// The objects of a Kubernetes API server, which are watched.
-    Kubernetes {
-        /// The file that names the API server. Default: that of the pod.
-        kubeconfig: Option<PathBuf>,
-    },
+    Kubernetes(KubernetesApi),
     /// Any control plane of Envoy's: clusters and endpoints by CDS and EDS over delta ADS.
     Envoy {
         /// The control plane.
@@ -76,11 +74,14 @@ section! {
 }
 
 section! {
-    /// Discovery from the objects of a Kubernetes API server.
-    pub(super) struct KubernetesKeys at "discovery" {
+    /// A Kubernetes API server whose objects are watched.
+    pub struct KubernetesApi at "discovery" | "exposure.kubernetes" or default {
         /// File with the address and the credentials of the API server, as `kubectl` has it.
         kubeconfig: Option<PathBuf> as Option<Credential> = default(
             None, "the API server and the service account of the pod") since "0.1.0";
+        /// Namespaces whose objects are read, by the labels of their Namespace objects. Those
+        /// of the others have no effect, their restrictions included.
+        namespaces: Option<Selector> = default(None, "every namespace") since "0.1.0";
     }
 }
 
@@ -196,7 +197,7 @@ impl Discovery {
     /// Returns whether Kubernetes objects define services and endpoints. Under a control plane,
     /// which provides these itself, they only export services.
     pub fn is_of_objects(&self) -> bool {
-        matches!(self, Self::File { .. } | Self::Kubernetes { .. })
+        matches!(self, Self::File { .. } | Self::Kubernetes(_))
     }
 }
 
@@ -209,10 +210,7 @@ impl Type for Discovery {
                 let FileKeys { path } = FileKeys::read_keys(keys)?;
                 Some(Self::File { path })
             }),
-            ("kubernetes", |keys| {
-                let KubernetesKeys { kubeconfig } = KubernetesKeys::read_keys(keys)?;
-                Some(Self::Kubernetes { kubeconfig })
-            }),
+            ("kubernetes", |keys| KubernetesApi::read_keys(keys).map(Self::Kubernetes)),
             ("istio", |keys| {
                 let IstioKeys { plane, cache, hold } = IstioKeys::read_keys(keys)?;
                 Some(Self::Istio { plane, cache, hold })
@@ -247,7 +245,7 @@ impl Type for Discovery {
         }
         Shape::Kinds(vec![
             ("file", FileKeys::keys()),
-            ("kubernetes", KubernetesKeys::keys()),
+            ("kubernetes", KubernetesApi::keys()),
             ("istio", IstioKeys::keys()),
             ("envoy", envoy),
         ])

@@ -10,6 +10,7 @@ use super::bindings::ObjectBindings;
 use super::define::{
     ConnectTime, ExistingPath, Positive, Segment, Service, TunnelTime, section, words,
 };
+use super::discovery::KubernetesApi;
 use super::line::Line;
 use super::names::HostPort;
 use super::subsets::{self, ServiceSubset};
@@ -39,11 +40,14 @@ section! {
         /// `exposure.services`, `bindings` and `traffic`. With `discovery.kind: file` they also
         /// define services and endpoints.
         files: Vec<PathBuf> as Vec<ExistingPath> = default(Vec::new());
-        /// Rules by which Services of these files, or of `discovery.kind: kubernetes`, are
-        /// exported, besides those that export themselves.
+        /// API server whose objects are watched besides, with `discovery.kind: istio` and `envoy`.
+        /// Discovery begins once they are read. `{}` is that of the pod.
+        kubernetes: Option<KubernetesApi> = default(None, "no objects are watched") since "0.1.0";
+        /// Rules by which Services of these files, or of an API server, are exported, besides
+        /// those that export themselves.
         auto: Vec<AutoExport> = default(Vec::new());
-        /// Use of the RemoteServiceBinding objects of these files, or of
-        /// `discovery.kind: kubernetes`, as `bindings`.
+        /// Use of the RemoteServiceBinding objects of these files, or of an API server, as
+        /// `bindings`.
         bindings: Option<ObjectBindings> = default(None, "they are not used, with a warning");
     }
 }

@@ -47,7 +47,7 @@ pub use audience::Audience;
 pub use auto::{AutoExport, Selector};
 pub use bindings::{Binding, Inner, ObjectBindings, Workloads};
 use define::{NewFile, NonEmpty, Workers, section};
-pub use discovery::{ControlPlane, Discovery, NamedCluster, NodeNames, Roots};
+pub use discovery::{ControlPlane, Discovery, KubernetesApi, NamedCluster, NodeNames, Roots};
 pub use exposure::{DefaultExposure, ExposedService, Exposure, ServiceLimits};
 pub use identity::{
     CERTIFICATE_TTL, Identity, IdentityFiles, IstioCa, TRUST_DOMAIN, parse_identity, unix_socket,
@@ -191,6 +191,14 @@ impl Examined {
 }
 
 impl Config {
+    /// Returns the API server whose objects are watched, if there is one.
+    pub fn kubernetes(&self) -> Option<&KubernetesApi> {
+        match &self.discovery {
+            Discovery::Kubernetes(api) => Some(api),
+            _ => self.exposure.kubernetes.as_ref(),
+        }
+    }
+
     /// Returns the networks whose queries the DNS responder answers.
     pub fn dns_clients(&self) -> Vec<IpNet> {
         if !self.dns.clients.is_empty() {
@@ -246,6 +254,10 @@ impl Config {
             ("gateway", differed(&self.gateway, &mut new.gateway)),
             ("identity", differed(&self.identity, &mut new.identity)),
             ("discovery", differed(&self.discovery, &mut new.discovery)),
+            ("exposure.kubernetes", {
+                let (old, new) = (&self.exposure.kubernetes, &mut new.exposure.kubernetes);
+                differed(old, new)
+            }),
             ("dns", differed(&self.dns, &mut new.dns)),
             ("dial.allow", differed(&self.dial.allow, &mut new.dial.allow)),
             ("limits", differed(&self.limits, &mut new.limits)),

@@ -14,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore};
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
@@ -196,8 +197,9 @@ async fn client_config(plane: &ControlPlane) -> Result<Arc<ClientConfig>, Channe
         return Err(failed("contains no certificate".to_owned()));
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
+    // As without the feature `kubernetes`, whose HTTP client brings TLS 1.2.
     let mut tls = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(&[&TLS13])
         .map_err(|error| ChannelError::Transport(error.to_string()))?
         .with_root_certificates(roots)
         .with_no_client_auth();

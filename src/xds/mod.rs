@@ -14,8 +14,6 @@ pub mod file;
 mod first_answers;
 mod hold;
 mod interner;
-#[cfg(feature = "kubernetes")]
-pub mod kubernetes;
 pub mod live;
 pub mod objects;
 mod push;

@@ -31,13 +31,17 @@ SCHEMA = CHART / "values.schema.json"
 # Kinds by group and version, as the discovery of an API server lists them.
 KINDS = {
     "v1": ["ConfigMap", "Secret", "Service", "ServiceAccount"],
+    "apiextensions.k8s.io/v1": ["CustomResourceDefinition"],
     "apps/v1": ["Deployment"],
     "autoscaling/v2": ["HorizontalPodAutoscaler"],
     "gateway.networking.k8s.io/v1": ["Gateway"],
     "monitoring.coreos.com/v1": ["PodMonitor", "PrometheusRule"],
     "networking.k8s.io/v1": ["NetworkPolicy"],
     "policy/v1": ["PodDisruptionBudget"],
+    "rbac.authorization.k8s.io/v1": ["ClusterRole", "ClusterRoleBinding"],
 }
+# Kinds without namespaces.
+CLUSTER = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
 # Kinds of the Prometheus operator, of which no schema can be installed here.
 OPERATOR = {"PodMonitor", "PrometheusRule"}
 
@@ -46,7 +50,11 @@ BASE = {"cluster": "east", "network": "east"}
 MANUAL = {**BASE, "trustDomain": "east.local", "trustDomains": ["west.local"], "image": {"tag": "latest"}}
 ALL = {
     **MANUAL,
-    "config": {"policy": {"istio": "audit"}, "limits": {"connection_age": "1h"}},
+    "config": {
+        "policy": {"istio": "audit"}, "limits": {"connection_age": "1h"},
+        "exposure": {"kubernetes": {}},
+    },
+    "crds": {"create": True},
     "service": {
         "ports": [{"name": "tls", "port": 15443}],
         "annotations": {"a": "b"},
@@ -126,7 +134,7 @@ class Stub(http.server.BaseHTTPRequestHandler):
         elif version in KINDS:
             verbs = ["create", "get", "list", "patch", "delete"]
             resources = [
-                {"name": plural(kind), "singularName": kind.lower(), "namespaced": True,
+                {"name": plural(kind), "singularName": kind.lower(), "namespaced": kind not in CLUSTER,
                  "kind": kind, "verbs": verbs}
                 for kind in KINDS[version]
             ]

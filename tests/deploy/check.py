@@ -107,7 +107,10 @@ def mistyped(document, way):
 
 
 def is_free(document, way):
-    """A Service selects by a plain map of labels; others have matchLabels."""
+    """A Service selects by a plain map of labels; others have matchLabels. Definitions have names of
+    their own below `properties`."""
+    if document["kind"] == "CustomResourceDefinition" and "properties" in way:
+        return True
     return document["kind"] == "Service" and way[:2] == ("spec", "selector") and len(way) > 2
 
 

@@ -61,6 +61,8 @@ struct Objects {
     log: Vec<(u64, &'static str, Json)>,
     /// Kinds that the server does not have.
     missing: Vec<&'static str>,
+    /// Conditions that the gateway has written, by the path of the object.
+    conditions: BTreeMap<String, Json>,
     is_slow: bool,
     lists: usize,
 }
@@ -136,6 +138,18 @@ impl Cluster {
         self.change(|state| state.missing = kinds.to_vec());
     }
 
+    /// Returns the condition of an object, if it has one: its status, reason and message.
+    pub fn condition(&self, kind: &str, name: &str) -> Option<(String, String, String)> {
+        let plural = path_of(kind).1.rsplit('/').next().expect("a plural");
+        let path = format!("/namespaces/app/{plural}/{name}/status");
+        let state = self.0.state.lock();
+        let (_, patch) = state.conditions.iter().find(|(of, _)| of.ends_with(&path))?;
+        let condition = &patch["status"]["conditions"][0];
+        assert_eq!(condition["type"], "Accepted");
+        let text = |key: &str| condition[key].as_str().expect("a text").to_owned();
+        Some((text("status"), text("reason"), text("message")))
+    }
+
     /// Returns the number of lists so far.
     pub fn lists(&self) -> usize {
         self.0.state.lock().lists
@@ -183,13 +197,19 @@ fn failure(code: u16, message: &str) -> Json {
     })
 }
 
-async fn answer(State(cluster): State<Cluster>, method: Method, uri: Uri) -> Response {
+async fn answer(State(cluster): State<Cluster>, method: Method, uri: Uri, body: Bytes) -> Response {
     let query: HashMap<String, String> =
         serde_urlencoded::from_str(uri.query().unwrap_or_default()).expect("a query");
     let world = cluster.0;
     let mut changed = world.changed.subscribe();
     while world.state.lock().is_slow {
         changed.changed().await.expect("a cluster");
+    }
+    if method == Method::PATCH && uri.path().ends_with("/status") {
+        let patch: Json = serde_json::from_slice(&body).expect("JSON");
+        let answer = json!({"metadata": patch["metadata"]}).to_string();
+        world.state.lock().conditions.insert(uri.path().to_owned(), patch);
+        return answer.into_response();
     }
     let kind = PATHS.iter().find(|(_, path)| *path == uri.path()).map(|(kind, _)| *kind);
     let kind = kind.filter(|kind| !world.state.lock().missing.contains(kind));

@@ -1,5 +1,7 @@
 //! Objects that come, change and go, and an API server that is slow, away or forgets.
 
+use std::time::Duration;
+
 use serde_json::{Value as Json, json};
 use strait::tools::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -9,6 +11,9 @@ use crate::server::{Cluster, Server};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until};
 
 const HOST: &str = "echo.app.svc.cluster.local";
+
+/// Time in which a gateway that may ask a control plane would do so.
+const SHORT: Duration = Duration::from_millis(500);
 
 /// An endpoint that sends its own name and then echoes.
 fn named(listener: TcpListener, name: u8) -> Endpoint {
@@ -53,18 +58,22 @@ fn cluster(net: Net, host: u8) -> Cluster {
     cluster
 }
 
-/// Starts a gateway that watches a server.
+/// Starts a gateway with a server as the source of its mesh.
 fn spawn(net: Net, server: &Server) -> Gateway {
     let mut settings = Settings::new(net, identities());
     let bindings = format!("  bindings: {{addresses: {}/32}}\n", net.ip(2));
     settings.exposure = format!("    []\n{bindings}");
     let networks = "networks: [{name: west, cluster: west, gateways: [\"127.0.0.1:1\"]}]\n";
     settings.more += networks;
-    Gateway::spawn(&settings, |folder| {
+    spawn_with(&settings, server, "discovery: {kind: kubernetes, kubeconfig: kubeconfig}")
+}
+
+/// Starts a gateway with this discovery, and a kubeconfig for a server.
+fn spawn_with(settings: &Settings<'_>, server: &Server, discovery: &str) -> Gateway {
+    Gateway::spawn(settings, |folder| {
         let file = folder.join("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
-        let live = "discovery: {kind: kubernetes, kubeconfig: kubeconfig}";
-        replace(&file, &text.replace("discovery: {kind: file, path: mesh.yaml}", live));
+        replace(&file, &text.replace("discovery: {kind: file, path: mesh.yaml}", discovery));
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "stub",
             "clusters": [{"name": "stub", "cluster": {
@@ -90,6 +99,18 @@ async fn answers(client: &Client, wanted: Option<u8>) {
         Err(_) => None,
     };
     until("the endpoint", answer, |answer| *answer == wanted).await;
+}
+
+/// Waits until an object has a condition with this status, reason and text.
+async fn judged(cluster: &Cluster, object: (&str, &str), wanted: (&str, &str, &str)) {
+    let condition = async || cluster.condition(object.0, object.1);
+    let (status, reason, text) = wanted;
+    let is_wanted = |found: &Option<(String, String, String)>| {
+        found.as_ref().is_some_and(|(of, why, message)| {
+            of == status && why == reason && message.contains(text)
+        })
+    };
+    until(reason, condition, is_wanted).await;
 }
 
 /// Waits until the dump of the configuration has a text, or has it not.
@@ -218,7 +239,7 @@ fn a_gateway_is_ready_once_a_slow_api_server_has_listed_everything() {
     run(async {
         let net = Net::new();
         let cluster = cluster(net, 11);
-        for number in 0..2000 {
+        for number in 0..10_000 {
             cluster.put("Service", &format!("other-{number}"), service());
         }
         cluster.set_slow(true);
@@ -231,7 +252,7 @@ fn a_gateway_is_ready_once_a_slow_api_server_has_listed_everything() {
         cluster.set_slow(false);
         gateway.ready().await;
         answers(&gateway.client(identities()).await, Some(11)).await;
-        assert!(cluster.lists() > 15, "pages");
+        assert!(cluster.lists() > 40, "pages");
     });
 }
 
@@ -257,5 +278,55 @@ fn missing_kinds_and_invalid_objects_are_reported_and_open_nothing() {
         cluster.set_missing(&[]);
         let connected = async || TcpStream::connect(net.address(2, 8080)).await;
         let _ = until("a listener", connected, Result::is_ok).await;
+    });
+}
+
+#[test]
+fn objects_get_conditions_with_what_check_would_print() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let _gateway = started(net, &server).await;
+        let export = ("ServiceExport", "echo");
+        judged(&cluster, export, ("True", "Accepted", "")).await;
+        cluster.remove("Service", "echo");
+        judged(&cluster, export, ("False", "NoEffect", "no such Service")).await;
+        cluster.put("Service", "echo", service());
+        judged(&cluster, export, ("True", "Accepted", "")).await;
+        let exposed = json!([{"name": "echo", "clusters": ["west"], "subset": "v1"}]);
+        cluster.put("ServiceExpositionPolicy", "bad", json!({"spec": {"exposed": exposed}}));
+        let bad = ("ServiceExpositionPolicy", "bad");
+        judged(&cluster, bad, ("False", "Invalid", "`spec.exposed[].subset`")).await;
+        cluster.put("ServiceExpositionPolicy", "unknown", policy("nowhere"));
+        let unknown = ("ServiceExpositionPolicy", "unknown");
+        judged(&cluster, unknown, ("False", "Refused", "nowhere is not a cluster")).await;
+        assert_eq!(cluster.condition("Service", "echo"), None);
+    });
+}
+
+#[test]
+fn objects_restrict_what_a_control_plane_exports_before_it_is_asked() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        cluster.set_slow(true);
+        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let plane = net.listen(13, 15012).await;
+        let asked = async || tokio::time::timeout(SHORT, plane.accept()).await.is_ok();
+        let mut settings = Settings::new(net, identities());
+        settings.exposure = "    []\n  kubernetes: {kubeconfig: kubeconfig}\n".to_owned();
+        let address = net.address(13, 15012);
+        let discovery =
+            format!("discovery: {{kind: istio, address: \"{address}\", roots: SYSTEM}}");
+        let gateway = spawn_with(&settings, &server, &discovery);
+        let readiness = async || gateway.readiness().await;
+        let waits = |(status, why): &(u16, String)| *status == 500 && why.contains("objects");
+        until("readiness", readiness, waits).await;
+        assert!(!asked().await, "asked before the objects are known");
+        cluster.set_slow(false);
+        until("the control plane", asked, |asked| *asked).await;
+        let objects = |(_, why): &(u16, String)| !why.contains("objects");
+        until("readiness", readiness, objects).await;
     });
 }

@@ -179,8 +179,8 @@ fn drained(snapshot: &Snapshot) -> impl Iterator<Item = DrainedRow> {
 fn source(state: &AdminState, config: &Config) -> SourceRow {
     let (kind, place) = match &config.discovery {
         Discovery::File { path } => ("file", path.display().to_string()),
-        Discovery::Kubernetes { kubeconfig } => {
-            let place = kubeconfig.as_ref().map(|file| file.display().to_string());
+        Discovery::Kubernetes(api) => {
+            let place = api.kubeconfig.as_ref().map(|file| file.display().to_string());
             ("kubernetes", place.unwrap_or_else(|| "the API server of the pod".to_owned()))
         }
         Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),

@@ -53,7 +53,7 @@ use shares::Shares;
 use slice::Slice;
 
 /// Limit of the warnings of one kind. Nobody reads more than a screen of them.
-const WARNINGS_MAX: usize = 200;
+pub(super) const WARNINGS_MAX: usize = 200;
 
 /// Objects of all files in file order. They are not deduplicated: several control planes may
 /// supply the same object.
@@ -149,6 +149,11 @@ pub(super) fn of_json(name: &Path, json: Json) -> (Objects, Findings) {
 }
 
 impl Objects {
+    /// Returns the value of a label of the first namespace.
+    pub(super) fn label_of_namespace(&self, label: &str) -> Option<&str> {
+        self.namespaces.first()?.label(label)
+    }
+
     /// Returns these objects and `others`, which come last.
     pub fn with<'a>(&self, others: impl Iterator<Item = &'a Self>) -> Self {
         let mut all = self.clone();

@@ -61,6 +61,13 @@ annotations:
 {{- end }}
 {{- end }}
 
+{{- /* Whether the configuration watches objects of the API server by the pod's service account. */ -}}
+{{- define "strait.watches" -}}
+{{- $discovery := .Values.config.discovery | default dict -}}
+{{- $exposure := .Values.config.exposure | default dict -}}
+{{- or (eq ($discovery.kind | default "") "kubernetes") (hasKey $exposure "kubernetes") -}}
+{{- end }}
+
 {{- define "strait.configName" -}}
 {{- printf "%s-config" (include "strait.name" .) -}}
 {{- end }}

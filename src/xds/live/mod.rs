@@ -1,9 +1,16 @@
-//! Objects of an API server: the last complete list of each kind, with the changes since.
+//! Objects of an API server: the last complete list of each kind, with the changes since, and the
+//! conditions that they get.
 //!
 //! Each object is read by [`objects`] as the document that a file would contain, once for each of
 //! its changes. A list replaces the former one when it is complete, so an API server that is away
 //! or answers 410 removes nothing. Beyond the limits nothing changes either: to leave an object out
 //! could widen what others may reach.
+
+#[cfg(feature = "kubernetes")]
+pub mod client;
+mod condition;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -14,8 +21,11 @@ use parking_lot::Mutex;
 use serde_json::Value as Json;
 use tokio::sync::watch;
 
-use super::objects::{self, KINDS, Objects, limit_findings};
+use super::objects::{self, KINDS, Objects, WARNINGS_MAX, limit_findings};
+use crate::config::{KubernetesApi, Selector};
 use crate::yaml::{Finding, Findings, Place, Severity};
+
+pub use condition::Condition;
 
 /// Limit of the objects of all kinds: pods, slices and Services of a mesh of 100,000 workloads.
 const OBJECTS_MAX: usize = 250_000;
@@ -29,14 +39,24 @@ const METADATA: [&str; 5] = ["name", "namespace", "labels", "annotations", "crea
 /// Place of findings about the API server.
 const PLACE: &str = "Kubernetes";
 
+/// Kinds whose objects get conditions: those by which a tenant asks this gateway for something.
+const JUDGED: [&str; 4] =
+    ["ServiceExport", "ServiceExpositionPolicy", "RemoteServiceBinding", "GlobalTrafficPolicy"];
+
 /// Objects, and changes of them, from the tasks that watch to the thread that applies.
 #[derive(Debug)]
 pub struct LiveSource {
     state: Mutex<State>,
     version: watch::Sender<u64>,
+    /// Conditions of all judged objects; none until the first objects are applied.
+    verdicts: watch::Sender<Option<Arc<Vec<Verdict>>>>,
+    namespaces: Option<Selector>,
     limits: (usize, usize),
     hasher: RandomState,
 }
+
+/// Object, and its condition by the last application.
+pub type Verdict = (Arc<LiveObject>, Condition);
 
 /// Contents of a source at one time. Copies are cheap.
 #[derive(Clone, Debug, Default)]
@@ -54,6 +74,14 @@ pub struct LiveObject {
     pub read: Objects,
     /// Findings about it.
     pub findings: Findings,
+    /// Kind, and version of the API, by which it was read.
+    pub kind: (&'static str, String),
+    /// Namespace and name.
+    pub name: String,
+    /// Number of its last change by a user.
+    pub generation: Option<i64>,
+    /// Its conditions when it was read.
+    pub conditions: Json,
     bytes: usize,
     hash: u64,
 }
@@ -91,19 +119,20 @@ struct List {
     bytes: usize,
 }
 
-impl Default for LiveSource {
-    fn default() -> Self {
-        Self::with_limits(OBJECTS_MAX, BYTES_MAX)
-    }
-}
-
 impl LiveSource {
-    fn with_limits(objects: usize, bytes: usize) -> Self {
+    /// Creates a source without objects.
+    pub fn new(api: &KubernetesApi) -> Self {
+        Self::with_limits(api.namespaces.clone(), OBJECTS_MAX, BYTES_MAX)
+    }
+
+    fn with_limits(namespaces: Option<Selector>, objects: usize, bytes: usize) -> Self {
         let kinds = KINDS.iter().map(|(kind, _)| (*kind, Watched::default()));
         let state = State { kinds: kinds.collect(), usable: None };
         Self {
             state: Mutex::new(state),
             version: watch::Sender::new(0),
+            verdicts: watch::Sender::new(None),
+            namespaces,
             limits: (objects, bytes),
             hasher: RandomState::new(),
         }
@@ -121,15 +150,25 @@ impl LiveSource {
     /// is left out because of the limits: the kind has to be listed again.
     #[must_use]
     pub fn put(&self, kind: &str, json: Json, in_list: bool) -> bool {
-        let Some(name) = name_of(&json) else { return true };
+        let (Some(name), Some((kind, _))) =
+            (name_of(&json), KINDS.iter().find(|(known, _)| *known == kind))
+        else {
+            return true;
+        };
+        let generation = json.pointer("/metadata/generation").and_then(Json::as_i64);
+        let conditions = json.pointer("/status/conditions").filter(|_| JUDGED.contains(kind));
+        let conditions = conditions.cloned().unwrap_or_default();
         let (json, text) = trim(kind, json);
         let hash = self.hasher.hash_one(&text);
         let bytes = text.len();
         let known = self.known(kind, &name).filter(|known| known.hash == hash);
         let object = known.unwrap_or_else(|| {
             let place = format!("{kind} {name}");
+            let version = json.get("apiVersion").and_then(Json::as_str).unwrap_or_default();
+            let kind = (*kind, version.to_owned());
             let (read, findings) = objects::of_json(Path::new(&place), json);
-            Arc::new(LiveObject { read, findings, bytes, hash })
+            let name = name.clone();
+            Arc::new(LiveObject { read, findings, kind, name, generation, conditions, bytes, hash })
         });
         let mut fits = true;
         self.change(kind, |watched, others| {
@@ -229,12 +268,48 @@ impl LiveSource {
                 ),
             ));
         } else {
-            let objects = lists().flat_map(|(_, one)| one.objects.objects.values().cloned());
-            let objects: Vec<_> = objects.collect();
+            let objects = lists().flat_map(|(_, one)| one.objects.objects.values());
+            let namespaces = state.kinds.get("Namespace").map(|one| &one.objects.objects);
+            let objects = objects.filter(|one| match &self.namespaces {
+                Some(selector) => is_selected(selector, one, namespaces),
+                None => true,
+            });
+            let objects: Vec<_> = objects.cloned().collect();
             state.usable = Some(objects);
         }
         let objects = state.usable.clone()?;
         Some(LiveObjects { objects, findings: Findings(found) })
+    }
+
+    /// Notes that contents are applied, and derives their conditions from the findings of their
+    /// join. Objects without a finding are left out if there may be more findings than those.
+    pub fn judge(&self, contents: &LiveObjects, found: &[Finding]) {
+        let is_complete = found.len() < WARNINGS_MAX;
+        let mut by_place = HashMap::<_, Vec<_>>::new();
+        for one in found {
+            by_place.entry(one.place.file.as_path()).or_default().push(one);
+        }
+        let judged = contents.objects.iter().filter(|one| JUDGED.contains(&one.kind.0));
+        let verdicts = judged.filter_map(|object| {
+            let place = format!("{} {}", object.kind.0, object.name);
+            let joined = by_place.get(Path::new(&place)).map_or(&[][..], Vec::as_slice);
+            if joined.is_empty() && !is_complete {
+                return None;
+            }
+            Some((Arc::clone(object), condition::of(&object.findings.0, joined)))
+        });
+        self.verdicts.send_replace(Some(Arc::new(verdicts.collect())));
+    }
+
+    /// Waits until objects are applied.
+    pub async fn applied(&self) {
+        // The sender lives as long as this.
+        let _ = self.verdicts.subscribe().wait_for(Option::is_some).await;
+    }
+
+    /// Returns the conditions by each application.
+    pub fn verdicts(&self) -> watch::Receiver<Option<Arc<Vec<Verdict>>>> {
+        self.verdicts.subscribe()
     }
 
     fn known(&self, kind: &str, name: &str) -> Option<Arc<LiveObject>> {
@@ -298,6 +373,22 @@ fn problems<'a>(lists: impl Iterator<Item = (&'static str, &'a Watched)>) -> Vec
     found
 }
 
+/// Returns whether a selector has the namespace of an object. One that is not listed has no labels,
+/// and is not selected. Nodes have no namespace.
+fn is_selected(
+    selector: &Selector,
+    object: &LiveObject,
+    namespaces: Option<&BTreeMap<String, Arc<LiveObject>>>,
+) -> bool {
+    let namespace = match object.kind.0 {
+        "Node" => return true,
+        "Namespace" => &*object.name,
+        _ => object.name.split_once('/').map_or("", |(namespace, _)| namespace),
+    };
+    let of = namespaces.and_then(|all| all.get(namespace));
+    of.is_some_and(|of| selector.matches(|label| of.read.label_of_namespace(label)))
+}
+
 fn finding(severity: Severity, what: String) -> Finding {
     let place = Place { file: PLACE.into(), line: 0 };
     Finding { severity, ..Finding::warning(&place, what, "") }
@@ -337,115 +428,4 @@ fn trim(kind: &str, mut json: Json) -> (Json, String) {
     }
     let text = json.to_string();
     (json, text)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn service(name: &str, port: i64) -> Json {
-        let metadata = json!({"name": name, "namespace": "app", "resourceVersion": "7"});
-        let spec = json!({"ports": [{"port": port}], "clusterIP": "10.1.0.1"});
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
-    }
-
-    /// Lists Services, as far as they fit, and nothing of the other kinds.
-    fn list(live: &LiveSource, services: &[Json]) {
-        for (kind, _) in KINDS {
-            live.begin(kind);
-            let items = if kind == "Service" { services } else { &[] };
-            if items.iter().all(|item| live.put(kind, item.clone(), true)) {
-                live.complete(kind);
-            }
-        }
-    }
-
-    fn findings(live: &LiveSource) -> Vec<String> {
-        live.contents().unwrap().all_findings().lines()
-    }
-
-    #[test]
-    fn there_are_no_contents_before_each_kind_was_listed() {
-        let live = LiveSource::default();
-        let (last, others) = KINDS.split_last().unwrap();
-        for (kind, _) in others {
-            live.begin(kind);
-            live.complete(kind);
-            assert!(live.contents().is_none(), "{kind}");
-        }
-        assert_eq!(live.missing(), [last.0]);
-        live.failed(last.0, Problem::Failed("away".to_owned()));
-        assert!(live.contents().is_none());
-        live.failed(last.0, Problem::Missing);
-        assert_eq!(
-            findings(&live),
-            [format!(
-                "Kubernetes: warning: the API server has no {}, and is asked again every 30 s",
-                last.0
-            )]
-        );
-    }
-
-    #[test]
-    fn a_list_removes_objects_once_it_is_complete() {
-        let live = LiveSource::default();
-        list(&live, &[service("a", 80), service("b", 80)]);
-        live.begin("Service");
-        assert!(live.put("Service", service("b", 80), true));
-        live.failed("Service", Problem::Failed("away".to_owned()));
-        live.failed("Pod", Problem::Failed("away".to_owned()));
-        assert_eq!(live.contents().unwrap().objects.len(), 2);
-        let away = "Kubernetes: error: Pod, Service cannot be watched: away; the last state stays \
-                    in use";
-        assert_eq!(findings(&live), [away]);
-        list(&live, &[service("b", 80)]);
-        assert_eq!(live.contents().unwrap().objects.len(), 1);
-        assert_eq!(findings(&live), [""; 0]);
-        live.remove("Service", &service("b", 80));
-        assert!(live.contents().unwrap().objects.is_empty());
-    }
-
-    #[test]
-    fn an_equal_object_changes_nothing() {
-        let live = LiveSource::default();
-        list(&live, &[service("a", 80)]);
-        let version = live.version();
-        let mut same = service("a", 80);
-        same["metadata"]["resourceVersion"] = json!("8");
-        same["status"] = json!({"loadBalancer": {}});
-        assert!(live.put("Service", same, false));
-        list(&live, &[service("a", 80)]);
-        assert_eq!(live.version(), version);
-        assert!(live.put("Service", service("a", 81), false));
-        assert_ne!(live.version(), version);
-    }
-
-    #[test]
-    fn an_invalid_object_is_named_with_its_field() {
-        let live = LiveSource::default();
-        list(&live, &[service("a", 80), service("b", 0)]);
-        let found = findings(&live).join("\n");
-        assert!(found.starts_with("Service app/b: error: `spec.ports[].port` "), "{found}");
-    }
-
-    #[test]
-    fn objects_beyond_the_limits_change_nothing_until_a_list_fits() {
-        let live = LiveSource::with_limits(2, BYTES_MAX);
-        list(&live, &[service("a", 80), service("b", 80)]);
-        assert_eq!(live.contents().unwrap().objects.len(), 2);
-        assert!(!live.put("Service", service("c", 80), false));
-        live.remove("Service", &service("a", 80));
-        assert_eq!(live.contents().unwrap().objects.len(), 2, "the last state");
-        assert!(findings(&live)[0].starts_with("Kubernetes: error: more than 2 objects"));
-        list(&live, &[service("a", 80), service("b", 80), service("c", 80)]);
-        assert_eq!(live.contents().unwrap().objects.len(), 2, "the last state");
-        list(&live, &[service("c", 80)]);
-        assert_eq!(live.contents().unwrap().objects.len(), 1);
-        assert_eq!(findings(&live), [""; 0]);
-        let small = LiveSource::with_limits(2, 10);
-        list(&small, &[service("a", 80)]);
-        assert!(small.contents().is_none());
-    }
 }

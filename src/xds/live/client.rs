@@ -1,24 +1,27 @@
-//! Watches of an API server, one for each kind of objects that files may have.
+//! Watches of an API server, one for each kind of objects that files may have, and the conditions
+//! that it is given.
 //!
 //! A watch begins with a list in pages. After an error the kind is listed again, with a delay that
 //! grows from 0.8 s to 30 s, and its last state stays in use meanwhile.
 
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, TypeMeta};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Client, Config};
+use serde_json::{Value as Json, json};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 use tracing::{info, warn};
 
-use super::live::{LiveSource, Problem};
-use super::objects::KINDS;
+use super::{Condition, LiveObject, LiveSource, Problem};
+use crate::xds::objects::KINDS;
 
 /// Number of objects of a page. An object has at most 1.5 MiB.
 const PAGE: u32 = 200;
@@ -33,11 +36,23 @@ const SILENCE: Duration = Duration::from_secs(90);
 /// Delay before a kind beyond the limits is listed again.
 const OVER_DELAY: Duration = Duration::from_secs(60);
 
+/// Deadline of the write of one object's conditions.
+const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Delay before conditions that could not be written are tried again.
+const WRITE_RETRY: Duration = Duration::from_secs(60);
+
+/// Type of the conditions.
+const CONDITION: &str = "Accepted";
+
+/// Owner of the conditions at the API server: that of all replicas.
+const MANAGER: &str = "strait";
+
 /// Watches all kinds, and does not return. Without a kubeconfig the API server is that of the pod.
-pub async fn run(kubeconfig: Option<&Path>, live: Arc<LiveSource>) {
+pub async fn run(kubeconfig: Option<PathBuf>, live: Arc<LiveSource>) {
     let mut delays = DefaultBackoff::default();
     let client = loop {
-        match client(kubeconfig).await {
+        match client(kubeconfig.as_deref()).await {
             Ok(client) => break client,
             Err(error) => {
                 let error = describe(&*error);
@@ -53,6 +68,7 @@ pub async fn run(kubeconfig: Option<&Path>, live: Arc<LiveSource>) {
     for (kind, versions) in KINDS {
         watches.spawn(watch(client.clone(), kind, versions, Arc::clone(&live)));
     }
+    watches.spawn(write_conditions(client, Arc::clone(&live)));
     while let Some(ended) = watches.join_next().await {
         if let Err(error) = ended {
             // A panic: the thread ends by it, and readiness shows that.
@@ -176,6 +192,87 @@ fn put(
         Some(TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
     // Serialization of maps of texts does not fail.
     serde_json::to_value(&object).map_or(true, |json| live.put(&resource.kind, json, in_list))
+}
+
+/// Writes the conditions that differ from those at the API server, after each application.
+async fn write_conditions(client: Client, live: Arc<LiveSource>) {
+    let mut verdicts = live.verdicts();
+    let mut written = HashMap::<(&'static str, String), Condition>::new();
+    let mut failing = None;
+    loop {
+        let now = verdicts.borrow_and_update().clone().unwrap_or_default();
+        let key = |object: &LiveObject| (object.kind.0, object.name.clone());
+        let objects: HashSet<_> = now.iter().map(|(object, _)| key(object)).collect();
+        written.retain(|object, _| objects.contains(object));
+        let mut failed = None;
+        for (object, condition) in now.iter() {
+            let is_there = match written.get(&key(object)) {
+                Some(known) => known == condition,
+                None => is_found(object, condition),
+            };
+            if !is_there {
+                let done = timeout(WRITE_DEADLINE, write(&client, object, condition)).await;
+                if let Err(error) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
+                    failed = Some((object.kind.0, error));
+                    continue;
+                }
+            }
+            written.insert(key(object), condition.clone());
+            if verdicts.has_changed().unwrap_or_default() {
+                break;
+            }
+        }
+        if let Some((kind, error)) = failed.as_ref().filter(|_| failing != failed) {
+            warn!(kind, error, "cannot write conditions of Kubernetes objects");
+        }
+        let delay = if failed.is_some() { WRITE_RETRY } else { Duration::MAX };
+        failing = failed;
+        // The sender lives as long as `live`.
+        let _ = timeout(delay, verdicts.changed()).await;
+    }
+}
+
+/// Returns whether an object had a condition when it was read.
+fn is_found(object: &LiveObject, wanted: &Condition) -> bool {
+    found(object).is_some_and(|one| {
+        one["status"] == status(wanted)
+            && one["reason"] == wanted.reason
+            && one["message"] == *wanted.message
+            && one["observedGeneration"] == json!(object.generation)
+    })
+}
+
+fn found(object: &LiveObject) -> Option<&Json> {
+    let mut all = object.conditions.as_array().into_iter().flatten();
+    all.find(|one| one["type"] == CONDITION)
+}
+
+fn status(condition: &Condition) -> &'static str {
+    if condition.holds { "True" } else { "False" }
+}
+
+/// Writes the condition of an object. One that is gone, or whose kind has no status, gets none.
+async fn write(client: &Client, object: &LiveObject, condition: &Condition) -> Result<(), String> {
+    let Some((namespace, name)) = object.name.split_once('/') else { return Ok(()) };
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let same = found(object).filter(|one| one["status"] == status(condition));
+    let since = same.map_or_else(|| json!(now), |one| one["lastTransitionTime"].clone());
+    let (kind, version) = &object.kind;
+    let patch = json!({
+        "apiVersion": version, "kind": kind, "metadata": {"name": name},
+        "status": {"conditions": [{
+            "type": CONDITION, "status": status(condition), "reason": condition.reason,
+            "message": condition.message, "observedGeneration": object.generation,
+            "lastTransitionTime": since,
+        }]},
+    });
+    let resource = resource(kind, version);
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
+    match api.patch_status(name, &PatchParams::apply(MANAGER), &Patch::Apply(&patch)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(describe(&error)),
+    }
 }
 
 fn end(error: &watcher::Error) -> End {

@@ -1,0 +1,41 @@
+//! Condition of an object: what `strait check` would print about it.
+
+use crate::yaml::{Finding, Severity};
+
+/// Limit of the findings that one condition names.
+const FINDINGS_OF_CONDITION: usize = 5;
+
+/// Limit of the message of a condition in characters: that of Kubernetes.
+pub(super) const MESSAGE_MAX: usize = 32_768;
+
+/// Condition `Accepted` of an object, as in the Gateway API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Its status.
+    pub holds: bool,
+    /// `Accepted`, `Invalid` (it cannot be read, and only restricts), `Refused` (a part of it must
+    /// not have an effect) or `NoEffect` (a part of it has none).
+    pub reason: &'static str,
+    /// Findings as `strait check` prints them.
+    pub message: String,
+}
+
+/// Returns the condition of an object, given the findings when it was read and those of the join.
+pub(super) fn of(read: &[Finding], joined: &[&Finding]) -> Condition {
+    let is_wrong = |one: &&Finding| one.severity != Severity::Warning;
+    let wrong: Vec<_> = read.iter().filter(is_wrong).collect();
+    let is_refused = joined.iter().any(is_wrong);
+    let (holds, reason, found) = match (&*wrong, joined) {
+        ([], []) => (true, "Accepted", read.iter().collect()),
+        ([], joined) => (false, if is_refused { "Refused" } else { "NoEffect" }, joined.to_vec()),
+        _ => (false, "Invalid", wrong),
+    };
+    let lines = found.into_iter().take(FINDINGS_OF_CONDITION).map(|one| match &*one.how {
+        "" => one.what.clone(),
+        how => format!("{}; write {how}", one.what),
+    });
+    let mut message = lines.collect::<Vec<_>>().join("\n");
+    let end = message.char_indices().nth(MESSAGE_MAX).map_or(message.len(), |(end, _)| end);
+    message.truncate(end);
+    Condition { holds, reason, message }
+}

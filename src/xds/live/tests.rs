@@ -1,0 +1,179 @@
+//! Lists and changes of objects, limits, and conditions.
+
+use serde_json::json;
+
+use super::*;
+use crate::config::Config;
+
+fn service(name: &str, port: i64) -> Json {
+    let metadata = json!({"name": name, "namespace": "app", "resourceVersion": "7"});
+    let spec = json!({"ports": [{"port": port}], "clusterIP": "10.1.0.1"});
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
+}
+
+/// Lists Services, as far as they fit, and nothing of the other kinds.
+fn list(live: &LiveSource, services: &[Json]) {
+    for (kind, _) in KINDS {
+        live.begin(kind);
+        let items = if kind == "Service" { services } else { &[] };
+        if items.iter().all(|item| live.put(kind, item.clone(), true)) {
+            live.complete(kind);
+        }
+    }
+}
+
+fn findings(live: &LiveSource) -> Vec<String> {
+    live.contents().unwrap().all_findings().lines()
+}
+
+#[test]
+fn there_are_no_contents_before_each_kind_was_listed() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    let (last, others) = KINDS.split_last().unwrap();
+    for (kind, _) in others {
+        live.begin(kind);
+        live.complete(kind);
+        assert!(live.contents().is_none(), "{kind}");
+    }
+    assert_eq!(live.missing(), [last.0]);
+    live.failed(last.0, Problem::Failed("away".to_owned()));
+    assert!(live.contents().is_none());
+    live.failed(last.0, Problem::Missing);
+    assert_eq!(
+        findings(&live),
+        [format!(
+            "Kubernetes: warning: the API server has no {}, and is asked again every 30 s",
+            last.0
+        )]
+    );
+}
+
+#[test]
+fn a_list_removes_objects_once_it_is_complete() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    list(&live, &[service("a", 80), service("b", 80)]);
+    live.begin("Service");
+    assert!(live.put("Service", service("b", 80), true));
+    live.failed("Service", Problem::Failed("away".to_owned()));
+    live.failed("Pod", Problem::Failed("away".to_owned()));
+    assert_eq!(live.contents().unwrap().objects.len(), 2);
+    let away = "Kubernetes: error: Pod, Service cannot be watched: away; the last state stays \
+                in use";
+    assert_eq!(findings(&live), [away]);
+    list(&live, &[service("b", 80)]);
+    assert_eq!(live.contents().unwrap().objects.len(), 1);
+    assert_eq!(findings(&live), [""; 0]);
+    live.remove("Service", &service("b", 80));
+    assert!(live.contents().unwrap().objects.is_empty());
+}
+
+#[test]
+fn an_equal_object_changes_nothing() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    list(&live, &[service("a", 80)]);
+    let version = live.version();
+    let mut same = service("a", 80);
+    same["metadata"]["resourceVersion"] = json!("8");
+    same["status"] = json!({"loadBalancer": {}});
+    assert!(live.put("Service", same, false));
+    list(&live, &[service("a", 80)]);
+    assert_eq!(live.version(), version);
+    assert!(live.put("Service", service("a", 81), false));
+    assert_ne!(live.version(), version);
+}
+
+#[test]
+fn an_invalid_object_is_named_with_its_field() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    list(&live, &[service("a", 80), service("b", 0)]);
+    let found = findings(&live).join("\n");
+    assert!(found.starts_with("Service app/b: error: `spec.ports[].port` "), "{found}");
+}
+
+#[test]
+fn a_condition_names_the_worst_that_was_found() {
+    let finding = |severity, what: &str| {
+        let place = Place { file: "ServiceExport app/a".into(), line: 0 };
+        Finding { severity, ..Finding::warning(&place, what.to_owned(), "b") }
+    };
+    let warning = finding(Severity::Warning, "w");
+    let refusal = finding(Severity::PassedOver, "r");
+    let of = |read: &[Finding], joined: &[&Finding]| {
+        let Condition { holds, reason, message } = condition::of(read, joined);
+        (holds, reason, message)
+    };
+    let accepted = (true, "Accepted", String::new());
+    assert_eq!(of(&[], &[]), accepted);
+    let (w, r) = ("w; write b".to_owned(), "r; write b".to_owned());
+    assert_eq!(of(std::slice::from_ref(&warning), &[]), (true, "Accepted", w.clone()));
+    assert_eq!(of(&[], &[&warning]), (false, "NoEffect", w.clone()));
+    assert_eq!(of(&[], &[&warning, &refusal]), (false, "Refused", format!("{w}\n{r}")));
+    assert_eq!(of(&[warning.clone(), refusal], &[&warning]), (false, "Invalid", r));
+    let many = vec![finding(Severity::PassedOver, &"ä".repeat(20_000)); 9];
+    assert_eq!(of(&many, &[]).2.chars().count(), condition::MESSAGE_MAX);
+}
+
+#[test]
+fn objects_without_a_finding_keep_their_condition_if_findings_may_be_omitted() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    let (mut export, policy) = (service("a", 80), service("b", 80));
+    export["kind"] = json!("ServiceExport");
+    export["apiVersion"] = json!("multicluster.x-k8s.io/v1beta1");
+    let mut other = export.clone();
+    other["metadata"]["name"] = json!("b");
+    list(&live, &[policy]);
+    assert!(live.put("ServiceExport", export, false) && live.put("ServiceExport", other, false));
+    let place = Place { file: "ServiceExport app/a".into(), line: 0 };
+    let found = Finding::warning(&place, "w".to_owned(), "");
+    let judged = |found: &[Finding]| {
+        live.judge(&live.contents().unwrap(), found);
+        let verdicts = live.verdicts().borrow().clone().unwrap();
+        verdicts.iter().map(|(one, of)| (one.name.clone(), of.reason)).collect::<Vec<_>>()
+    };
+    let first = ("app/a".to_owned(), "NoEffect");
+    let second = ("app/b".to_owned(), "Accepted");
+    assert_eq!(judged(std::slice::from_ref(&found)), [first.clone(), second]);
+    assert_eq!(judged(&vec![found; WARNINGS_MAX]), [first]);
+}
+
+#[test]
+fn a_selector_of_namespaces_leaves_out_the_objects_of_others() {
+    let base = include_str!("../../../tests/corpus/findings/merge/base.yaml");
+    let live = "discovery: {kind: kubernetes, namespaces: {matchLabels: {mesh: in}}}";
+    let lines = base.lines().filter(|line| !line.starts_with("discovery:"));
+    let text = lines.chain([live]).collect::<Vec<_>>().join("\n");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
+    let (config, findings) = Config::parse(&path, &text);
+    let config = config.unwrap_or_else(|| panic!("{findings}"));
+    let live = LiveSource::new(config.kubernetes().unwrap());
+    list(&live, &[service("a", 80)]);
+    let namespace = |label: &str| {
+        let metadata = json!({"name": "app", "labels": {"mesh": label}});
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    };
+    let count = || live.contents().unwrap().objects.len();
+    assert_eq!(count(), 0, "no such namespace");
+    assert!(live.put("Namespace", namespace("out"), false));
+    assert_eq!(count(), 0);
+    assert!(live.put("Namespace", namespace("in"), false));
+    assert_eq!(count(), 2);
+}
+
+#[test]
+fn objects_beyond_the_limits_change_nothing_until_a_list_fits() {
+    let live = LiveSource::with_limits(None, 2, BYTES_MAX);
+    list(&live, &[service("a", 80), service("b", 80)]);
+    assert_eq!(live.contents().unwrap().objects.len(), 2);
+    assert!(!live.put("Service", service("c", 80), false));
+    live.remove("Service", &service("a", 80));
+    assert_eq!(live.contents().unwrap().objects.len(), 2, "the last state");
+    assert!(findings(&live)[0].starts_with("Kubernetes: error: more than 2 objects"));
+    list(&live, &[service("a", 80), service("b", 80), service("c", 80)]);
+    assert_eq!(live.contents().unwrap().objects.len(), 2, "the last state");
+    list(&live, &[service("c", 80)]);
+    assert_eq!(live.contents().unwrap().objects.len(), 1);
+    assert_eq!(findings(&live), [""; 0]);
+    let small = LiveSource::with_limits(None, 2, 10);
+    list(&small, &[service("a", 80)]);
+    assert!(small.contents().is_none());
+}
