@@ -53,7 +53,9 @@ use crate::status::{ProbeResult, Status};
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, InboundTls};
 use crate::xds::dns::{self, Dns};
-use crate::xds::live::{self, LiveSource};
+use crate::xds::live::LiveSource;
+#[cfg(feature = "kubernetes")]
+use crate::xds::live::client;
 use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
 use certificates::CERTIFICATES;
@@ -282,7 +284,7 @@ impl App {
         let Some((api, live)) = config.kubernetes().zip(self.live.clone()) else {
             return Ok(());
         };
-        let watches = live::client::run(api.kubeconfig.clone(), live);
+        let watches = client::run(api.kubeconfig.clone(), live);
         spawn_thread(&self.status, "strait-kubernetes", watches).map(drop)
     }
 

@@ -6,6 +6,7 @@
 //! 8446 section 4.1.2). More than [`SAME_RANDOM_MAX`] tunnels with one random are therefore a loop.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::LazyLock;
 
 use parking_lot::Mutex;
@@ -48,11 +49,10 @@ pub fn register(random: ClientRandom, record: &mut Record) -> Result<InFlight, R
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut randoms = RANDOMS.lock();
-        if let Some(count) = randoms.get_mut(&self.0) {
-            *count -= 1;
-            if *count == 0 {
-                randoms.remove(&self.0);
+        if let Entry::Occupied(mut count) = RANDOMS.lock().entry(self.0) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }
