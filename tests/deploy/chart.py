@@ -45,9 +45,9 @@ CLUSTER = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
 # Kinds of the Prometheus operator, of which no schema can be installed here.
 OPERATOR = {"PodMonitor", "PrometheusRule"}
 
-BASE = {"cluster": "east", "network": "east"}
+BASE = {"cluster": "east", "network": "east", "image": {"repository": "strait"}}
 # The values with which the chart makes what deploy/kubernetes has.
-MANUAL = {**BASE, "trustDomain": "east.local", "trustDomains": ["west.local"], "image": {"tag": "latest"}}
+MANUAL = {**BASE, "trustDomain": "east.local", "trustDomains": ["west.local"], "image": {"repository": "strait", "tag": "latest"}}
 ALL = {
     **MANUAL,
     "config": {
@@ -71,6 +71,8 @@ ALL = {
     "nodeSelector": {"kubernetes.io/os": "linux"},
     "tolerations": [{"key": "edge", "operator": "Exists"}],
     "affinity": {"nodeAffinity": {}}, "minReadySeconds": 5,
+    "podSecurityContext": {"fsGroup": 1337}, "containerSecurityContext": {"runAsNonRoot": True},
+    "serviceAccount": {"annotations": {"a": "b"}},
     "env": {"LOG_FORMAT": "json", "DEPTH": 3}, "envVarFrom": [{"configMapRef": {"name": "more"}}],
     "volumes": [{"name": "crl", "configMap": {"name": "crl"}}],
     "volumeMounts": [{"name": "crl", "mountPath": "/var/run/secrets/istio/crl"}],
@@ -85,6 +87,23 @@ CASES = {
     "everything": ALL,
     "everything managed": {**ALL, "managed": True, "flavor": "solo"},
     "solo": {**MANUAL, "flavor": "solo"},
+    # Names that YAML reads as another type.
+    "words": {
+        **MANUAL, "cluster": "123", "network": "on", "trustDomain": "1e3", "revision": "true",
+        "priorityClassName": "yes", "networkPolicy": {"enabled": True, "metricsNamespaces": ["123"]},
+    },
+    "words managed": {
+        **MANUAL, "managed": True, "network": "123", "revision": "1e3", "priorityClassName": "on",
+    },
+    # A map of values is merged with that of the defaults, and null removes a key of it.
+    "without defaults": {
+        **MANUAL, "podDisruptionBudget": None, "strategy": {"type": "Recreate", "rollingUpdate": None},
+    },
+    "another budget": {
+        **MANUAL, "managed": True, "gateway": {"create": False},
+        "podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": None},
+        "service": {"ipFamilyPolicy": ""}, "topologySpreadConstraints": [],
+    },
 }
 # Wrong values, and what the error has to name.
 WRONG = [
@@ -97,6 +116,7 @@ WRONG = [
     ({"terminationGracePeriodSeconds": "30s"}, "terminationGracePeriodSeconds"),
     ({"cluster": ""}, "`cluster` is required"),
     ({"network": ""}, "`network` is required"),
+    ({"image": {"repository": ""}}, "`image.repository` is required"),
 ]
 
 

@@ -25,6 +25,17 @@ FREE = {"labels", "annotations", "matchLabels", "data", "requests", "limits", "s
 # Objects that istiod makes for a managed gateway, as far as the patches touch them.
 MANAGED = {
     "deployment": yaml.safe_load((HERE / "rendered.yaml").read_text()),
+    "service": {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "eastwest", "namespace": "istio-system"},
+        "spec": {"type": "LoadBalancer", "ports": [{"name": "mesh", "port": 15008}]},
+    },
+    "serviceAccount": {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": "eastwest", "namespace": "istio-system"},
+    },
     "podDisruptionBudget": {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

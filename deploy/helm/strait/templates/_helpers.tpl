@@ -3,7 +3,8 @@
 {{- end }}
 
 {{- define "strait.image" -}}
-{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- $repository := required "`image.repository` is required: where the image was pushed to, such as REGISTRY/strait" .Values.image.repository -}}
+{{- printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) -}}
 {{- end }}
 
 {{- define "strait.network" -}}
@@ -15,8 +16,8 @@
 {{- end }}
 
 {{- define "strait.selector" -}}
-app: {{ include "strait.name" . }}
-gateway.networking.k8s.io/gateway-name: {{ include "strait.name" . }}
+app: {{ include "strait.name" . | quote }}
+gateway.networking.k8s.io/gateway-name: {{ include "strait.name" . | quote }}
 {{- end }}
 
 {{- define "strait.labels" -}}
@@ -26,10 +27,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: istio
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-app: {{ include "strait.name" . }}
-topology.istio.io/network: {{ include "strait.network" . }}
+app: {{ include "strait.name" . | quote }}
+topology.istio.io/network: {{ include "strait.network" . | quote }}
 {{- with .Values.revision }}
-istio.io/rev: {{ . }}
+istio.io/rev: {{ . | quote }}
 {{- end }}
 {{- with .Values.labels }}
 {{ toYaml . }}
@@ -100,6 +101,69 @@ metrics:
   {{- end }}
 {{- with .Values.autoscaling.autoscaleBehavior }}
 behavior:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Where the pods run, and their priority. It begins with a comment, as all values may be empty. */ -}}
+{{- define "strait.scheduling" -}}
+# Where the pods run.
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .Values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{ toYaml . | nindent 4 | trim }}
+    {{- if not .labelSelector }}
+    labelSelector:
+      matchLabels:
+        gateway.networking.k8s.io/gateway-name: {{ include "strait.name" $ | quote }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* The Service, without its selector and the ports that every gateway has. */ -}}
+{{- define "strait.service" -}}
+{{- /* A Gateway may choose another type by an annotation, which istiod knows. */ -}}
+{{- if not (and .Values.managed (eq .Values.service.type "LoadBalancer")) }}
+type: {{ .Values.service.type }}
+{{- end }}
+{{- with .Values.service.loadBalancerIP }}
+loadBalancerIP: {{ . | quote }}
+{{- end }}
+{{- with .Values.service.loadBalancerClass }}
+loadBalancerClass: {{ . | quote }}
+{{- end }}
+{{- with .Values.service.loadBalancerSourceRanges }}
+loadBalancerSourceRanges:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.service.externalTrafficPolicy }}
+externalTrafficPolicy: {{ . }}
+{{- end }}
+{{- with .Values.service.externalIPs }}
+externalIPs:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.service.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.service.ipFamilies }}
+ipFamilies:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
