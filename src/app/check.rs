@@ -15,18 +15,12 @@ const NAMED_MAX: usize = 8;
 
 /// Checks all files. Missing certificates, keys and tokens are a warning if the machine has no
 /// credential of the gateway, and errors otherwise.
-pub fn check(source: &Source) -> Report {
-    let examined = source.examine_without_keys();
+pub fn check(source: &Source, examined: Examined) -> Report {
     if has_credential(&examined) {
         check_as_gateway(source, examined.strict())
     } else {
         check_with_absent_files(source, examined)
     }
-}
-
-/// Checks all files like a start, which requires that all exist.
-pub fn check_as_run(source: &Source) -> Report {
-    check_as_gateway(source, source.examine())
 }
 
 /// Checks all files for a command that needs no certificates; missing ones are a warning.

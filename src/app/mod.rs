@@ -68,7 +68,7 @@ use state::{App, DISCOVERY, LISTENERS, OBJECTS};
 use supervise::{spawn_task, spawn_thread};
 use thread::runtime;
 
-pub use check::{check, check_as_run, check_without_keys};
+pub use check::{check, check_without_keys};
 pub use explain::{offline, publish};
 pub use inputs::{Inputs, Report, control_planes};
 pub use memory::Memory;

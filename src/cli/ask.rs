@@ -108,11 +108,6 @@ impl Admin {
     }
 }
 
-/// Prints the text; a reader that closes the pipe is not an error.
-pub(super) fn print(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
-}
-
 fn unexpected_server(status: StatusCode) -> anyhow::Error {
     anyhow!(
         "unexpected status {status}: the server is not an admin port of this version of strait; \

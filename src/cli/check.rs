@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
+use super::text::print;
 use crate::app::{self, Inputs, Report};
 use crate::config::{Discovery, Source};
 use crate::labels::count;
@@ -22,14 +23,17 @@ pub(super) struct Form {
 }
 
 /// Validates the configuration and its files, and prints every mistake.
-pub(super) fn run(source: &Source, form: &Form) -> ExitCode {
-    let report = app::check(source);
+pub(super) fn run(source: &Source, form: &Form) -> anyhow::Result<ExitCode> {
+    let report = app::check(source, source.examine_without_keys());
+    let is_ok = report.inputs.is_some() && mistakes(&report, form.strict) == 0;
     if form.format == "text" {
-        return print_report(source, &report, form.strict);
+        if let Some(line) = describe(source, &report, form.strict) {
+            print(line + "\n")?;
+        }
+    } else {
+        print(format!("{:#}\n", to_json(source, &report, is_ok)))?;
     }
-    let page = to_json(source, &report, form.strict);
-    println!("{page:#}");
-    ExitCode::from(u8::from(page["ok"] != true))
+    Ok(ExitCode::from(u8::from(!is_ok)))
 }
 
 /// Returns the number of mistakes.
@@ -40,8 +44,8 @@ fn mistakes(report: &Report, is_strict: bool) -> usize {
     mistakes + if is_strict { warnings } else { 0 }
 }
 
-/// Prints the report and returns the exit code for it.
-pub(super) fn print_report(source: &Source, report: &Report, is_strict: bool) -> ExitCode {
+/// Prints the findings to stderr, and returns the line for a configuration without mistakes.
+pub(super) fn describe(source: &Source, report: &Report, is_strict: bool) -> Option<String> {
     let label = source.label();
     for line in &report.warnings {
         eprintln!("{line}");
@@ -66,25 +70,24 @@ pub(super) fn print_report(source: &Source, report: &Report, is_strict: bool) ->
                     format!("the mesh comes from {}, which was not contacted", plane.address)
                 }
             };
-            println!(
+            Some(format!(
                 "{label}: ok: {}, {}, {}{}, {source}",
                 count(config.listeners.len(), "listener"),
                 count(config.trust.domains.len(), "trust domain"),
                 count(config.exposure.services.len(), "exposed service"),
                 describe_exported(inputs),
-            );
-            ExitCode::SUCCESS
+            ))
         }
         (_, mistakes) => {
             let strict = if is_strict { " with --strict" } else { "" };
             eprintln!("{label}: {}{strict}", count(mistakes, "mistake"));
-            ExitCode::FAILURE
+            None
         }
     }
 }
 
 /// Returns the report as JSON.
-fn to_json(source: &Source, report: &Report, is_strict: bool) -> Value {
+fn to_json(source: &Source, report: &Report, is_ok: bool) -> Value {
     let errors = report.errors.iter().map(|line| (line, "error"));
     let skipped = report.skipped_objects.iter();
     let warnings = report.warnings.iter().map(|line| (line, "warning"));
@@ -100,7 +103,7 @@ fn to_json(source: &Source, report: &Report, is_strict: bool) -> Value {
     });
     json!({
         "configuration": source.label(),
-        "ok": report.inputs.is_some() && mistakes(report, is_strict) == 0,
+        "ok": is_ok,
         "findings": findings.map(|(line, severity)| finding(line, severity)).collect::<Vec<_>>(),
         "counts": counts,
     })

@@ -144,7 +144,7 @@ struct CheckArgs {
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Run(args) => app::run(&args.config.source(), None, args.take_over.as_deref()),
-        Command::Check(args) => return check::run(&args.config.source(), &args.form),
+        Command::Check(args) => return exit(check::run(&args.config.source(), &args.form)),
         Command::Doctor(args) => return doctor::run(&args),
         Command::BugReport(args) => return bug_report::run(&args),
         Command::Proxy(args) => return exit(proxy::run(&args)),

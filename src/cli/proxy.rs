@@ -11,12 +11,11 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::{CommandFactory, ValueEnum};
 
+use super::check;
+use super::text::print;
 use crate::app;
 use crate::config::Source;
-use crate::config::pod::{Environment, Flags, truth};
-
-/// Default path of the file that is merged over the pod's defaults, if it exists.
-const DEFAULT_OVERLAY: &str = "/etc/strait/strait.yaml";
+use crate::config::pod::{Environment, Flags, OVERLAY, truth};
 
 /// Flags of Istio that take no value.
 const SWITCHES: [&str; 2] = ["--log_as_json", "--profiling"];
@@ -96,27 +95,29 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let proxy = command
             .find_subcommand_mut("proxy")
             .context("cannot print help: the subcommand `proxy` is not defined")?;
-        proxy.print_long_help()?;
+        // As clap does with the help of other commands, if the reader has closed the pipe.
+        let _ = proxy.print_long_help();
         return Ok(ExitCode::SUCCESS);
     }
     let config = config.or_else(|| std::env::var_os("STRAIT_CONFIG").map(PathBuf::from));
     let environment = Environment::of_process();
-    let source = Source::pod(environment, &flags, config.as_deref(), Path::new(DEFAULT_OVERLAY));
+    let source = Source::pod(environment, &flags, config.as_deref(), Path::new(OVERLAY));
     if prints {
-        return Ok(print(&source));
+        return print_config(&source);
     }
     let notice = (!ignored.is_empty()).then(|| format!("ignored arguments: {}", ignored.join(" ")));
     app::run(&source, notice, None)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(source: &Source) -> ExitCode {
-    match source.print() {
-        Ok(text) => print!("{text}"),
-        Err(_) => println!("# no configuration: the file cannot be read"),
-    }
-    // `--print-config` runs in the pod, so files that are missing there are missing for `run` too.
-    super::check::print_report(source, &app::check_as_run(source), false)
+/// Prints the configuration, and its findings to stderr. Elsewhere than in a pod its certificates
+/// and tokens are missing, as for `strait check`.
+fn print_config(source: &Source) -> anyhow::Result<ExitCode> {
+    let (text, examined) = source.print();
+    print(text.unwrap_or_else(|_| "# no configuration: the file cannot be read\n".to_owned()))?;
+    let line = check::describe(source, &app::check(source, examined), false);
+    line.iter().for_each(|line| eprintln!("{line}"));
+    Ok(ExitCode::from(u8::from(line.is_none())))
 }
 
 impl Arguments {

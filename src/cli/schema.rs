@@ -1,5 +1,6 @@
 //! `strait schema`: the keys of `strait.yaml` as a JSON Schema or as Markdown.
 
+use super::text::print;
 use crate::config::reference;
 
 /// Arguments of `strait schema`.
@@ -13,10 +14,9 @@ pub(super) struct Args {
 
 /// Prints the reference.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    if args.markdown {
-        print!("{}", reference::markdown());
+    print(if args.markdown {
+        reference::markdown()
     } else {
-        println!("{:#}", reference::schema());
-    }
-    Ok(())
+        format!("{:#}\n", reference::schema())
+    })
 }

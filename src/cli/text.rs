@@ -3,6 +3,10 @@
 //! Names and reasons come from control planes and files. Control characters are escaped, because
 //! they could control the terminal.
 
+use std::io::{self, ErrorKind, Write};
+
+use anyhow::Context;
+
 use crate::labels::escape_control;
 
 /// Column of a table: its header, and the function that formats the cell of a row.
@@ -14,6 +18,14 @@ pub(super) const GREEN: &str = "32";
 pub(super) const RED: &str = "31";
 /// Weight of headings.
 pub(super) const BOLD: &str = "1";
+
+/// Prints the result of a command. A reader that closes the pipe is not an error.
+pub(super) fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
+    match io::stdout().write_all(text.as_ref()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot print"),
+    }
+}
 
 /// Text that is being written.
 #[derive(Debug, Default)]

@@ -8,7 +8,8 @@ use clap::{Args, Subcommand};
 use http::Method;
 use serde::de::IgnoredAny;
 
-use super::ask::{Admin, print, run_admin_command};
+use super::ask::{Admin, run_admin_command};
+use super::text::print;
 use crate::admin::IssuerRow;
 use crate::admin::pages::StatusPage;
 use crate::labels::count;
@@ -48,7 +49,7 @@ pub(super) fn run(command: &Command) -> ExitCode {
             eprintln!("no peer has connected yet; retry after the first connection");
             return Ok(ExitCode::FAILURE);
         }
-        print(&trust_section(&page.issuers));
+        print(trust_section(&page.issuers))?;
         Ok(ExitCode::SUCCESS)
     })
 }

@@ -91,9 +91,13 @@ impl Source {
     /// As [`Source::examine`], but returns a configuration also if files of certificates, keys and
     /// tokens are absent, as on another machine than the gateway's.
     pub fn examine_without_keys(&self) -> Examined {
-        let mut examined = match self.document() {
-            Ok(document) => Examined::of(&document),
-            Err(findings) => Examined { findings, ..Examined::default() },
+        self.examine_document(self.document().as_ref())
+    }
+
+    fn examine_document(&self, document: Result<&Document, &Findings>) -> Examined {
+        let mut examined = match document {
+            Ok(document) => Examined::of(document),
+            Err(findings) => Examined { findings: findings.clone(), ..Examined::default() },
         };
         if let Some(defaults) = &self.defaults {
             let more = defaults.findings.0.iter().cloned();
@@ -105,16 +109,18 @@ impl Source {
         examined
     }
 
-    /// Prints all values in force as one file, each with its origin as a comment. Values of
-    /// `headers` may be secrets and are left out.
-    ///
-    /// # Errors
-    /// The file cannot be read or is not YAML.
-    pub fn print(&self) -> Result<String, Findings> {
-        let document = self.document()?;
-        let mut printer = Printer { document: &document, text: String::new() };
-        printer.document(&document.root);
-        Ok(printer.text)
+    /// Prints all values in force as one file, each with its origin as a comment; fails if the file
+    /// cannot be read or is not YAML. Values of `headers` may be secrets and are left out. Also
+    /// returns [`Source::examine_without_keys`], as a pipe cannot be read twice.
+    pub fn print(&self) -> (Result<String, Findings>, Examined) {
+        let document = self.document();
+        let examined = self.examine_document(document.as_ref());
+        let printed = document.map(|document| {
+            let mut printer = Printer { document: &document, text: String::new() };
+            printer.document(&document.root);
+            printer.text
+        });
+        (printed, examined)
     }
 
     fn document(&self) -> Result<Document, Findings> {

@@ -133,7 +133,7 @@ section! {
 }
 
 /// Outcome of [`Source::examine`].
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Examined {
     /// The configuration; there is one exactly when no finding is an error, see also
     /// [`Source::examine_without_keys`].

@@ -13,6 +13,7 @@ use anyhow::{Context, bail, ensure};
 use spiffe::TrustDomain;
 
 use crate::tools::dev::{Authority, Leaf};
+use crate::tools::printed;
 
 /// Write a development root, and SPIFFE certificates signed below it, to a folder
 #[derive(Debug, clap::Args)]
@@ -48,10 +49,7 @@ fn write_certificates(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
         .with_context(|| format!("cannot make the folder {}", args.dir.display()))?;
     write_files(&args.dir, &files)?;
     // Print after writing: a reader that closes the pipe must not cause a partial set.
-    match print_summary(args, &files, out) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        reported => Ok(reported?),
-    }
+    Ok(printed(print_summary(args, &files, out))?)
 }
 
 /// Writes the set for the clusters to a folder. `IdentityMaterial::load` reads the files.

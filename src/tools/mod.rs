@@ -8,6 +8,8 @@
     reason = "a command prints its result to the terminal"
 )]
 
+use std::io::{self, ErrorKind};
+
 pub mod certs;
 pub mod conformance;
 pub mod demo;
@@ -16,3 +18,11 @@ pub mod hbone;
 pub mod load;
 pub mod samples;
 mod stop;
+
+/// Returns the result of printing. A reader that closes the pipe is not an error.
+fn printed(written: io::Result<()>) -> io::Result<()> {
+    match written {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}

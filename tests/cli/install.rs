@@ -7,7 +7,7 @@ use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::support::{run, run_command};
+use crate::support::{done_with, run, run_command};
 
 async fn printed(args: &[&str]) -> String {
     let done = run_command(Path::new("."), args).await;
@@ -105,5 +105,29 @@ fn a_folder_that_cannot_be_made_is_an_error_that_names_it() {
         let done = run_command(Path::new("."), &["man", "/proc/strait"]).await;
         assert_eq!((done.code, &*done.stdout), (Some(1), ""), "{done:?}");
         assert!(done.stderr.starts_with("cannot write the pages to /proc/strait: "), "{done:?}");
+    });
+}
+
+#[test]
+fn a_reader_that_closes_the_pipe_ends_a_command_silently() {
+    run(async {
+        let link = "link west,domain=a.b east,domain=c.d,gateway=203.0.113.10:15008";
+        let link: Vec<_> = link.split(' ').collect();
+        for args in [
+            &["schema"][..],
+            &["schema", "--markdown"],
+            &["completions", "bash"],
+            &["man"],
+            &["proxy", "waypoint", "--help"],
+            &link,
+        ] {
+            let (reader, writer) = std::io::pipe().expect("a pipe");
+            drop(reader);
+            let done = done_with(Path::new("."), args, |command| {
+                command.stdout(writer);
+            });
+            let done = done.await;
+            assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{args:?}");
+        }
     });
 }

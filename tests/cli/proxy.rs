@@ -42,7 +42,7 @@ fn it_prints_what_is_in_force_and_who_says_so() {
         ];
         let arguments = ["proxy", "router", "--stsPort=1", "-c", "over.yaml", "--print-config"];
         let done = proxy(folder.path(), &variables, &arguments).await;
-        assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{done:?}");
+        assert_eq!(done.code, Some(0), "{done:?}");
         let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let lines: Vec<_> = done.stdout.lines().map(squeezed).collect();
         for line in [
@@ -56,7 +56,10 @@ fn it_prints_what_is_in_force_and_who_says_so() {
         ] {
             assert!(lines.contains(&line.to_owned()), "{line}\n{}", done.stdout);
         }
-        assert!(done.stdout.contains("over.yaml: ok: 1 listener,"), "{}", done.stdout);
+        // Its output is the YAML alone.
+        assert!(done.stderr.starts_with("over.yaml: ok: 1 listener,"), "{done:?}");
+        assert_eq!(done.stderr.lines().count(), 1, "{done:?}");
+        assert!(!done.stdout.contains("over.yaml: ok"), "{done:?}");
     });
 }
 
@@ -116,10 +119,11 @@ fn roots_and_a_token_that_hold_nothing_are_mistakes_though_nobody_is_asked() {
         let variables = [("POD_NAMESPACE", "a"), ("SERVICE_ACCOUNT", "b")];
         let good = mounted(&root, "a token");
         let done = proxy(good.path(), &variables, &arguments).await;
-        assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{done:?}");
+        assert_eq!(done.code, Some(0), "{done:?}");
         let reported =
             "the mesh comes from istiod.istio-system.svc:15012, which was not contacted\n";
-        assert!(done.stdout.ends_with(reported), "{}", done.stdout);
+        assert!(done.stderr.ends_with(reported), "{done:?}");
+        assert_eq!(done.stderr.lines().count(), 1, "{done:?}");
         let (roots, tokens) =
             ("istio/root-cert.pem: contains no", "tokens/istio-token: contains no");
         for (root, token, wrong) in
@@ -156,6 +160,71 @@ fn a_slip_in_an_option_of_ours_starts_no_gateway() {
             let done = proxy(folder.path(), &[], arguments).await;
             assert_eq!(done.code, Some(code), "{done:?}");
             assert!(done.stderr.contains(wanted), "{done:?}");
+        }
+    });
+}
+
+#[test]
+fn a_file_is_checked_without_the_files_of_a_pod_and_from_a_pipe() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        write(folder.path(), "over.yaml", "policy: {istio: audit}\n");
+        write(folder.path(), "wrong.yaml", "polcy: {istio: audit}\n");
+        let program = env!("CARGO_BIN_EXE_strait");
+        let shell = async |before: &str, file: &str| {
+            let script = format!("{before} {program} proxy waypoint --print-config -c {file}");
+            let mut shell = tokio::process::Command::new("sh");
+            let variables = [("TRUST_DOMAIN", "east.local"), ("ISTIO_META_CLUSTER_ID", "east")];
+            shell.args(["-c", &script]).current_dir(folder.path()).envs(variables);
+            let done = shell.output().await.expect("an output");
+            let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+            (done.status.code(), text(done.stdout), text(done.stderr))
+        };
+        for (before, file) in [("", "over.yaml"), ("cat over.yaml |", "/dev/stdin")] {
+            let (code, printed, reported) = shell(before, file).await;
+            assert_eq!(code, Some(0), "{reported}");
+            assert!(printed.contains("istio: audit "), "{printed}");
+            let absent = reported.matches("do not exist here").count();
+            assert_eq!(absent, 1, "{reported}");
+            assert!(reported.contains(&format!("{file}: ok: ")), "{reported}");
+        }
+        let (code, _, reported) = shell("", "wrong.yaml").await;
+        assert_eq!(code, Some(1), "{reported}");
+        assert!(reported.contains("`polcy`"), "{reported}");
+    });
+}
+
+#[test]
+fn in_the_pod_of_a_gateway_doctor_and_bug_report_read_its_settings() {
+    run(async {
+        let folder = pod().await;
+        let variables = [
+            ("POD_NAME", "eastwest-0"),
+            ("ISTIO_META_CLUSTER_ID", "east"),
+            ("TRUST_DOMAIN", "east.local"),
+            ("LOCAL_XDS_PATH", "mesh.yaml"),
+        ];
+        let arguments = ["doctor", "-o", "json"];
+        let done = proxy(folder.path(), &variables, &arguments).await;
+        let page: serde_json::Value = serde_json::from_str(&done.stdout).expect("a page");
+        let checks = page["checks"].as_array().expect("checks");
+        let wanted = |name: &str, found: &str| {
+            let mut checks = checks.iter().filter(|one| one["check"] == name);
+            checks.any(|one| one["found"].as_str().is_some_and(|text| text.contains(found)))
+        };
+        assert!(wanted("configuration", "the pod is correct"), "{page:#}");
+        assert!(wanted("certificate", "spiffe://east.local/"), "{page:#}");
+        let arguments = ["bug-report", "--to", "-"];
+        let done = proxy(folder.path(), &variables, &arguments).await;
+        assert_eq!(done.code, Some(0), "{done:?}");
+        assert!(done.stdout.contains("# ISTIO_META_CLUSTER_ID"), "{done:?}");
+        // Elsewhere, and where a file is named, it is that file.
+        for (variables, arguments) in
+            [(&variables[1..], &["doctor"][..]), (&variables, &["doctor", "-c", "none.yaml"])]
+        {
+            let done = proxy(folder.path(), variables, arguments).await;
+            assert_eq!(done.code, Some(1), "{done:?}");
+            assert!(done.stdout.contains("the file cannot be read"), "{done:?}");
         }
     });
 }

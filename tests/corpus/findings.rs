@@ -199,7 +199,7 @@ impl PodCase {
         let examined = source.examine();
         let mut found = examined.findings.to_string();
         if examined.config.is_some() {
-            let printed = source.print().expect("a configuration");
+            let printed = source.print().0.expect("a configuration");
             let printed = printed.lines().filter(|line| !line.ends_with("# the default"));
             found.extend(printed.map(|line| format!("\n{line}")));
         }

@@ -17,15 +17,16 @@ use self::redact::{Redactor, is_secret_name};
 use super::ask::{Admin, run_admin_command};
 use super::doctor;
 use super::source::ConfigArgs;
+use super::text::print;
 use crate::app::control_planes;
 use crate::config::{Examined, Identity, Source};
+use crate::yaml::Findings;
 
 const EXAMPLES: &str = "\
 Examples:
   strait bug-report -c strait.yaml
   strait bug-report -c strait.yaml --to report.tar --log /var/log/strait.log
-  kubectl exec -n istio-system deploy/eastwest -- \\
-    /strait bug-report -c /etc/strait/strait.yaml --to - > report.tar";
+  kubectl exec -n istio-system deploy/eastwest -- /strait bug-report --to - > report.tar";
 
 /// Pages of the running gateway, each with its file.
 const PAGES: [(&str, &str); 4] = [
@@ -93,11 +94,11 @@ async fn write(args: &Args) -> anyhow::Result<()> {
         // Another user must not read it, nor choose where it is written.
         Box::new(OpenOptions::new().write(true).create_new(true).mode(0o600).open(&args.to)?)
     };
-    let source = args.config.source();
-    let examined = source.examine_without_keys();
+    let source = args.config.source_of_pod();
+    let (config, examined) = source.print();
     let redactor = Redactor::new(secrets(&examined));
     let mut archive = tar::Builder::new(&mut to);
-    for (name, text) in contents(args, &source, &examined).await {
+    for (name, text) in contents(args, &source, config, &examined).await {
         let text = redactor.redact(&text);
         let mut header = tar::Header::new_gnu();
         header.set_size(text.len().try_into()?);
@@ -110,7 +111,7 @@ async fn write(args: &Args) -> anyhow::Result<()> {
     drop(archive);
     to.flush()?;
     if args.to != Path::new("-") {
-        println!("{} is written; read it before you publish it", args.to.display());
+        print(format!("{} is written; read it before you publish it\n", args.to.display()))?;
     }
     Ok(())
 }
@@ -119,13 +120,13 @@ async fn write(args: &Args) -> anyhow::Result<()> {
 async fn contents(
     args: &Args,
     source: &Source,
+    config: Result<String, Findings>,
     examined: &Examined,
 ) -> Vec<(&'static str, String)> {
     let version = format!("strait {}\n", env!("CARGO_PKG_VERSION"));
     let host = HOST.map(|file| format!("# {file}\n{}\n", or_cause(tail(Path::new(file)))));
-    let config =
-        source.print().unwrap_or_else(|_| "# cannot be read, see doctor.json\n".to_owned());
-    let report = doctor::examine(source).await;
+    let config = config.unwrap_or_else(|_| "# cannot be read, see doctor.json\n".to_owned());
+    let report = doctor::examine(source, examined.clone()).await;
     let report = serde_json::to_string_pretty(&report).context("no findings");
     let mut files = vec![
         ("version.txt", version),

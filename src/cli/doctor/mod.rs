@@ -14,25 +14,26 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use self::finding::{Finding, Outcome, Report};
-use super::ask::{print, run_admin_command};
+use super::ask::run_admin_command;
 use super::source::ConfigArgs;
+use super::text::print;
 use crate::app;
-use crate::config::Source;
+use crate::config::{Examined, Source};
 
 const EXAMPLES: &str = "\
 Examples:
   strait doctor -c strait.yaml
   strait doctor -c strait.yaml -o json | jq '.checks[] | select(.result != \"ok\")'
-  kubectl exec -n istio-system deploy/eastwest -- /strait doctor -c /etc/strait/strait.yaml";
+  kubectl exec -n istio-system deploy/eastwest -- /strait doctor";
 
 /// Checks the gateway and its surroundings, and prints a line for each check: what was found, and
 /// the remedy.
 ///
-/// It reads the configuration and its files as `strait check`; judges the own certificate, the
-/// roots and the clock; dials the gateways of other networks, as tunnels do, and the control plane;
-/// looks up the configured names; and compares the limits of this host with the configuration. A
-/// gateway need not run. If one answers on the admin port of the configuration, its state is
-/// checked too.
+/// It reads the configuration and its files as `strait check`, in the pod of a gateway as `strait
+/// proxy`; judges the own certificate, the roots and the clock; dials the gateways of other
+/// networks, as tunnels do, and the control plane; looks up the configured names; and compares the
+/// limits of this host with the configuration. A gateway need not run. If one answers on the admin
+/// port of the configuration, its state is checked too.
 ///
 /// Exits 0 without failures (warnings are shown), 1 with failures, 2 if the command line is wrong.
 #[derive(Debug, clap::Args)]
@@ -47,23 +48,21 @@ pub(super) struct Args {
 
 /// Runs all checks and prints their findings.
 pub(super) fn run(args: &Args) -> ExitCode {
-    let source = args.config.source();
+    let source = args.config.source_of_pod();
     run_admin_command(async {
-        let report = examine(&source).await;
-        if args.output == "json" {
-            print(&(serde_json::to_string_pretty(&report)? + "\n"));
-        } else {
-            print(&report.text());
-        }
+        let report = examine(&source, source.examine_without_keys()).await;
+        print(match &*args.output {
+            "json" => serde_json::to_string_pretty(&report)? + "\n",
+            _ => report.text(),
+        })?;
         Ok(ExitCode::from(u8::from(!report.ok)))
     })
 }
 
 /// Runs all checks.
-pub(super) async fn examine(source: &Source) -> Report {
+pub(super) async fn examine(source: &Source, examined: Examined) -> Report {
     let root = Path::new("/");
-    let examined = source.examine_without_keys();
-    let report = app::check(source);
+    let report = app::check(source, examined.clone());
     let (own, mut checks) = certificates::own(examined.identity.as_ref());
     checks.extend(certificates::roots(&examined));
     let mut network = network::planes(&examined).await;

@@ -2,12 +2,14 @@
 
 mod text;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::bail;
 use http::Method;
 
-use super::ask::{Admin, print, run_admin_command};
+use super::ask::{Admin, run_admin_command};
+use super::text::print;
 use crate::app;
 use crate::config::Source;
 use crate::explain::{Answer, Question};
@@ -55,17 +57,17 @@ pub(super) struct Args {
 
 /// Requests the explanation, prints it, and returns the exit code for it.
 pub(super) fn run(args: &Args) -> ExitCode {
-    if let Some(file) = &args.config {
-        return explain_from_files(&Source::file(file), &args.question, args.json);
-    }
     run_admin_command(async {
+        if let Some(file) = &args.config {
+            return explain_from_files(file, args);
+        }
         let answer = args.admin.request(Method::GET, "/explain", &args.question).await?;
-        Ok(print_answer(&answer.decode().await?, args.json))
+        print_answer(&answer.decode().await?, args.json)
     })
 }
 
-fn explain_from_files(source: &Source, question: &Question, json: bool) -> ExitCode {
-    let report = app::check_without_keys(source);
+fn explain_from_files(file: &Path, args: &Args) -> anyhow::Result<ExitCode> {
+    let report = app::check_without_keys(&Source::file(file));
     if let Some(warning) = &report.absent {
         eprintln!("{warning}");
     }
@@ -73,25 +75,20 @@ fn explain_from_files(source: &Source, question: &Question, json: bool) -> ExitC
         eprintln!("{line}");
     }
     match report.inputs {
-        Some(inputs) if report.errors.is_empty() => match app::offline(&inputs, question) {
-            Ok(answer) => print_answer(&answer, json),
-            Err(why) => print_error(&why),
+        Some(inputs) if report.errors.is_empty() => match app::offline(&inputs, &args.question) {
+            Ok(answer) => print_answer(&answer, args.json),
+            Err(why) => bail!("{}", why.trim_end()),
         },
-        _ => print_error(&report.errors.join("\n")),
+        _ => bail!("{}", report.errors.join("\n").trim_end()),
     }
 }
 
-fn print_error(why: &str) -> ExitCode {
-    eprintln!("{}", why.trim_end());
-    ExitCode::from(2)
-}
-
-fn print_answer(answer: &Answer, json: bool) -> ExitCode {
+fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<ExitCode> {
     let text = if json {
         serde_json::to_string_pretty(answer).unwrap_or_default() + "\n"
     } else {
         text::page(answer)
     };
-    print(&text);
-    ExitCode::from(u8::from(!answer.outcome.opened))
+    print(text)?;
+    Ok(ExitCode::from(u8::from(!answer.outcome.opened)))
 }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use anyhow::bail;
 
 use super::{GATEWAY_ACCOUNT, Output, Part, list, managed_gateway, object_name, quoted};
+use crate::cli::text::print;
 use crate::config::{HostPort, arguments};
 
 /// First port that a process may bind without a capability.
@@ -58,8 +59,7 @@ pub(in crate::cli) struct ExposeArgs {
 
 /// Prints the configuration of an exposure.
 pub(in crate::cli) fn expose(args: &ExposeArgs) -> anyhow::Result<()> {
-    print!("{}", text_of_exposure(args)?);
-    Ok(())
+    print(text_of_exposure(args)?)
 }
 
 pub(super) fn text_of_exposure(args: &ExposeArgs) -> anyhow::Result<String> {

@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use anyhow::bail;
 use aws_lc_rs::digest::{SHA256, digest};
 
+use crate::cli::text::print;
 use crate::config::{HostPort, arguments, parse_identity};
 use crate::wire::HBONE_PORT;
 
@@ -157,8 +158,7 @@ impl Side {
 
 /// Prints the configuration of a link.
 pub(super) fn link(args: &LinkArgs) -> anyhow::Result<()> {
-    print!("{}", text_of_link(args)?);
-    Ok(())
+    print(text_of_link(args)?)
 }
 
 fn text_of_link(args: &LinkArgs) -> anyhow::Result<String> {

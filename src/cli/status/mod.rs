@@ -13,7 +13,8 @@ use clap::Subcommand;
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
-use super::ask::{Admin, print, run_admin_command};
+use super::ask::{Admin, run_admin_command};
+use super::text::print;
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
@@ -81,7 +82,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
             page.print_success().await?;
         } else {
             let page = page.decode().await?;
-            print(&text::page(&page, args.service.is_some(), is_color_terminal()));
+            print(text::page(&page, args.service.is_some(), is_color_terminal()))?;
         }
         let ready = args.admin.request(Method::GET, "/ready", &()).await?;
         Ok(match ready.status {
@@ -102,7 +103,7 @@ fn part<P: DeserializeOwned>(
         if args.json {
             return page.print_success().await;
         }
-        print(&format(&page.decode().await?, is_color_terminal()));
+        print(format(&page.decode().await?, is_color_terminal()))?;
         Ok(ExitCode::SUCCESS)
     })
 }

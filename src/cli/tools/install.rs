@@ -1,13 +1,14 @@
 //! `strait completions` and `strait man`: the files that packages install beside the program.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
+
+use crate::cli::text::print;
 
 /// Arguments of `strait completions`.
 #[derive(Debug, clap::Args)]
@@ -34,7 +35,7 @@ pub(super) fn completions(mut command: Command, args: &CompletionsArgs) -> anyho
     // The generator panics on a failed write, such as one to a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "strait", &mut script);
-    print(&script)
+    print(script)
 }
 
 /// Prints the manual page of the program, or writes the pages of all commands.
@@ -46,9 +47,5 @@ pub(super) fn man(command: Command, args: &ManArgs) -> anyhow::Result<()> {
     }
     let mut page = Vec::new();
     Man::new(command.disable_help_subcommand(true)).render(&mut page)?;
-    print(&page)
-}
-
-fn print(text: &[u8]) -> anyhow::Result<()> {
-    io::stdout().write_all(text).context("cannot print")
+    print(page)
 }

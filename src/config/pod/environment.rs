@@ -98,6 +98,11 @@ impl Environment {
         self.first(&[name]).is_some()
     }
 
+    /// Returns whether this is the pod of a gateway of Istio, by variables that all of them have.
+    pub fn is_of_gateway(&self) -> bool {
+        self.says("POD_NAME") && self.says("ISTIO_META_CLUSTER_ID")
+    }
+
     /// Returns a value of `PROXY_CONFIG` itself.
     pub(super) fn proxy_config(&self, key: &str) -> Option<Setting> {
         self.scalar(&self.proxy_config.as_ref()?.root, key, "")

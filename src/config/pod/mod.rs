@@ -23,6 +23,8 @@ use environment::Setting;
 pub use flags::truth;
 pub use own::{Pod, workload_api};
 
+/// File that is merged over the settings of a pod, if it exists.
+pub const OVERLAY: &str = "/etc/strait/strait.yaml";
 /// Origin of values that no variable sets.
 const DEFAULT: &str = "the pod's default";
 /// Default address of istiod.

@@ -66,7 +66,7 @@ fn what_is_printed_says_who_says_so_and_reads_as_the_same_configuration() {
     ];
     let file = "workers: 3\nexposure: {services: []}\ndrain: {lag: 1m 30s}\n";
     let source = source(&folder, &variables, file);
-    let text = source.print().unwrap();
+    let text = source.print().0.unwrap();
     for default in ["  ttl: \"1day\"", "  istio: \"off\"", "  format: text"] {
         assert!(text.lines().any(|line| line.starts_with(default)), "{text}");
     }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::case::{Case, Group, Verdict};
+use crate::tools::printed;
 
 /// Results of a run. docs/conformance.md lists the fields; they are stable.
 #[derive(Debug, Serialize)]
@@ -57,12 +58,14 @@ impl Report {
         }
     }
 
-    pub(super) fn print(&self, is_json: bool) -> anyhow::Result<()> {
-        let mut out = io::stdout().lock();
+    pub(super) fn print(&self, is_json: bool) -> io::Result<()> {
+        printed(self.write(&mut io::stdout().lock(), is_json))
+    }
+
+    fn write(&self, out: &mut impl Write, is_json: bool) -> io::Result<()> {
         if is_json {
-            serde_json::to_writer_pretty(&mut out, self)?;
-            writeln!(out)?;
-            return Ok(());
+            serde_json::to_writer_pretty(&mut *out, self)?;
+            return writeln!(out);
         }
         writeln!(out, "{}: {} of {} cases conform", self.to, self.passed, self.all())?;
         for group in &self.groups {

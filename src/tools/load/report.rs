@@ -11,6 +11,7 @@ use super::args::Work;
 use super::run::{RunCost, RunState};
 use super::units::{bytes, three_digits};
 use crate::labels::count;
+use crate::tools::printed;
 
 /// Results of a run. docs/load-testing.md lists the fields; they are stable.
 #[derive(Debug, Serialize)]
@@ -122,18 +123,14 @@ impl Report {
     /// Standard output cannot be written.
     pub(super) fn print(&self, json: bool) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        let printed = if json {
+        let written = if json {
             serde_json::to_writer(&mut out, self)
                 .map_err(io::Error::from)
                 .and_then(|()| writeln!(out))
         } else {
             self.write(&mut out)
         };
-        match printed {
-            // A reader that closes the pipe is not an error.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            printed => printed,
-        }
+        printed(written)
     }
 
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
