@@ -1,5 +1,6 @@
 //! Errors of certificates, keys and trust.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use rustls::pki_types::pem;
@@ -13,7 +14,7 @@ use crate::wire::SpkiHash;
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file is missing, unreadable or not PEM.
-    #[error("{file}: cannot be read as PEM: {source}; write the path of a PEM file")]
+    #[error("{file}: cannot be read as PEM: {source}; {}", pem_remedy(.source))]
     Pem {
         /// The file.
         file: PathBuf,
@@ -107,4 +108,31 @@ pub enum TlsError {
     /// The crypto library lacks a required algorithm.
     #[error("the crypto provider cannot be used: {0}")]
     Provider(#[source] rustls::Error),
+}
+
+/// Returns the remedy for a file that cannot be read as PEM.
+fn pem_remedy(error: &pem::Error) -> &'static str {
+    match error {
+        pem::Error::Io(error) if error.kind() == ErrorKind::PermissionDenied => {
+            "let this user read it, or run the command as the user of the gateway"
+        }
+        _ => "write the path of a PEM file",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_another_user_has_another_remedy_than_one_that_is_not_there() {
+        for (kind, remedy) in [
+            (ErrorKind::PermissionDenied, "let this user read it"),
+            (ErrorKind::NotFound, "write the path of a PEM file"),
+        ] {
+            let source = pem::Error::Io(kind.into());
+            let error = TlsError::Pem { file: "own.key".into(), source }.to_string();
+            assert!(error.contains(remedy), "{error}");
+        }
+    }
 }

@@ -48,7 +48,7 @@ fn row(config: &Config, entry: Refusals) -> RefusalRow {
     }
 }
 
-/// Returns the command that explains the refusal; none for a connection without a request, and for
+/// Returns the command that explains the refusal; none for a connection without a CONNECT, and for
 /// a name that a shell could read as anything but a word.
 fn explain_command(config: &Config, entry: &Refusals) -> Option<String> {
     let refused = &entry.refused;
@@ -75,7 +75,9 @@ fn explain_command(config: &Config, entry: &Refusals) -> Option<String> {
     let given = arguments.iter().filter_map(|&(key, value)| Some((key, value?)));
     let given = given.filter(|(_, value)| !value.is_empty());
     let is_request = |&(key, _): &(&str, &str)| ["binding", "to", "sni"].contains(&key);
-    if !given.clone().any(|argument| is_request(&argument)) {
+    // The command explains CONNECTs, and a request by another method was none.
+    let is_other = refused.reason == Reason::NotConnect.label();
+    if is_other || !given.clone().any(|argument| is_request(&argument)) {
         return None;
     }
     given.into_iter().try_fold("strait explain".to_owned(), |command, (key, value)| {
@@ -121,6 +123,7 @@ mod tests {
         for (authority, reason) in [
             ("echo.global:80", Reason::NotForPeer),
             ("$(reboot);'x", Reason::BadAuthority),
+            ("echo.global:80", Reason::NotConnect),
             ("left.test:80", Reason::DownstreamCancelled),
         ] {
             Record::new(metrics, &peer, authority).finish(reason);
@@ -129,7 +132,7 @@ mod tests {
         report_refused_handshake(metrics, client, HandshakeRefusal::Other, "no\u{1b}TLS");
         let page = page(&fixture).await;
         let rows = page["refusals"].as_array().expect("rows");
-        assert_eq!(rows.len(), 3, "{page:#}");
+        assert_eq!(rows.len(), 4, "{page:#}");
         let row = |reason: Reason| rows.iter().find(|row| row["reason"] == reason.label());
         let known = row(Reason::NotForPeer).expect("a row");
         let command = format!(
@@ -139,7 +142,9 @@ mod tests {
         );
         assert_eq!(known["explain"], command);
         assert_eq!(known["count"], 1);
-        assert_eq!(row(Reason::BadAuthority).expect("a row")["explain"], Value::Null);
+        for reason in [Reason::BadAuthority, Reason::NotConnect] {
+            assert_eq!(row(reason).expect("a row")["explain"], Value::Null, "{reason}");
+        }
         let handshake = rows.iter().find(|row| row["identity"].is_null()).expect("a row");
         assert_eq!(handshake["address"], "198.51.100.7");
         assert_eq!(handshake["explain"], Value::Null, "a handshake requests nothing");

@@ -218,7 +218,12 @@ pub(super) fn check_folder(path: &Path) -> anyhow::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or_else(|| Path::new("."));
     let shown = folder.display();
-    let found = folder.metadata().with_context(|| format!("cannot use {shown} (`--take-over`)"))?;
+    let found = folder.metadata().with_context(|| {
+        format!(
+            "cannot use {shown} (`--take-over`); create the folder for this user, as by `install \
+             -d -m 755 {shown}`"
+        )
+    })?;
     let is_own = [0, process::geteuid().as_raw()].contains(&found.uid());
     ensure!(
         found.is_dir() && is_own && found.mode() & WRITABLE_BY_OTHERS == 0,
