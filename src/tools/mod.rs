@@ -2,11 +2,7 @@
 //! client and endpoint.
 //!
 //! The command line and the tests use them. The gateway imports nothing from here.
-#![expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a command prints its result to the terminal"
-)]
+#![expect(clippy::print_stderr, reason = "a command prints its messages to the terminal")]
 
 use std::io::{self, ErrorKind};
 

@@ -1,5 +1,6 @@
 //! Output of the demo: text with a progress line, or one JSON object.
 
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
@@ -22,7 +23,7 @@ impl Report {
     pub(super) fn begin(&mut self, name: &'static str, what: &str) {
         self.current = Some((name, Instant::now()));
         if !self.json {
-            println!("{}. {what}", self.steps.len() + 1);
+            print(format_args!("{}. {what}", self.steps.len() + 1));
         }
     }
 
@@ -44,7 +45,7 @@ impl Report {
             self.steps.push(json!({"name": name, "millis": millis, "figures": figures}));
         }
         if !self.json {
-            println!("   {text}");
+            print(format_args!("   {text}"));
         }
     }
 
@@ -63,9 +64,10 @@ impl Report {
             let error = error.map(|error| format!("{error:#}"));
             let all = json!({"ok": error.is_none(), "error": error, "failed_step": failed,
                              "steps": self.steps});
-            println!("{all}");
+            print(all);
         } else if error.is_none() {
-            println!("all steps passed in {:.1} s", self.started.elapsed().as_secs_f64());
+            let seconds = self.started.elapsed().as_secs_f64();
+            print(format_args!("all steps passed in {seconds:.1} s"));
         }
         let _ = std::io::stdout().flush();
     }
@@ -75,7 +77,7 @@ impl Report {
         if self.json {
             return;
         }
-        println!(
+        print(format_args!(
             "\nleft running; Ctrl-C ends it. Try:\n  \
              curl -s {metrics} | grep strait_\n  \
              curl -s {dump} | python3 -m json.tool | less\n  \
@@ -88,6 +90,11 @@ impl Report {
             admin = world.admin_url(),
             log = world.log_file().display(),
             folder = world.folder().display(),
-        );
+        ));
     }
+}
+
+/// Prints a line. A reader that closes the pipe does not end the demo.
+fn print(line: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }

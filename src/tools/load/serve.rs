@@ -22,6 +22,7 @@ use tokio::time::sleep;
 use crate::tls::{self, IdentityMaterial};
 use crate::tools::conformance::endpoint;
 use crate::tools::hbone::{self, IncomingTunnel};
+use crate::tools::printed;
 use crate::tools::stop::StopSignals;
 
 use super::alert::HELLO_RESPONSE;
@@ -115,8 +116,9 @@ pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
     let protocol = if args.hbone { "HBONE" } else { "plain TCP" };
     let name = mode.to_possible_value();
     let name = name.as_ref().map_or("", |value| value.get_name());
-    println!("listening on {address}: {name} by {protocol}; Ctrl-C ends it");
-    io::stdout().flush()?;
+    let mut out = io::stdout();
+    let line = writeln!(out, "listening on {address}: {name} by {protocol}; Ctrl-C ends it");
+    printed(line.and_then(|()| out.flush()))?;
     tokio::select! {
         () = serving => bail!("the listener failed"),
         () = stop.recv() => Ok(()),
