@@ -133,12 +133,10 @@ impl Lifecycle {
         }
     }
 
-    /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         *self.phase.borrow()
     }
 
-    /// Returns a receiver of the phases.
     pub fn phases(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }

@@ -424,7 +424,6 @@ impl Certificates {
         self.data_path.metrics.set_certificate_expiry(&self.identity, &ends);
     }
 
-    /// Updates the status of the own certificate.
     fn update_status(&self) {
         let mut shown = match &self.material {
             Some(material) => material.status(),

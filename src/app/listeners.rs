@@ -35,7 +35,6 @@ pub(super) struct Listeners {
     deadline: Duration,
     /// Addresses of the other ports, which are never dialled either.
     others: Vec<SocketAddr>,
-    /// Source of the sockets.
     from: Arc<SocketSource>,
     state: Mutex<State>,
 }
@@ -83,7 +82,6 @@ struct Removed {
 
 /// Threads that accept and serve.
 struct DataPathThreads {
-    /// Runtime of all acceptors.
     acceptors: Handle,
     workers: Vec<WorkerHandle>,
 }
@@ -93,7 +91,6 @@ struct DataPathThreads {
 pub(super) struct ClosedListeners {
     /// Those of the configuration.
     pub(super) own: Vec<String>,
-    /// Bindings of objects.
     pub(super) of_objects: Vec<String>,
 }
 
@@ -271,7 +268,6 @@ impl Listeners {
         }
     }
 
-    /// Returns the listeners that are not open.
     pub(super) fn closed(&self) -> ClosedListeners {
         self.state.lock().closed()
     }

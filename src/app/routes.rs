@@ -36,11 +36,9 @@ pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> 
     warnings
 }
 
-/// Addresses of gateways.
 struct Gateways {
     /// Contains the listeners of this gateway.
     deny: DenyList,
-    /// Gateways of networks.
     networks: HashSet<IpAddr>,
 }
 

@@ -4,7 +4,6 @@ use std::future;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals that stop the process.
 pub(super) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,

@@ -23,7 +23,6 @@ use crate::telemetry::Metrics;
 
 use super::thread::runtime;
 
-/// Interval at which workers are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Time without a turn after which a worker is reported.
 const REPORT_AFTER: Duration = Duration::from_secs(1);

@@ -23,7 +23,6 @@ use super::limits::descriptors::{Descriptor, ListenerReserve};
 use super::limits::load::{LoadGuard, WorkerLoad};
 use super::listener::Listener;
 
-/// A connection accepted from a downstream.
 #[derive(Debug)]
 pub struct AcceptedConnection {
     /// The socket, with its options set.
@@ -34,7 +33,6 @@ pub struct AcceptedConnection {
     pub handshake: Place,
     /// Load and descriptor, held while the connection lives.
     pub resources: ConnectionResources,
-    /// Listener that accepted the connection.
     pub listener: Arc<Listener>,
     /// Load balancer that made the connection. The address is its own until its header is read.
     pub balanced: Option<Arc<Balanced>>,
@@ -119,7 +117,6 @@ impl Turns {
         self.note();
     }
 
-    /// Notes a turn.
     pub fn note(&self) {
         let time = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(time, Ordering::Relaxed);

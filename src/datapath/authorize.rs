@@ -33,7 +33,6 @@ use super::policy::{self, Grant};
 pub struct Authorized(Pick);
 
 impl Authorized {
-    /// Returns the pick.
     pub fn into_pick(self) -> Pick {
         self.0
     }

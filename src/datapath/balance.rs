@@ -30,12 +30,10 @@ pub struct Pick {
 }
 
 impl Pick {
-    /// Returns the endpoint to dial.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
     }
 
-    /// Returns the route of the permit.
     pub fn route(&self) -> &Route {
         self.permit.route()
     }
@@ -64,13 +62,10 @@ impl Pick {
 /// A pick that led to no connection, with the permit for another one.
 #[derive(Debug)]
 pub struct FailedTry {
-    /// Reason for the failure.
     pub reason: Reason,
     /// Explanation of the failure, such as the error of the operating system.
     pub detail: String,
-    /// Endpoint that failed.
     pub endpoint: Arc<Endpoint>,
-    /// Permit for another endpoint.
     pub permit: Permit,
 }
 

@@ -11,24 +11,20 @@ use super::limits::clients::ClientLimits;
 /// Service, gateways, workloads and limits of a binding. Two are equal if their configuration is.
 #[derive(Debug)]
 pub struct Binding {
-    /// Configuration.
     pub config: config::Binding,
     /// `HOST:PORT` of the service, as gateways and workloads know it.
     pub authority: Box<str>,
     /// Service of the route, which the mesh may not know.
     pub service: Arc<Service>,
-    /// Port of the service.
     pub port: u16,
     /// Gateways of the service.
     pub endpoints: BoundEndpoints,
     /// Workloads that may serve.
     pub workloads: ExpectedWorkloads,
-    /// Limits of open connections.
     pub limits: ClientLimits,
 }
 
 impl Binding {
-    /// Creates the binding that the configuration describes.
     pub fn new(config: &config::Binding) -> Self {
         let shared = |list: &[String]| -> Box<[Arc<str>]> {
             list.iter().map(|text| text.as_str().into()).collect()

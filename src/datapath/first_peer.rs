@@ -22,7 +22,6 @@ use super::limits::descriptors::Holders;
 
 /// Separator of the identity and its parameters. It cannot occur in a SPIFFE ID.
 const SEPARATOR: char = ';';
-/// Parameter with the cluster.
 const CLUSTER: &str = "cluster";
 /// Limit of the bytes of the header. An identity takes up to 2 KiB.
 const HEADER_BYTES_MAX: usize = 4 * 1024;
@@ -32,11 +31,8 @@ const HEADER_BYTES_MAX: usize = 4 * 1024;
 pub struct FirstPeer {
     /// Identity, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
     pub principal: Box<str>,
-    /// Trust domain of the identity.
     pub trust_domain: Box<str>,
-    /// Namespace of the identity.
     pub namespace: Box<str>,
-    /// Service account of the identity.
     pub service_account: Box<str>,
     /// Cluster as the gateway has named it.
     pub cluster: Option<Box<str>>,
@@ -121,7 +117,6 @@ impl FirstPeer {
         cluster.identity(&Arc::from(&*self.principal))
     }
 
-    /// Returns the holders of its tunnels.
     pub fn holders(&self, gateway: &Holders) -> Holders {
         gateway.of(&self.charged_source(gateway.source()))
     }

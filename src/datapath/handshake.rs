@@ -27,9 +27,7 @@ use super::limits::admission::EVICTED_DETAIL;
 /// Transport of a connection after its handshake.
 #[derive(Debug)]
 pub struct Transport<S> {
-    /// Socket.
     pub socket: S,
-    /// Record protection.
     pub layer: RecordLayer,
     /// Bytes that were received and not opened.
     pub received: Vec<u8>,
@@ -40,7 +38,6 @@ pub struct Transport<S> {
 pub struct Session {
     /// Socket with its record protection.
     pub transport: Box<Transport<TcpStream>>,
-    /// Chain of the peer.
     pub peer_certificates: Vec<CertificateDer<'static>>,
     /// Resources that the connection holds while it lives.
     pub resources: ConnectionResources,
@@ -51,7 +48,6 @@ pub struct Session {
 pub struct HandshakeError {
     /// Refusal, counted by its label.
     pub refusal: HandshakeRefusal,
-    /// Explanation of the failure.
     pub detail: String,
     /// Socket to close once the peer has read its alert.
     pub alerted: Option<Box<AlertedSocket>>,
@@ -60,11 +56,9 @@ pub struct HandshakeError {
 /// Socket that an alert may have been sent on, with the resources that it holds.
 #[derive(Debug)]
 pub struct AlertedSocket {
-    /// Socket.
     pub socket: TcpStream,
     /// Slot of the handshake.
     pub slot: Place,
-    /// Resources of the connection.
     pub resources: ConnectionResources,
 }
 

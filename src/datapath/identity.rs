@@ -144,7 +144,6 @@ impl Peer {
         self.chain.as_ref().and_then(|chain| chain.lost())
     }
 
-    /// Returns the source that its connection is charged to.
     pub fn charged_source(&self) -> limits::Source {
         let source = &self.source;
         match &self.holders {

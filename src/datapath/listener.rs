@@ -31,7 +31,6 @@ pub struct Listener {
 /// every address and does not limit transit.
 #[derive(Debug)]
 pub struct ListenerRules {
-    /// Listener of the configuration.
     pub config: config::Listener,
     name: Arc<str>,
     routes: Routes,
@@ -74,7 +73,6 @@ pub struct ListenerTarget {
 }
 
 impl Listener {
-    /// Creates the listener that the configuration describes.
     pub fn new(listener: &config::Listener, stop: DrainScope) -> Self {
         Self {
             rules: ArcSwap::from_pointee(ListenerRules::new(listener)),
@@ -142,7 +140,6 @@ impl ListenerRules {
         }
     }
 
-    /// Returns the name for the log.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }

@@ -55,13 +55,11 @@ use crate::tls::InboundTls;
 /// State that all connections of the data path share.
 #[derive(Debug)]
 pub struct DataPath {
-    /// Reader of the current snapshot.
     pub reader: Reader,
     /// TLS configuration of HBONE listeners, replaced when certificates or trust change.
     pub tls: Arc<InboundTls>,
     /// Connections to gateways of other networks.
     pub outer: Pool,
-    /// Metrics of the process.
     pub metrics: Arc<Metrics>,
     /// Phases of a drain, and its tasks.
     pub lifecycle: Lifecycle,

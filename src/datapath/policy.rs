@@ -26,7 +26,6 @@ pub struct Permit {
     limits: Option<Box<TunnelLimits>>,
 }
 
-/// Permitted route.
 #[derive(Debug)]
 struct Permitted {
     route: Route,
@@ -35,10 +34,8 @@ struct Permitted {
     holders: Option<Holders>,
 }
 
-/// Rejection of a target.
 #[derive(Debug)]
 pub struct Rejection {
-    /// Reason.
     pub reason: Reason,
     /// Route that policy rejects; none if the target was not resolved.
     pub route: Option<Box<Route>>,
@@ -53,7 +50,6 @@ impl From<Reason> for Rejection {
 }
 
 impl Permit {
-    /// Returns the permitted route.
     pub fn route(&self) -> &Route {
         &self.permitted.route
     }
@@ -124,7 +120,6 @@ enum Waypoint {
 }
 
 impl Grant {
-    /// Returns the endpoint of the tunnel.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
     }
@@ -144,7 +139,6 @@ impl Grant {
         self.waypoint == Waypoint::Endpoint
     }
 
-    /// Returns the limits of the tunnel, if it has any.
     pub fn limits(&mut self) -> Option<&mut TunnelLimits> {
         self.limits.as_deref_mut()
     }

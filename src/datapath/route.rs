@@ -72,7 +72,6 @@ impl Route {
         self.binding.as_ref()
     }
 
-    /// Returns the authority that the peer requested.
     pub fn requested(&self) -> &Authority {
         &self.authority
     }
@@ -82,22 +81,18 @@ impl Route {
         &self.matched_by
     }
 
-    /// Returns the service.
     pub fn service(&self) -> &Arc<Service> {
         &self.service
     }
 
-    /// Returns the port of the service.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Returns the hostname of the service and its port.
     pub fn service_port(&self) -> ServicePort<'_> {
         ServicePort { host: &self.service.hostname, port: self.port }
     }
 
-    /// Returns the endpoints to dial.
     pub fn endpoints(&self) -> &Arc<EndpointSet> {
         &self.endpoints
     }

@@ -13,9 +13,7 @@ use crate::reason::{HandshakeRefusal, Reason};
 pub struct Answer {
     /// Version of the snapshot that was evaluated.
     pub snapshot: u64,
-    /// Listener that the peer connects to.
     pub listener: ListenerRow,
-    /// Peer that opens the tunnel.
     pub peer: PeerRow,
     /// Lookups with their policy evaluation, in order. One as a rule; two if the server name of
     /// the TLS inside a tunnel decides, the authority first.
@@ -49,21 +47,17 @@ pub struct Answer {
     pub more_unused: usize,
     /// Remarks for the reader.
     pub notes: Vec<String>,
-    /// Outcome as the peer observes it.
     pub outcome: Outcome,
 }
 
-/// Listener of an explanation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ListenerRow {
-    /// Name in the configuration.
     pub name: String,
     /// Protocol: `hbone`, `tls` or `binding`.
     pub protocol: String,
 }
 
-/// Peer of an explanation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PeerRow {
@@ -95,13 +89,10 @@ pub struct LookupRow {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteRow {
-    /// Service as `namespace/hostname`.
     pub service: String,
-    /// Port of the service.
     pub port: u16,
     /// Kind of match: `hostname`, `exposedName`, `alias`, `family`, `vip` or `workload`.
     pub by: String,
-    /// Match as text.
     #[serde(rename = "said")]
     pub description: String,
     /// True if the tunnel goes to a waypoint.
@@ -118,7 +109,6 @@ pub struct RouteRow {
 pub struct RuleRow {
     /// True if the rule allows the tunnel.
     pub allowed: bool,
-    /// Rule as text.
     #[serde(rename = "said")]
     pub description: String,
     /// Entries of `exposure.services` that were evaluated, in the order of the list; if one
@@ -143,7 +133,6 @@ pub struct EntryRow {
     pub to: Vec<String>,
 }
 
-/// Group of endpoints.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupRow {
@@ -153,7 +142,6 @@ pub struct GroupRow {
     pub tier: String,
     /// Locality of the endpoints, if localities have weights.
     pub place: Option<String>,
-    /// Weight of that locality.
     pub weight: Option<u32>,
     /// Share of all picks while each group has an endpoint that can be picked.
     pub share: f64,
@@ -167,9 +155,7 @@ pub struct GroupRow {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointRow {
-    /// Uid of the workload.
     pub workload: Arc<str>,
-    /// Address that is dialled.
     pub address: String,
     /// Protocol: `HBONE` or `TCP`.
     pub protocol: String,
@@ -179,9 +165,7 @@ pub struct EndpointRow {
     pub cluster: Arc<str>,
     /// Locality as `region/zone/subzone`, as far as it is known.
     pub locality: String,
-    /// Index of the group in `groups`.
     pub group: usize,
-    /// Weight of the endpoint.
     pub weight: u32,
     /// Factor of the weight by what the gateway at the address has advertised, by its round trip
     /// time, and by an exceeded budget of the link to its cluster; 1 without any.
@@ -231,7 +215,6 @@ pub struct Outcome {
     pub alert: Option<u8>,
     /// RST_STREAM code of a tunnel that is reset after its answer.
     pub reset: Option<String>,
-    /// Outcome as text.
     #[serde(rename = "said")]
     pub description: String,
     /// Other possible outcomes, if random choices decide.

@@ -58,7 +58,6 @@ pub(super) fn run(explainer: Explainer<'_>, wanted: &str) -> Result<Answer, Stri
     Ok(answer)
 }
 
-/// Returns the outcome.
 fn evaluate(
     explainer: Explainer<'_>,
     (listener, binding): (&Listener, &Arc<Binding>),

@@ -50,13 +50,10 @@ const NO_TARGET: &str = "no target; write --to with an authority, such as `--to 
 /// State that the question is evaluated against.
 #[derive(Clone, Copy, Debug)]
 pub struct ExplainState<'a> {
-    /// Snapshot of mesh and rules.
     pub snapshot: &'a Snapshot,
     /// Addresses that are never dialled.
     pub deny: &'a DenyList,
-    /// Listeners by name.
     pub listeners: &'a [(String, ListenerRules)],
-    /// Listeners of bindings.
     pub bindings: &'a [Arc<Listener>],
     /// Positions of the configuration's entries.
     pub places: &'a ConfigPositions,
@@ -231,7 +228,6 @@ impl Explainer<'_> {
         }
     }
 
-    /// Explains a CONNECT to an HBONE listener.
     fn explain_connect(
         self,
         listener: &ListenerRules,

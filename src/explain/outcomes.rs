@@ -10,15 +10,12 @@ use crate::snapshot::Endpoint;
 
 /// Endpoint that can be picked.
 pub(super) struct Candidate<'a> {
-    /// Endpoint.
     pub(super) endpoint: &'a Endpoint,
     /// Index of its group in the answer.
     pub(super) group: usize,
     /// Probability of the next pick.
     pub(super) probability: f64,
-    /// Factor of its weight.
     pub(super) factor: f64,
-    /// True if it is ejected.
     pub(super) is_ejected: bool,
     /// Predicted result of a try.
     pub(super) prediction: Prediction,
@@ -27,7 +24,6 @@ pub(super) struct Candidate<'a> {
 /// Predicted result of a try of an endpoint.
 #[derive(Default)]
 pub(super) struct Prediction {
-    /// Failure, if it is known.
     pub(super) failure: Option<Failure>,
     /// Rejection by a policy that only logs.
     pub(super) audited: Option<String>,
@@ -88,7 +84,6 @@ pub(super) fn possible_outcomes(
 /// Scope whose endpoints are left out, and the reason for which its last try fails.
 type Limit<'a> = (Option<(&'a Arc<str>, &'a Arc<str>)>, Reason);
 
-/// Returns the limits that are reached if all of `tried` are tried.
 fn reached_limits<'a>(tried: &[&'a Candidate<'a>]) -> Vec<Limit<'a>> {
     let mut counts: Vec<(Limit<'a>, usize)> = Vec::new();
     for one in tried {
@@ -119,7 +114,6 @@ fn outside<'a>(all: &[&'a Candidate<'a>], limits: &[Limit<'_>]) -> Vec<&'a Candi
     all.iter().filter(is_left).copied().collect()
 }
 
-/// Returns the reasons for which candidates fail.
 fn ends(candidates: &[&Candidate<'_>]) -> impl Iterator<Item = Result<(), Reason>> {
     let reasons = [
         Reason::PolicyDenied,

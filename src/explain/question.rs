@@ -15,7 +15,6 @@ const ROWS_SHOWN_MAX: usize = 50;
 
 /// Stand-in for the hash of this gateway, which may have no certificate yet.
 pub(super) const OWN_HASH: GatewayHash = GatewayHash::new([1; 8]);
-/// Hash of another gateway.
 const OTHER_HASH: GatewayHash = GatewayHash::new([2; 8]);
 
 /// Description of a tunnel to explain.

@@ -23,7 +23,6 @@ const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);
 /// Positions of configuration entries in their file.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigPositions {
-    /// File of the configuration.
     pub file: PathBuf,
     /// Lines of `exposure.services`, by index. Entries of Kubernetes objects have other files.
     pub services: Vec<Line>,
@@ -39,7 +38,6 @@ impl ConfigPositions {
         format!("exposure.services[{index}]{line}")
     }
 
-    /// Returns the row of an entry of `exposure.services`.
     pub(super) fn row(&self, entry: &Exposure) -> EntryRow {
         let line = self.services.get(entry.index);
         EntryRow {

@@ -75,7 +75,6 @@ fn refusal(description: impl Into<String>, change: impl Into<String>) -> RuleRow
     RuleRow { description: description.into(), change: Some(change.into()), ..RuleRow::default() }
 }
 
-/// Describes a string that is not an authority.
 pub(super) fn no_authority(snapshot: &Snapshot, requested: &str) -> LookupRow {
     LookupRow {
         requested: requested.to_owned(),
@@ -199,7 +198,6 @@ fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
     }
 }
 
-/// Describes an alias as text.
 fn describe_alias(alias: &Alias) -> String {
     let subset = alias.subset.as_ref();
     let subset = subset.map_or_else(String::new, |subset| format!(", subset {subset}"));

@@ -52,7 +52,6 @@ pub struct Pool {
 /// hostname of a service, or the name of a binding.
 #[derive(Clone, Debug)]
 pub struct OwnedPool {
-    /// Pool.
     pub pool: Arc<Pool>,
     /// Owner.
     pub of: Option<String>,
@@ -130,7 +129,6 @@ impl Pool {
         held
     }
 
-    /// Ends the reserve of a listener.
     pub fn end_reserve(&self, of: &Arc<AtomicUsize>) {
         self.listeners.rcu(|all| {
             let others = all.iter().filter(|it| !Arc::ptr_eq(it, of));

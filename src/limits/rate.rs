@@ -25,7 +25,6 @@ impl Rates {
         Self { initial, sources_max, by_source: HashMap::new(), others, swept: None }
     }
 
-    /// Returns the rate of a source.
     pub fn of(&mut self, source: &Source, now: Instant) -> &mut Rate {
         if !self.by_source.contains_key(source) && self.by_source.len() >= self.sources_max {
             let is_due = |at| now.saturating_duration_since(at) >= SWEEP_PERIOD;

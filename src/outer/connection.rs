@@ -77,7 +77,6 @@ const DRAIN_IDLE_MAX: Duration = Duration::from_millis(100);
 /// Cause of the end of a connection that has not failed.
 pub(super) const CLOSED: &str = "closed";
 
-/// Socket that counts its reads.
 type Socket = InspectReader<TcpStream, Box<dyn Fn(&[u8]) + Send>>;
 type Http2 = h2::client::Connection<TlsStream<Socket>, Bytes>;
 
@@ -119,7 +118,6 @@ pub(super) struct State {
     pub(super) peer: Verified,
 }
 
-/// Task of a connection.
 pub(super) struct Driver {
     /// Boxed, as each function that passes it on would have a place for its kibibytes.
     http2: Pin<Box<Http2>>,
@@ -132,7 +130,6 @@ pub(super) struct Driver {
 #[derive(Debug)]
 pub(super) struct Slot {
     connection: Arc<Connection>,
-    /// Charge of the place.
     charge: Option<Held>,
 }
 
@@ -431,7 +428,6 @@ impl State {
         self.answered();
     }
 
-    /// Returns the number of tunnels.
     pub(super) fn streams(&self) -> usize {
         self.streams.load(Ordering::SeqCst)
     }
@@ -550,7 +546,6 @@ impl Connection {
 }
 
 impl Slot {
-    /// Returns the state of the connection.
     pub(super) fn state(&self) -> &Arc<State> {
         &self.connection.state
     }
@@ -561,7 +556,6 @@ impl Slot {
         self
     }
 
-    /// Returns a handle for one request.
     pub(super) fn sender(&self) -> SendRequest<Bytes> {
         self.connection.send.clone()
     }

@@ -50,7 +50,6 @@ pub(super) const SILENCE_TIME: Duration = Duration::from_secs(10);
 /// Time for which a failure of the gateway proves that it can be ejected.
 const PROOF_TIME: Duration = Duration::from_secs(5);
 
-/// Gateway with its connections.
 #[derive(Debug)]
 pub(super) struct GatewayConnections {
     pub(super) target: Target,
@@ -76,7 +75,6 @@ pub(super) struct Context {
     pub(super) filter: AddressFilter,
     /// Drain that waits for the connections.
     pub(super) lifecycle: Lifecycle,
-    /// Descriptors of the process.
     pub(super) descriptors: Arc<limits::Pool>,
 }
 
@@ -89,7 +87,6 @@ enum Picked {
     Wait(Wait),
 }
 
-/// Wait for a connection.
 struct Wait {
     result: watch::Receiver<Option<Failure>>,
     /// Limit of the wait.
@@ -106,7 +103,6 @@ enum Blocked {
     Full(LimitReached),
 }
 
-/// Tunnel that waits for a connection.
 struct Waiter<'a>(&'a GatewayConnections, &'a Source);
 
 impl Drop for Waiter<'_> {

@@ -54,7 +54,6 @@ pub(super) struct Carrier<F> {
     pub(super) tunnel: Option<Stream>,
     /// Charges bytes until they have left for the socket.
     pub(super) charge: F,
-    /// Tasks that a drain waits for.
     pub(super) tasks: Lifecycle,
 }
 

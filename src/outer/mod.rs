@@ -84,14 +84,12 @@ impl AddressFilter {
 /// Failure to open a tunnel. No byte of the tunnel was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Reason.
     pub reason: Reason,
     /// Explanation, with the address or the answer.
     pub detail: String,
 }
 
 impl Failure {
-    /// Creates a failure.
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self { reason, detail }

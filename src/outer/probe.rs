@@ -56,7 +56,6 @@ pub async fn run(
 /// Gateway that has answered.
 #[derive(Debug)]
 pub struct Reached {
-    /// Identity in its certificate.
     pub identity: Arc<str>,
     /// First expiry in its chain.
     pub not_after: SystemTime,

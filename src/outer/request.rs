@@ -26,7 +26,6 @@ const HEADER_BLOCK_MAX: usize = 32 * 1024;
 /// Limit of a field's octets in HPACK besides its name and value: kind and two lengths.
 const FIELD_OVERHEAD: usize = 8;
 
-/// CONNECT request.
 #[derive(Clone, Debug)]
 pub struct Request {
     authority: String,
@@ -38,7 +37,6 @@ pub struct Request {
 /// Answer 200 to a request.
 #[derive(Debug)]
 pub struct Answer {
-    /// Tunnel.
     pub stream: Stream,
     /// `x-strait-load` as received.
     pub load: Option<HeaderValue>,

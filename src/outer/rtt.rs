@@ -20,7 +20,6 @@ pub(crate) struct MinRtt {
 }
 
 impl MinRtt {
-    /// Adds a sample.
     pub(crate) fn record(&mut self, time: Duration, now: Instant) {
         let is_old = |start: Instant| now.duration_since(start) >= WINDOW;
         while self.parts.front().is_some_and(|(start, _)| is_old(*start)) {

@@ -62,7 +62,6 @@ pub(super) struct Connections {
     pub(super) ejections: u64,
     /// Time of the next probe, or end of a later ejection; `None` before the first one.
     pub(super) probe_at: Option<Instant>,
-    /// Interval of the last probe.
     pub(super) probe_interval: Duration,
     /// Time until which the last probe, or a connection since, shows that it is healthy; `None`
     /// after a failure.
@@ -79,7 +78,6 @@ pub(super) struct Loss {
     pub(super) at: Instant,
 }
 
-/// Connections of one source.
 #[derive(Debug, Default)]
 pub(super) struct SourceConnections {
     pub(super) open: Vec<Arc<Connection>>,
@@ -115,7 +113,6 @@ impl Replacement {
 }
 
 impl Connections {
-    /// Returns the connections of a source.
     pub(super) fn of(&mut self, source: &Source) -> &mut SourceConnections {
         self.by_source.entry(source.clone()).or_default()
     }

@@ -300,7 +300,6 @@ impl Stream {
         poll_fn(|cx| self.poll_write(cx, bytes, &charge)).await
     }
 
-    /// Polls [`Stream::write`].
     pub(super) fn poll_write<C: Send + 'static>(
         &mut self,
         cx: &mut Context<'_>,

@@ -23,12 +23,10 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// Returns the number of bytes.
     pub(super) const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Appends a frame.
     pub(super) fn push(&mut self, frame: Bytes) {
         self.bytes += frame.len();
         let is_whole = frame.len() >= WHOLE_MIN;

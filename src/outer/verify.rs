@@ -23,16 +23,12 @@ pub(super) struct Verified {
 pub struct ExpectedWorkloads {
     /// Accepted identities (`spiffe://…`).
     pub identities: Box<[Arc<str>]>,
-    /// Accepted namespaces.
     pub namespaces: Box<[Arc<str>]>,
 }
 
-/// Server by its identity and issuer.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerIdentity<'a> {
-    /// Identity in its certificate.
     pub identity: &'a Identity,
-    /// Issuer of the certificate.
     pub issuer: Option<&'a SpkiHash>,
 }
 

@@ -18,7 +18,6 @@ pub(super) struct Names {
 /// Result of a search for a name.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Known<'a> {
-    /// Its addresses.
     Addresses(&'a BTreeSet<IpAddr>),
     /// It does not exist in its family.
     Absent,

@@ -8,7 +8,6 @@
 /// item in proportion to its weight. Integer arithmetic keeps the shares exact.
 #[derive(Debug, Default)]
 pub(super) struct AliasTable {
-    /// Number of items.
     count: usize,
     /// Columns. Empty if all weights are equal, the common case.
     columns: Box<[Column]>,

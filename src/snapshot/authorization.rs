@@ -7,13 +7,9 @@ use ipnet::IpNet;
 /// Policy: its scope, its action and its rules.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// Name of the policy.
     pub name: String,
-    /// Namespace of the policy.
     pub namespace: String,
-    /// Scope of the policy.
     pub scope: PolicyScope,
-    /// Action on a match.
     pub action: Action,
     /// Rules, of which one must match. A policy without rules never matches.
     pub rules: Vec<Rule>,
@@ -24,10 +20,8 @@ pub struct Policy {
     pub unreadable: bool,
 }
 
-/// Scope of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyScope {
-    /// All workloads.
     Global,
     /// Workloads of the policy's namespace.
     Namespace,
@@ -35,26 +29,21 @@ pub enum PolicyScope {
     Selected,
 }
 
-/// Action of a policy on a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Permits the tunnel.
     Allow,
-    /// Rejects the tunnel.
     Deny,
 }
 
 /// Rule, which matches if all of its clauses do. A rule without clauses always matches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rule {
-    /// Clauses of the rule.
     pub clauses: Vec<Clause>,
 }
 
 /// Clause, which matches if one of its matches holds or if it has none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Clause {
-    /// Alternative matches.
     pub matches: Vec<Match>,
 }
 
@@ -90,9 +79,7 @@ pub struct Condition<T> {
 pub enum StringMatch {
     /// Matches an equal string.
     Exact(String),
-    /// Matches a string with this prefix.
     Prefix(String),
-    /// Matches a string with this suffix.
     Suffix(String),
     /// Matches any string that is not empty.
     Presence,
@@ -101,7 +88,6 @@ pub enum StringMatch {
 /// Known attributes of a request for which policies are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes<'a> {
-    /// Identity of the peer, if it has one.
     pub peer: Option<PeerIdentity<'a>>,
     /// Address of the peer. Unknown for an HBONE endpoint.
     pub source: Option<IpAddr>,
@@ -111,14 +97,11 @@ pub struct Attributes<'a> {
     pub port: Option<u16>,
 }
 
-/// Identity of a peer and its parts.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerIdentity<'a> {
     /// Whole identity, `spiffe://…`.
     pub principal: &'a str,
-    /// Namespace of the identity.
     pub namespace: &'a str,
-    /// Service account of the identity.
     pub service_account: &'a str,
 }
 

@@ -19,13 +19,10 @@ pub struct Change {
     pub mesh: Option<(Mesh, Arc<str>)>,
     /// Hostnames of workloads, each with all its addresses.
     pub answers: Vec<Answer>,
-    /// Trust set.
     pub trust: Option<TrustSet>,
-    /// Exposure table.
     pub exposure: Option<ExposureTable>,
     /// Aliases of services.
     pub names: Option<NameTable>,
-    /// Exports of the control plane.
     pub exports: Option<ExportSet>,
     /// Services that Kubernetes objects export or keep local, and the linked clusters.
     pub scope: Option<ServiceVisibility>,
@@ -35,7 +32,6 @@ pub struct Change {
     pub listeners: bool,
     /// Istio's authorization policies.
     pub policies: Option<Policies>,
-    /// Enforcement mode of the policies.
     pub enforcement: Option<Enforcement>,
     /// Cluster and locality of this gateway.
     pub position: Option<Position>,

@@ -45,7 +45,6 @@ pub struct EndpointState {
     /// Milliseconds after `epoch` until which the endpoint is ejected, above the bits of the
     /// cause. 0 means never.
     ejected_until: AtomicU64,
-    /// Sources of recent tunnels.
     sources: RecentSources,
     /// Capacity that a gateway of another network has advertised as free, in hundredths.
     free_capacity: Expiring,
@@ -81,7 +80,6 @@ pub(super) const FACTOR_MAX: u32 = 4;
 
 /// Duration of the first ejection; each further one doubles it.
 const EJECTION_FIRST: Duration = Duration::from_secs(5);
-/// Maximum duration of an ejection.
 const EJECTION_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// Unit of the mean dial time, in microseconds. The longest dial, two seconds, fits into 16 bits: 2

@@ -69,7 +69,6 @@ pub struct EndpointSet {
     groups: Option<Box<Groups>>,
     /// Indices of the endpoints of other networks, whose weights have factors.
     remote: Box<[usize]>,
-    /// Sum of all weights.
     weight: u32,
     /// Results of recent dials in the own network.
     health: Arc<SetHealth>,
@@ -79,12 +78,10 @@ pub struct EndpointSet {
 /// in the processor's cache, and a pick reads two.
 #[derive(Debug)]
 pub struct Candidate {
-    /// Weight of the endpoint.
     pub weight: u32,
     /// Capacity of the ready instances in the network of a gateway, as the control plane counts
     /// them; 0 for an endpoint of the own network.
     pub instances: u32,
-    /// Live state of the endpoint.
     pub state: Arc<EndpointState>,
 }
 
@@ -110,7 +107,6 @@ pub struct Groups {
 /// Group of endpoints: a tier, or one weighted locality of a tier.
 #[derive(Debug)]
 pub struct Group {
-    /// Tier of its endpoints.
     pub tier: Tier,
     /// Weighted locality of the group, in display form, with its weight.
     pub place: Option<(Arc<str>, u32)>,
@@ -147,7 +143,6 @@ pub enum Tier {
     /// Another network, with a match of all further preferences up to this one.
     #[display("other network, same {_0}")]
     OtherNetworkSame(Scope),
-    /// Another network.
     #[display("other network")]
     OtherNetwork,
     /// Mismatch of the first preference.
@@ -268,7 +263,6 @@ fn common_scale(local: &[Entry], shares: &[NetworkShare]) -> u32 {
 /// Group of a set, for draws.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// Candidates of the group.
     pub candidates: &'a [Candidate],
     /// Endpoints of the group, in the same order.
     endpoints: &'a [Arc<Endpoint>],
@@ -350,7 +344,6 @@ impl EndpointSet {
         self.groups.as_deref()
     }
 
-    /// Returns the endpoints of a group.
     pub fn of(&self, group: &Group) -> &[Arc<Endpoint>] {
         self.endpoints.get(group.range.clone()).unwrap_or_default()
     }
@@ -398,7 +391,6 @@ impl EndpointSet {
         self.groups().map_or(&[], |groups| &groups.left_out)
     }
 
-    /// Returns the sum of all weights.
     pub fn weight(&self) -> u32 {
         self.weight
     }
@@ -463,7 +455,6 @@ fn indices_of_remote(endpoints: &[Arc<Endpoint>]) -> Box<[usize]> {
 }
 
 impl Groups {
-    /// Returns all groups in fallback order.
     pub fn list(&self) -> &[Group] {
         &self.list
     }

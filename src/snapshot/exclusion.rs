@@ -18,7 +18,6 @@ pub enum ExclusionReason {
     /// The service passes original destinations through and has no endpoints.
     #[display("the service passes original destinations through")]
     OriginalDestination,
-    /// The service has no such port.
     #[display("the service has no such port")]
     NoServicePort,
     /// The workload does not serve this port of the service.

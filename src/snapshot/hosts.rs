@@ -23,7 +23,6 @@ use super::remote::gateway_network;
 pub struct Hosts {
     /// Counter of changes of hostnames, of the workloads that have one, or of waypoints.
     pub version: u64,
-    /// Known hostnames.
     pub known: Shards<Arc<str>, Arc<Host>>,
     /// Mesh as received from the source.
     pub(super) received: Mesh,
@@ -247,7 +246,6 @@ pub struct RefreshRequests {
 const REFRESH_REQUESTS_MAX: usize = 1024;
 
 impl RefreshRequests {
-    /// Adds a hostname.
     pub fn push(&self, name: &Arc<str>) {
         let mut names = self.names.lock();
         if names.len() < REFRESH_REQUESTS_MAX && names.insert(Arc::clone(name)) {

@@ -152,12 +152,10 @@ impl Index {
         }
     }
 
-    /// Returns the claims to a hostname.
     pub(super) fn claims(&self, host: &str) -> &[Claim] {
         self.claims.get(host).map_or(&[], |claims| claims)
     }
 
-    /// Returns all claimed hostnames.
     pub(super) fn all_claimed(&self) -> impl Iterator<Item = &str> {
         self.claims.keys().map(|host| &**host)
     }

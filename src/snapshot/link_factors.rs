@@ -17,14 +17,12 @@ pub(super) const WHOLE_PERCENT: u32 = 100;
 pub const NO_LINK_FACTORS: &LinkFactors = &LinkFactors(Vec::new());
 
 impl LinkFactors {
-    /// Returns the factors for peers of a cluster.
     pub fn of_peer(links: &[ReducedLink], cluster: &str) -> Self {
         let of_peer = links.iter().filter(|link| link.is_from(cluster));
         let factors = of_peer.map(|link| (Arc::clone(&link.to), link.weight_percent.into()));
         Self(factors.collect())
     }
 
-    /// Returns whether there are none.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -54,7 +54,6 @@ impl Member {
         }
     }
 
-    /// Returns the workload.
     pub(super) fn workload(&self) -> Option<&Arc<mesh::Workload>> {
         self.endpoints().first().map(|endpoint| &endpoint.definition)
     }
@@ -63,7 +62,6 @@ impl Member {
         self.endpoints().first().map_or("", |endpoint| endpoint.uid())
     }
 
-    /// Returns the endpoint that is dialled at this port.
     pub(super) fn endpoint(&self, port: u16) -> Option<&Arc<Endpoint>> {
         let endpoints = self.endpoints();
         let found = endpoints.binary_search_by_key(&port, |endpoint| endpoint.address.port());

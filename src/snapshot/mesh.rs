@@ -23,7 +23,6 @@ pub const UNKNOWN_NAMESPACE: &str = "unknown";
 /// changes by comparing the parts that two meshes do not share.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mesh {
-    /// Services by `namespace/hostname`.
     pub services: Shards<Arc<str>, Arc<Service>>,
     /// Workloads, local and remote, by uid.
     pub workloads: Shards<Arc<str>, Arc<Workload>>,
@@ -51,7 +50,6 @@ impl Mesh {
 pub struct Sorted<K, V>(Box<[(K, V)]>);
 
 impl<K: Ord, V> Sorted<K, V> {
-    /// Returns the value of a key.
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -60,7 +58,6 @@ impl<K: Ord, V> Sorted<K, V> {
         self.0.get(found.ok()?).map(|(_, value)| value)
     }
 
-    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -70,12 +67,10 @@ impl<K: Ord, V> Sorted<K, V> {
         self.0.is_empty()
     }
 
-    /// Returns all entries.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.0.iter().map(|(key, value)| (key, value))
     }
 
-    /// Returns all keys.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }
@@ -114,7 +109,6 @@ impl<K: Ord, V, const N: usize> From<[(K, V); N]> for Sorted<K, V> {
     }
 }
 
-/// Labels of pods.
 pub type PodLabels = Sorted<Arc<str>, Arc<str>>;
 
 /// Service port to target port.
@@ -123,9 +117,7 @@ pub type Ports = Sorted<u16, u16>;
 /// Service (Istio's WDS `Service`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Service {
-    /// Name.
     pub name: Arc<str>,
-    /// Namespace.
     pub namespace: Arc<str>,
     /// Hostname, in lower case and without a trailing dot.
     pub hostname: Arc<str>,
@@ -183,21 +175,16 @@ pub struct Assignment {
     pub drops: Vec<(Arc<str>, u32)>,
 }
 
-/// Weight of a locality of a priority.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalityWeight {
-    /// Priority, 0 first.
     pub priority: u32,
-    /// Locality.
     pub locality: Locality,
     /// Weight among the localities of the priority.
     pub weight: u32,
 }
 
-/// Waypoint of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waypoint {
-    /// Location.
     pub gateway: GatewayAddress,
     /// Weight among all waypoints of the service; 0 is never picked.
     pub weight: u32,
@@ -206,9 +193,7 @@ pub struct Waypoint {
 /// Location of a gateway or a waypoint, with its HBONE port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayAddress {
-    /// Location.
     pub place: Place,
-    /// HBONE port.
     pub port: u16,
 }
 
@@ -217,7 +202,6 @@ pub struct GatewayAddress {
 pub enum Place {
     /// `namespace/hostname` of a service, or of a workload with a DNS name.
     Name(String),
-    /// Address in a network.
     #[display("{_0}/{_1}")]
     Address(String, IpAddr),
 }
@@ -226,17 +210,11 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, Display, PartialEq, Eq, PartialOrd, Ord)]
 #[display(rename_all = "lowercase")]
 pub enum Scope {
-    /// Region.
     Region,
-    /// Zone.
     Zone,
-    /// Subzone.
     Subzone,
-    /// Node.
     Node,
-    /// Cluster.
     Cluster,
-    /// Network.
     Network,
 }
 
@@ -250,11 +228,8 @@ pub struct Workload {
     pub uid: Arc<str>,
     /// Name, or `None` if it is the part of the uid after the last slash.
     pub own_name: Option<Arc<str>>,
-    /// Node that it runs on.
     pub node: Arc<str>,
-    /// Addresses.
     pub addresses: Box<[IpAddr]>,
-    /// True if it is ready.
     pub healthy: bool,
     /// Weight; 0 drains it.
     pub capacity: u32,
@@ -291,19 +266,14 @@ impl<const N: usize> From<[(Arc<str>, Ports); N]> for Services {
 /// Fields that the pods of one Deployment in one zone have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Template {
-    /// Namespace.
     pub namespace: Arc<str>,
-    /// Service account.
     pub service_account: Arc<str>,
-    /// Trust domain.
     pub trust_domain: Arc<str>,
-    /// Cluster that it runs in.
     pub cluster: Arc<str>,
     /// Network of its addresses; empty means ours.
     pub network: Arc<str>,
     /// DNS name instead of an address.
     pub hostname: Arc<str>,
-    /// Protocol by which it is dialled.
     pub protocol: Protocol,
     /// Region, zone and subzone that it runs in.
     pub locality: Arc<Locality>,
@@ -368,7 +338,6 @@ impl DerefMut for Workload {
 }
 
 impl Workload {
-    /// Returns the name.
     pub fn name(&self) -> &str {
         let last = || self.uid.rsplit('/').next();
         self.own_name.as_deref().or_else(last).unwrap_or_default()

@@ -117,7 +117,6 @@ pub struct Snapshot {
     pub mesh: mesh::Mesh,
     /// Hostnames of workloads, with their addresses.
     pub hosts: Hosts,
-    /// Services by hostname.
     pub services: Shards<Arc<str>, Arc<Service>>,
     /// Services derived from aliases with several targets or a region, by label.
     pub derived_services: Shards<Arc<str>, Arc<Service>>,
@@ -203,7 +202,6 @@ impl Publisher {
         }
     }
 
-    /// Returns a reader of the published snapshots.
     pub fn reader(&self) -> Reader {
         Reader {
             current: Arc::clone(&self.current),

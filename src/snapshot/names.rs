@@ -19,7 +19,6 @@ use crate::wire::{Authority, Host};
 pub struct NameTable {
     /// Suffixes of families, in order of precedence.
     suffixes: Vec<Box<str>>,
-    /// Aliases by host.
     aliases: HashMap<Box<str>, Vec<Arc<Alias>>>,
     /// Aliases with a derived service, by [`Self::family_key`] of each target.
     derived: HashMap<Box<str>, Vec<Arc<Alias>>>,
@@ -28,7 +27,6 @@ pub struct NameTable {
 /// Configured name that leads to one or more services.
 #[derive(Debug, Deref, PartialEq)]
 pub struct Alias {
-    /// Entry of the configuration.
     #[deref]
     pub entry: config::Alias,
     /// Subset that restricts the endpoints; `None` means any.
@@ -157,12 +155,10 @@ impl NameTable {
         }
     }
 
-    /// Returns all aliases of a host.
     pub fn aliases_of(&self, name: &str) -> &[Arc<Alias>] {
         self.aliases.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns all aliases that have a derived service.
     pub(super) fn derived_aliases(&self) -> impl Iterator<Item = &Arc<Alias>> {
         let aliases = self.aliases.values().flatten();
         aliases.filter(|alias| alias.single_target().is_none())

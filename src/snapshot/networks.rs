@@ -19,7 +19,6 @@ pub struct NetworkTable {
     pub(super) has_bindings: bool,
 }
 
-/// Configuration of one network.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NetworkRule {
     /// Cluster of the gateways' certificates; empty if the mesh decides.
@@ -69,7 +68,6 @@ impl NetworkTable {
         domains.into_iter().map(identity).collect()
     }
 
-    /// Returns the rule of a network.
     pub(super) fn get(&self, network: &str) -> Option<&NetworkRule> {
         self.rules.get(network)
     }

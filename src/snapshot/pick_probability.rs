@@ -20,7 +20,6 @@ use super::endpoints::{Candidate, EndpointSet, FACTOR_ONE, Part};
 pub struct Load {
     amount: u64,
     weight: u64,
-    /// Factor of the link, in percent.
     link_percent: u32,
 }
 
@@ -45,7 +44,6 @@ impl Load {
         self.link_percent == first.link_percent && self.compare(first).is_lt()
     }
 
-    /// Returns the weight in draws.
     fn drawn_weight(self) -> u128 {
         u128::from(self.weight) * u128::from(self.link_percent)
     }

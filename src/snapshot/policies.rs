@@ -19,7 +19,6 @@ pub struct Policies {
     received: bool,
     global: Vec<Arc<Policy>>,
     by_namespace: HashMap<Box<str>, Vec<Arc<Policy>>>,
-    /// All policies by `namespace/name`.
     by_name: HashMap<Box<str>, Arc<Policy>>,
 }
 
@@ -63,7 +62,6 @@ impl FromIterator<Arc<Policy>> for Policies {
 }
 
 impl Policies {
-    /// Returns the number of policies.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }

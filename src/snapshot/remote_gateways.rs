@@ -140,7 +140,6 @@ impl Gateway {
             && own.template == record.template
     }
 
-    /// Returns its records.
     pub(super) fn records(&self) -> impl Iterator<Item = &Arc<Workload>> {
         self.record.iter().chain(&self.second_record)
     }
@@ -151,7 +150,6 @@ impl Gateway {
         (&own.cluster, &own.identities) == (&other.cluster, &other.identities)
     }
 
-    /// Returns its addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         let others = self.remote.other_addresses.iter().copied();
         std::iter::once(self.address).chain(others)
@@ -265,7 +263,6 @@ fn record_port(record: &Workload, network: &str) -> u16 {
     port.filter(|port| *port != 0).unwrap_or(HBONE_PORT)
 }
 
-/// Returns the parts that all localities have in common.
 fn common_locality<'a>(mut localities: impl Iterator<Item = &'a Locality>) -> Locality {
     let Some(first) = localities.next() else {
         return Locality::default();

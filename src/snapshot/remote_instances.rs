@@ -17,7 +17,6 @@ use super::{Endpoint, EndpointState, RemoteGateway, Shards, Subset};
 /// Instances and gateways of other networks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RemoteInstances {
-    /// Gateways by network.
     pub(super) gateways: Shards<Arc<str>, Arc<[Gateway]>>,
     /// Instances by `namespace/hostname` of their service.
     pub(super) services: Shards<Arc<str>, Arc<Instances>>,
@@ -27,7 +26,6 @@ pub(super) struct RemoteInstances {
     pub(super) clusters: Shards<(Arc<str>, SocketAddr), Arc<ClustersBehind>>,
 }
 
-/// Instances of one service.
 #[derive(Debug, Default)]
 pub(super) struct Instances {
     /// Instances by uid.
@@ -223,7 +221,6 @@ impl RemoteInstances {
         }
     }
 
-    /// Returns the gateway at an address that has a record.
     fn recorded(&self, network: &Arc<str>, address: SocketAddr) -> Option<&Gateway> {
         let mut recorded = self.gateways.get(network)?.iter();
         recorded.find(|gateway| gateway.has_address(address))
@@ -384,7 +381,6 @@ impl RemoteInstances {
         known
     }
 
-    /// Returns the record of a gateway, if it has one.
     pub(super) fn record(
         &self,
         gateway: &RemoteGateway,

@@ -62,17 +62,14 @@ impl PartialEq for TunnelCount {
 }
 
 impl TunnelCount {
-    /// Returns the pool of the tunnels.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.0
     }
 
-    /// Returns the number of tunnels.
     pub fn get(&self) -> u32 {
         u32::try_from(self.0.used()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the share of `max` that is free, in percent.
     pub fn free_percent(&self, max: u32) -> u32 {
         let free = u64::from(max.saturating_sub(self.get())) * 100;
         u32::try_from(free / u64::from(max.max(1))).unwrap_or(100)

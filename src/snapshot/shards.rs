@@ -46,7 +46,6 @@ struct Entry<K, V> {
 type Difference<'a, K, V> = (&'a K, Option<&'a V>, Option<&'a V>);
 
 impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
-    /// Returns the value of a key.
     pub fn get<Q: Ord + Hash + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -107,7 +106,6 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
         Some(old.value)
     }
 
-    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
     }

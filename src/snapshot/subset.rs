@@ -21,11 +21,9 @@ pub struct Subset {
 /// Endpoints of a subset with some labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubsetPart {
-    /// Name of the subset.
     pub name: Arc<str>,
     /// Keys and values of all labels that its workloads have.
     pub labels: Vec<(String, String)>,
-    /// Weight among the parts.
     pub weight: u32,
 }
 

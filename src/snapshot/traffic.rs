@@ -18,7 +18,6 @@ pub type Drains = BTreeMap<DrainTarget, Drained>;
 /// Order of an operator that drains a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Time of the order.
     pub since: SystemTime,
     /// True if a restart keeps it.
     pub is_persisted: bool,
@@ -27,7 +26,6 @@ pub struct Drained {
 /// Position of this gateway; its network comes with the mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Position {
-    /// Cluster of the gateway.
     pub cluster: Arc<str>,
     /// Locality of the gateway. An unknown part is empty and matches only workloads that lack it
     /// too.
@@ -44,9 +42,7 @@ const ORIGIN_MESH: &str = "istiod's record of this pod";
 /// All inputs of load balancing other than the mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Balancing {
-    /// Position of this gateway.
     pub position: Position,
-    /// Traffic configuration.
     pub traffic: Traffic,
     /// Parts of the mesh, and listeners, that an operator has drained.
     pub evacuated: Drains,
@@ -62,13 +58,11 @@ pub enum Override {
     Restore(DrainTarget),
 }
 
-/// Traffic configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
     /// Rules of services that have their own, by hostname. Only rules of different namespaces share
     /// a hostname.
     services: HashMap<Arc<str>, Vec<TrafficRule>>,
-    /// Rule for every service.
     pub(super) default_rule: TrafficRule,
 }
 
@@ -89,7 +83,6 @@ pub struct TrafficRule {
     pub proxy_protocol: Option<ProxyProtocol>,
 }
 
-/// Weights of regions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Regions {
     /// Regions, most specific pattern first.
@@ -99,7 +92,6 @@ pub struct Regions {
     pub(super) has_weights: bool,
 }
 
-/// Weight of a region.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Region {
     /// Pattern that matches the localities of the region.
@@ -179,7 +171,6 @@ impl fmt::Display for Spill {
 }
 
 impl Regions {
-    /// Returns the weights of these regions.
     pub fn new(weights: impl IntoIterator<Item = (RegionPattern, u32)>) -> Self {
         let mut list: Vec<_> = weights
             .into_iter()
@@ -296,7 +287,6 @@ impl Balancing {
     }
 }
 
-/// Returns whether a target is this service.
 pub fn is_service(service: &mesh::Service, target: &DrainTarget) -> bool {
     let DrainTarget::Service(name) = target else {
         return false;
@@ -333,7 +323,6 @@ impl Balancing {
         })
     }
 
-    /// Returns the order that drains a service.
     pub(super) fn drained_service(&self, service: &mesh::Service) -> Option<&DrainTarget> {
         self.evacuated.keys().find(|target| is_service(service, target))
     }

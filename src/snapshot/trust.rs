@@ -67,7 +67,6 @@ impl Caller<'_> {
     }
 }
 
-/// Cluster of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCluster {
     /// Name for exposure and logs.

@@ -34,7 +34,6 @@ pub struct Discovery {
     /// Error of the last write of the state to disk, if it failed.
     #[serde(skip)]
     pub save_error: Option<String>,
-    /// Mass removal that is held.
     pub hold: Option<HeldRemovals>,
 }
 
@@ -43,9 +42,7 @@ pub struct Discovery {
 pub struct HeldRemovals {
     /// Number of removals of all types.
     pub removals: usize,
-    /// Number of removed services.
     pub services: usize,
-    /// Number of removed workloads.
     #[serde(default)]
     pub workloads: usize,
     /// Number of removed clusters. Under istiod they are the export set.
@@ -97,7 +94,6 @@ impl fmt::Display for HeldRemovals {
     }
 }
 
-/// State of one resource type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceType {
@@ -124,7 +120,6 @@ pub struct ResourceType {
     pub rejections: Vec<Rejection>,
     /// Number of accepted resources, or parts of them, that are not used.
     pub unused: usize,
-    /// First of these.
     pub unused_first: Vec<Unused>,
 }
 

@@ -66,7 +66,6 @@ pub struct ResourceUsage {
 pub struct Holder {
     /// Kind and name of the source.
     pub source: String,
-    /// Amount.
     pub held: usize,
 }
 
@@ -109,7 +108,6 @@ pub struct HostnameStatus {
     pub addresses: Vec<IpAddr>,
     /// Number of further addresses, which are not used.
     pub more: usize,
-    /// Time of that answer.
     #[serde(with = "rfc3339::option")]
     pub answered: Option<SystemTime>,
     /// Error of the last lookup, if it failed.

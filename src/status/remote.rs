@@ -23,7 +23,6 @@ labelled! {
 /// Gateway of another network, with its connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteGatewayStatus {
-    /// Address of its HBONE port.
     pub address: SocketAddr,
     pub network: Arc<str>,
     /// Cluster that its certificate has to belong to; empty if any.

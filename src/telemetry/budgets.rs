@@ -21,7 +21,6 @@ const USED: &str = "Bytes that a link has carried since the start of its period"
 
 type Labels = [(&'static str, String); 2];
 
-/// Budgets of all links that have one.
 #[derive(Debug)]
 pub(super) struct Budgets {
     usages: Mutex<Vec<Usage>>,
@@ -86,7 +85,6 @@ impl Budgets {
         self.publish(&usages);
     }
 
-    /// Starts the periods that are due.
     pub(super) fn start_periods(&self, now: Instant) {
         for usage in &mut *self.usages.lock() {
             let period = usage.budget.period;
@@ -129,7 +127,6 @@ impl Budgets {
         self.reduced.load()
     }
 
-    /// Returns the usage of all links with a budget.
     pub(super) fn usages(&self) -> Vec<LinkUsage> {
         let usages = self.usages.lock();
         let usage = |one: &Usage| LinkUsage {

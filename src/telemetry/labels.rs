@@ -12,17 +12,13 @@ use crate::status::{PodName, WorkloadLabels};
 /// Facts about a connection that all its tunnels share.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Socket address of the peer.
     pub address: SocketAddr,
     /// Name of the listener. Only in the log.
     pub listener: Arc<str>,
     /// SPIFFE identity of the peer. This and the next fields are empty if none was verified.
     pub principal: Arc<str>,
-    /// Trust domain of the identity.
     pub trust_domain: Arc<str>,
-    /// Namespace of the identity.
     pub namespace: Arc<str>,
-    /// Service account of the identity.
     pub service_account: Arc<str>,
     /// Cluster, from the issuer of the certificate or from the trust domain.
     pub cluster: Arc<str>,
@@ -34,11 +30,8 @@ pub struct Source {
 /// Facts about the service that a tunnel was routed to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DestinationService {
-    /// Hostname.
     pub hostname: Arc<str>,
-    /// Name.
     pub name: Arc<str>,
-    /// Namespace.
     pub namespace: Arc<str>,
 }
 
@@ -63,9 +56,7 @@ pub(super) trait Labels:
 /// Gateway of another network that a tunnel was opened through.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteNetwork<'a> {
-    /// Cluster of the gateway.
     pub cluster: &'a Arc<str>,
-    /// Network behind it.
     pub network: &'a Arc<str>,
 }
 

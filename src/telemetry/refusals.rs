@@ -27,22 +27,18 @@ const PEER_MAX: usize = 8;
 pub struct Refused {
     /// Label of the reason, or of the limit.
     pub reason: &'static str,
-    /// Name of the listener.
     pub listener: Arc<str>,
     /// Identity of the first peer behind a gateway.
     pub first_peer: Box<str>,
-    /// Requested authority.
     pub authority: Box<str>,
     /// Requested server name.
     pub sni: Box<str>,
 }
 
-/// Refusals of one kind.
 #[derive(Clone, Debug)]
 pub struct Refusals {
     /// Properties of all of them.
     pub refused: Refused,
-    /// Verified identity of the peer.
     pub identity: Option<Arc<str>>,
     /// Cluster of the peer; empty if unknown.
     pub cluster: Arc<str>,

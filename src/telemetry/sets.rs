@@ -67,7 +67,6 @@ struct Inner<L> {
 #[derive(Debug)]
 struct LabelSet {
     count: Count,
-    /// Count at the last sweep.
     count_at_sweep: u64,
     /// Time of the last sweep that found the counter in use.
     last_used: Instant,

@@ -267,7 +267,6 @@ impl Collector for Times {
     }
 }
 
-/// Returns a time in microseconds.
 pub(super) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -63,7 +63,6 @@ impl XdsMetrics {
         self.terminations.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// Counts a received message.
     pub fn message(&self, url: &'static str, bytes: usize) {
         self.messages.get_or_create(&label(url)).inc();
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);

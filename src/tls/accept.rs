@@ -27,7 +27,6 @@ const READ_BYTES_MAX: usize = 8 * 1024;
 /// Connection whose handshake has completed.
 #[derive(Debug)]
 pub struct Accepted {
-    /// Record protection from now on.
     pub layer: RecordLayer,
     /// Sealed bytes received after the handshake.
     pub rest: Vec<u8>,
@@ -40,7 +39,6 @@ pub struct Accepted {
 /// Failure of a handshake. The alert, if any, was sent.
 #[derive(Debug, Error)]
 pub enum AcceptError {
-    /// Failure of TLS.
     #[error(transparent)]
     Tls(#[from] rustls::Error),
     /// Failure of the socket.

@@ -39,7 +39,6 @@ struct Generations {
     old: HashMap<ChainFingerprint, Verdict>,
 }
 
-/// Fingerprint of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ChainFingerprint([u8; 32]);
 
@@ -50,7 +49,6 @@ pub(super) struct Verdict {
     pub(super) at: UnixTime,
     /// Time from which the verdict no longer applies.
     pub(super) until: UnixTime,
-    /// The verified path.
     pub(super) path: VerifiedPath,
 }
 
@@ -59,7 +57,6 @@ pub(super) struct Verdict {
 pub(super) struct VerifiedPath {
     /// First expiry of a certificate on the path.
     pub(super) not_after: UnixTime,
-    /// Issuer of the leaf.
     pub(super) issuer: Arc<Issuer>,
 }
 

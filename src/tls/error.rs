@@ -16,12 +16,10 @@ pub enum TlsError {
     /// A file is missing, unreadable or not PEM.
     #[error("{file}: cannot be read as PEM: {source}; {}", pem_remedy(.source))]
     Pem {
-        /// The file.
         file: PathBuf,
         /// Cause of the failure.
         source: pem::Error,
     },
-    /// A file holds no certificate.
     #[error("{0}: contains no certificate; write the path of a PEM file with one")]
     NoCertificate(PathBuf),
     /// A certificate in an issuer's file is not a CA certificate.
@@ -36,9 +34,7 @@ pub enum TlsError {
          of them"
     )]
     SharedIssuer {
-        /// The issuer.
         issuer: SpkiHash,
-        /// A cluster.
         one: String,
         /// Another cluster.
         other: String,
@@ -46,7 +42,6 @@ pub enum TlsError {
     /// A root certificate cannot serve as trust anchor.
     #[error("{file}: contains an unusable root: {source}")]
     BadRoot {
-        /// The file.
         file: PathBuf,
         /// Cause of the failure.
         source: rustls::Error,
@@ -57,7 +52,6 @@ pub enum TlsError {
          spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT and must not be a CA"
     )]
     BadLeaf {
-        /// The file.
         file: PathBuf,
         /// Refusal that a peer with this certificate would get.
         refusal: HandshakeRefusal,
@@ -65,27 +59,19 @@ pub enum TlsError {
     /// Peers with the gateway's own roots and revocation lists would refuse its certificate.
     #[error("{file}: peers would refuse this certificate ({refusal}): {detail}; {remedy}")]
     Refused {
-        /// The file.
         file: PathBuf,
         /// Refusal that a peer with this certificate would get.
         refusal: HandshakeRefusal,
         /// Detail about this certificate.
         detail: String,
-        /// Remedy for the operator.
         remedy: &'static str,
     },
     /// A root is not the certificate of an authority.
     #[error("{file}: the root {subject:?} is not a CA certificate; write the roots of the mesh")]
-    NotARoot {
-        /// The file.
-        file: PathBuf,
-        /// Its subject.
-        subject: String,
-    },
+    NotARoot { file: PathBuf, subject: String },
     /// The key does not match the certificate.
     #[error("the private key does not match the certificate: {0}; use both from one issuance")]
     KeyMismatch(#[source] rustls::Error),
-    /// The key is encrypted.
     #[error("{0}: the private key is encrypted; decrypt it, such as by `openssl pkey`")]
     EncryptedKey(PathBuf),
     /// The key has an unsupported type or size.
@@ -100,7 +86,6 @@ pub enum TlsError {
     /// A revocation list is unusable.
     #[error("{file}: cannot be used as a CRL: {why}; write the path of a CRL in PEM or DER")]
     BadCrl {
-        /// The file.
         file: PathBuf,
         /// Cause of the failure.
         why: String,

@@ -27,15 +27,12 @@ pub struct IdentityMaterial {
     pub(super) source: PathBuf,
     /// The leaf, then its intermediates.
     pub chain: Vec<CertificateDer<'static>>,
-    /// The leaf's key.
     pub key: PrivateKeyDer<'static>,
-    /// The shared roots.
     pub roots: Arc<RootCertStore>,
     /// The roots of each trust domain, where they are not shared.
     pub bundles: Option<Bundles>,
     /// All root certificates, for status output, expiry times and the cache on disk.
     pub root_certificates: Vec<CertificateDer<'static>>,
-    /// The identity in the leaf.
     pub identity: Identity,
     /// Start of the leaf's validity.
     pub not_before: SystemTime,
@@ -50,7 +47,6 @@ pub type Bundles = HashMap<Box<str>, Arc<RootCertStore>>;
 /// Trust in peers, in addition to the roots that come with the gateway's certificate.
 #[derive(Debug, PartialEq)]
 pub struct PeerTrust {
-    /// The trust domains.
     pub domains: Vec<TrustedDomain>,
     /// The revocation lists, or `None` if revocation is not checked.
     pub crls: Option<Arc<Crls>>,
@@ -89,7 +85,6 @@ pub struct TrustedDomain {
     pub roots: Option<DomainRoots>,
 }
 
-/// Roots of one trust domain.
 #[derive(Debug)]
 pub struct DomainRoots {
     /// Roots for the verification of peers.

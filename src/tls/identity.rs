@@ -17,9 +17,7 @@ pub struct Identity {
     pub uri: Arc<str>,
     /// The trust domain, byte for byte as in the certificate.
     pub trust_domain: Arc<str>,
-    /// The namespace.
     pub namespace: Arc<str>,
-    /// The service account.
     pub service_account: Arc<str>,
     /// Expiry of the certificate.
     pub not_after: SystemTime,

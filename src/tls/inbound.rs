@@ -80,7 +80,6 @@ pub struct Chain {
 /// Chain that is no longer trusted.
 #[derive(Debug)]
 pub struct LostTrust {
-    /// Identity of the leaf.
     pub identity: Arc<str>,
     /// Reason for the loss of trust.
     pub refusal: HandshakeRefusal,
@@ -98,7 +97,6 @@ impl Chain {
         self.not_after.store(end.as_secs(), Ordering::Relaxed);
     }
 
-    /// Returns the issuer of the leaf.
     pub fn issuer(&self) -> &Arc<Issuer> {
         &self.issuer
     }

@@ -76,12 +76,9 @@ pub(super) fn sequence(contents: &[u8]) -> Vec<u8> {
     der
 }
 
-/// Counters of an issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuerCounter {
-    /// The issuer.
     pub issuer: Arc<Issuer>,
-    /// Number of accepted connections.
     pub accepted: u64,
     /// Number of handshakes refused because of the issuer.
     pub refused: u64,
@@ -92,7 +89,6 @@ pub struct IssuerCounter {
 pub(super) struct IssuerCounters(HashMap<SpkiHash, IssuerCounter>);
 
 impl IssuerCounters {
-    /// Counts an accepted connection.
     pub(super) fn accept(&mut self, issuer: &Arc<Issuer>) {
         if let Some(seen) = self.entry(issuer) {
             seen.accepted += 1;

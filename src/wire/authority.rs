@@ -34,7 +34,6 @@ pub enum AuthorityError {
     /// The port is zero, above 65535, signed, or has a leading zero.
     #[error("has a port outside 1 to 65535 or not in plain decimal")]
     BadPort,
-    /// The host is empty.
     #[error("has an empty host")]
     EmptyHost,
     /// The host has a character that no host name has.

@@ -17,7 +17,6 @@ pub enum DrainTarget {
     Cluster(Box<str>),
     /// Workload or gateway with this address.
     Address(IpAddr),
-    /// Workload with this uid.
     Workload(Box<str>),
     /// Gateway of another network, by the address of its HBONE port.
     Gateway(SocketAddr),
@@ -54,7 +53,6 @@ impl DrainTarget {
         }
     }
 
-    /// Returns the name of the kind.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Region(_) => "region",
@@ -66,7 +64,6 @@ impl DrainTarget {
         }
     }
 
-    /// Returns the name of the part.
     pub fn name(&self) -> String {
         match self {
             Self::Region(region) => region.to_string(),

@@ -19,7 +19,6 @@ pub const KNOWN_LABELS: [&str; 7] = [
     ZONE,
 ];
 
-/// Limit of the labels of a pod.
 pub const POD_LABELS_MAX: usize = 64;
 /// Limit of the bytes of a value, and of a key without its prefix, in Kubernetes.
 const NAME_MAX: usize = 63;

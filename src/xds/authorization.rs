@@ -65,7 +65,6 @@ pub fn reject_unknown_fields(body: &[u8]) -> Result<(), String> {
     unknown::refuse(body, &AUTHORIZATION).at("authorization")
 }
 
-/// Converts a policy.
 pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
     let namespace = namespace(from.namespace).at("authorization.namespace")?;
     let scope = scope(from.scope)

@@ -21,16 +21,13 @@ const TYPE_NAMES: [(&str, &str); 4] = [
     (ENDPOINT, "endpoints"),
 ];
 
-/// Kind of control plane of a stream.
 #[derive(Debug)]
 pub enum ControlPlaneKind {
     /// Istio: addresses, policies and the names of clusters.
     Istio,
     /// Envoy: clusters and their endpoints.
     Envoy {
-        /// Configured names of this node.
         node: NodeNames,
-        /// Locality of this gateway.
         locality: config::Locality,
         /// Services of the clusters that do not follow a naming scheme.
         clusters: Vec<NamedCluster>,
@@ -77,7 +74,6 @@ impl ControlPlaneKind {
     }
 }
 
-/// Returns the display name of a type.
 pub(super) fn display_name(type_url: &str) -> &'static str {
     let known = TYPE_NAMES.iter().find(|(known, _)| *known == type_url);
     known.map_or("others", |(_, name)| name)

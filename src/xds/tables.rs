@@ -67,7 +67,6 @@ impl Tables {
         Self { hbone_only, ..Self::default() }
     }
 
-    /// Returns the mesh.
     pub fn mesh(&self) -> Mesh {
         Mesh {
             services: self.services.clone(),
@@ -94,7 +93,6 @@ impl Tables {
         self.exports.len()
     }
 
-    /// Sets a service.
     pub(super) fn put_service(&mut self, key: Arc<str>, service: Service) {
         if self.services.get(&key).is_none_or(|old| **old != service) {
             self.services.insert(key, Arc::new(service));
@@ -102,7 +100,6 @@ impl Tables {
         }
     }
 
-    /// Sets a workload.
     pub(super) fn put_workload(&mut self, workload: Workload) {
         let uid = Arc::clone(&workload.uid);
         if self.workloads.get(&uid).is_none_or(|old| **old != workload) {
@@ -111,12 +108,10 @@ impl Tables {
         }
     }
 
-    /// Removes a service.
     pub(super) fn remove_service(&mut self, key: &str) {
         self.changed |= self.services.remove(key).is_some();
     }
 
-    /// Removes a workload.
     pub(super) fn remove_workload(&mut self, uid: &str) {
         self.changed |= self.workloads.remove(uid).is_some();
     }
@@ -129,7 +124,6 @@ impl Tables {
         }
     }
 
-    /// Removes the export of a cluster.
     pub(super) fn remove_export(&mut self, cluster: &str) {
         self.exports_changed |= self.exports.remove(cluster).is_some();
     }

@@ -13,12 +13,10 @@ use super::convert::At as _;
 #[derive(Debug)]
 pub(super) struct Shape(pub(super) &'static [(u32, &'static str, FieldKind)]);
 
-/// Content of a field.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FieldKind {
     /// No message, or a message that other code checks.
     Leaf,
-    /// A message.
     One(&'static Shape),
     /// A list of messages.
     Repeated(&'static Shape),

@@ -64,7 +64,6 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// Returns the file.
     pub fn file(&self) -> &Path {
         &self.map.document.file
     }
@@ -80,7 +79,6 @@ impl<'a> Fields<'a> {
         self.map.position.line()
     }
 
-    /// Returns the place of the map.
     pub fn place(&self) -> Place {
         self.map.place()
     }
@@ -90,7 +88,6 @@ impl<'a> Fields<'a> {
         self.later = keys;
     }
 
-    /// Returns the value of an optional key.
     pub fn get(&mut self, key: &'static str) -> Option<Value<'a>> {
         self.known.push(key);
         let entry = self.entries.iter().find(|entry| *entry.key == *key)?;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 /// Maximum findings of a file: a hostile file must not cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
 
-/// Severity of a finding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Severity {
     /// The file is not used.
@@ -22,7 +21,6 @@ pub enum Severity {
     Warning,
 }
 
-/// Position of a key or a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Position {
     /// A line of the file, counted from one; 0 in a source that has no lines.
@@ -74,7 +72,6 @@ impl fmt::Display for Place {
 /// One thing that is wrong at one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Its place.
     pub place: Place,
     /// Its severity, which decides whether the file can be used nevertheless.
     pub severity: Severity,
@@ -87,7 +84,6 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Makes a warning.
     pub fn warning(place: &Place, what: String, how: &str) -> Self {
         Self {
             place: place.clone(),
@@ -140,7 +136,6 @@ impl Findings {
         self.0.is_empty()
     }
 
-    /// Returns each finding in a line.
     pub fn lines(&self) -> Vec<String> {
         self.0.iter().map(ToString::to_string).collect()
     }

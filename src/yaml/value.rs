@@ -48,7 +48,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns the value of the whole document.
     pub fn of_document(document: &'a Document, report: &'a Report) -> Self {
         Self::new(document, report, &document.root, "", "object")
     }
@@ -58,7 +57,6 @@ impl<'a> Value<'a> {
         self.position.line()
     }
 
-    /// Returns the position of that line.
     pub fn position(self) -> Position {
         self.position
     }
@@ -86,12 +84,10 @@ impl<'a> Value<'a> {
         own.copied().unwrap_or(first)
     }
 
-    /// Reports an error of this value.
     pub fn error(self, what: impl fmt::Display, how: impl Into<String>) {
         self.report.error(self.position, format!("`{self}` {what}"), how);
     }
 
-    /// Reports a warning about this value.
     pub fn warning(self, what: impl fmt::Display, how: impl Into<String>) {
         self.report.warning(self.position, format!("`{self}` {what}"), how);
     }
@@ -107,7 +103,6 @@ impl<'a> Value<'a> {
         Some(text)
     }
 
-    /// Reads text that may be empty.
     pub fn text_or_empty(self) -> Option<&'a str> {
         match &self.node.kind {
             Kind::Text(text) => Some(text),
@@ -257,12 +252,10 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns whether this is a list.
     pub fn is_list(self) -> bool {
         matches!(self.node.kind, Kind::List(_))
     }
 
-    /// Returns whether this is a map.
     pub fn is_map(self) -> bool {
         matches!(self.node.kind, Kind::Map(_))
     }

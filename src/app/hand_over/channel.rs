@@ -21,7 +21,6 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the messages. Both processes must have the same.
 const VERSION: u32 = 2;
-/// Limit of a packet.
 const PACKET_BYTES_MAX: usize = 16 * 1024;
 /// Limit of the descriptors in one packet; the kernel's is 253.
 const DESCRIPTORS_MAX: usize = 64;
@@ -32,7 +31,6 @@ pub(super) const PACKET_DEADLINE: Duration = Duration::from_secs(10);
 /// Mode bits with which another user could replace a socket in a folder.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Transport of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::app) enum Transport {
@@ -40,14 +38,12 @@ pub(in crate::app) enum Transport {
     Udp,
 }
 
-/// Name of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(in crate::app) struct SocketName {
     pub(in crate::app) transport: Transport,
     pub(in crate::app) address: SocketAddr,
 }
 
-/// Listening socket with its name.
 #[derive(Debug)]
 pub(in crate::app) struct NamedSocket {
     pub(in crate::app) name: SocketName,
@@ -125,7 +121,6 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends the listening sockets of this process.
     pub(super) fn send_sockets(&self, sockets: &[NamedSocket]) -> anyhow::Result<()> {
         let mut rest = sockets;
         loop {
@@ -141,7 +136,6 @@ impl Channel {
         }
     }
 
-    /// Receives the listening sockets of the predecessor.
     pub(super) fn receive_sockets(&self) -> anyhow::Result<Vec<NamedSocket>> {
         let mut sockets = Vec::new();
         loop {

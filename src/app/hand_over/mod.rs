@@ -29,7 +29,6 @@ use sockets::SocketSource;
 /// Deadline from the sockets to the readiness of a successor: a start behind a control plane that
 /// is reached at the last attempt.
 pub(super) const START_DEADLINE: Duration = Duration::from_secs(10 * 60);
-/// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Sockets of this process, and its place between a predecessor and a successor.
@@ -38,7 +37,6 @@ pub(super) struct HandOver {
     /// Path of the socket between the processes.
     path: Option<PathBuf>,
     predecessor: Mutex<Option<Channel>>,
-    /// Sources of the listening sockets.
     pub(super) sockets: Arc<SocketSource>,
     /// Cancelled once the ports beside the data path are served: at the start, or when the
     /// predecessor stops to serve them.

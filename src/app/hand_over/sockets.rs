@@ -13,7 +13,6 @@ use crate::datapath::accept;
 
 pub(in crate::app) use super::channel::{NamedSocket, SocketName, Transport};
 
-/// Source of listening sockets.
 #[derive(Debug, Default)]
 pub(in crate::app) struct SocketSource {
     inherited: Mutex<Vec<NamedSocket>>,

@@ -59,7 +59,6 @@ impl ClientHello {
 pub struct ClientHelloError {
     /// Reason for counters and log.
     pub refusal: HandshakeRefusal,
-    /// Detail for the log.
     pub detail: String,
     /// TLS alert for the peer; empty if none is sent.
     pub alert: Vec<u8>,

@@ -26,7 +26,6 @@ impl Backlog {
         Self { bytes: BytesMut::new(), account: account.map(Arc::clone) }
     }
 
-    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -59,7 +59,6 @@ struct Sides<'a, P, E, B> {
     poll_broken: B,
 }
 
-/// Limits of a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyLimits<'a> {
     /// Account of the bytes that wait in this process.
@@ -152,7 +151,6 @@ where
     }
 }
 
-/// State of a copy.
 struct Copy<'a, P, E, B> {
     sides: Sides<'a, P, E, B>,
     upload: Direction<'a>,
@@ -206,7 +204,6 @@ where
     }
 }
 
-/// Side of a direction that has broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BrokenSide {
     From(io::ErrorKind),

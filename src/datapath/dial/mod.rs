@@ -33,10 +33,8 @@ use super::io::endpoint::EndpointStream;
 use super::limits::descriptors::{Holders, LimitReached, TunnelDescriptor};
 use super::policy::Grant;
 
-/// A connection to an endpoint.
 #[derive(Debug)]
 pub struct Upstream {
-    /// Byte stream to the endpoint.
     pub stream: EndpointStream,
     /// Grant of the tunnel, with its endpoint.
     pub grant: Grant,

@@ -42,7 +42,6 @@ use super::turn::{HboneConnection, NewRequest};
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
 /// Deadline for the first CONNECT. ztunnel and Envoy connect only when they have one to send.
 const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
-/// Deadline for a GOAWAY to be written.
 const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
 /// Time from a GOAWAY to the first tunnel that is rejected: two round trips between far regions,
 /// and the peer's own time. Without it, a peer that acknowledges no PING would open tunnels
@@ -139,13 +138,11 @@ enum ConnectionEvent {
     Aged,
     /// The reserved time to retire a connection has come.
     RetirementDue(RetirementReason),
-    /// GOAWAY is due.
     GoAwayDue,
     /// The certificate of the peer is no longer trusted.
     Untrusted(HandshakeRefusal),
     /// The grace period after GOAWAY has passed, and the tunnels have been reset.
     Closed,
-    /// The deadline of the drain has passed.
     DrainDeadline,
     /// Trust, exposure or policy has changed.
     Changed,
@@ -339,7 +336,6 @@ impl ConnectionDriver<'_> {
         connection.check_limits();
     }
 
-    /// Records the end of the connection, and closes it.
     async fn close<S>(self, connection: Box<HboneConnection<S>>, end: ConnectionEnd) -> S
     where
         S: AsyncRead + AsyncWrite + Unpin,

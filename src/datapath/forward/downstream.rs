@@ -12,7 +12,6 @@ use crate::tls::record::{RecordError, RecordLayer};
 /// Number of control bytes above which a peer that reads nothing is not read either.
 const CONTROL_BYTES_MAX: usize = 16 * 1024;
 
-/// End of a connection.
 #[derive(Debug)]
 pub enum ConnectionEnd {
     /// Both sides have finished, or the peer has closed its side.
@@ -23,11 +22,9 @@ pub enum ConnectionEnd {
     Silent,
     /// The peer does not read, and memory runs short.
     Evicted,
-    /// The socket has failed.
     Lost(io::Error),
     /// The peer has violated TLS.
     Record(RecordError),
-    /// The peer has violated HTTP/2.
     Http2(ConnectionError),
 }
 
@@ -38,7 +35,6 @@ pub struct Downstream {
     pub server: Server,
     /// Send buffer.
     pub output: Output,
-    /// Record protection.
     pub layer: RecordLayer,
     /// True if the peer has requested a KeyUpdate.
     pub is_key_update_requested: bool,
@@ -61,7 +57,6 @@ pub enum Pace {
 }
 
 impl Downstream {
-    /// Creates the state of a new connection.
     pub fn new(layer: RecordLayer) -> Self {
         Self {
             server: Server::default(),

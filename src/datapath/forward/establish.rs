@@ -30,11 +30,9 @@ const UNUSED_SHOWN_MAX: usize = 4;
 pub struct NewTunnel {
     /// State shared by all connections.
     pub data_path: Arc<DataPath>,
-    /// Peer that requested the tunnel.
     pub peer: Arc<Peer>,
     /// Generation of the snapshot before the tunnel was permitted.
     pub generation: u64,
-    /// Telemetry record.
     pub record: Record,
 }
 

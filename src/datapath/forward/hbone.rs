@@ -27,7 +27,6 @@ const SLOT_DEADLINE: Duration = Duration::from_secs(1);
 /// CONNECT request whose headers were read, with everything that is needed to forward it.
 #[derive(Debug)]
 pub struct ConnectRequest {
-    /// Tunnel that the request asks for.
     pub tunnel: NewTunnel,
     /// Slots of the connection's tunnels.
     pub slots: Arc<StreamSlots>,

@@ -20,7 +20,6 @@ impl LimitTimer {
         }
     }
 
-    /// Returns true if a check is set.
     pub(super) fn is_set(&self) -> bool {
         self.0.is_some()
     }

@@ -31,18 +31,15 @@ pub(super) fn revoke_delay() -> Duration {
     REVOKE_JITTER.mul_f64(fastrand::f64())
 }
 
-/// Open tunnel.
 #[derive(Debug)]
 pub struct Open {
     /// State shared by all connections.
     pub data_path: Arc<DataPath>,
-    /// Peer that requested the tunnel.
     pub peer: Arc<Peer>,
     /// Generation of the snapshot before the tunnel was permitted.
     pub generation: u64,
     /// Endpoint, and the grant to use it.
     pub upstream: Upstream,
-    /// Telemetry record.
     pub record: Record,
     /// Time at which the tunnel was opened.
     pub since: Instant,

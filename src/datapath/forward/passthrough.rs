@@ -40,7 +40,6 @@ use super::open::{Open, revoke_delay};
 pub struct PassthroughConnection {
     /// Tunnel of the connection. Its peer is an address without an identity.
     pub tunnel: NewTunnel,
-    /// Downstream socket.
     pub stream: TcpStream,
     /// Bytes read from the socket so far.
     pub client_hello: Vec<u8>,
@@ -50,12 +49,10 @@ pub struct PassthroughConnection {
     pub guards: ConnectionGuards,
 }
 
-/// Guards that count a connection.
 #[derive(Debug)]
 pub struct ConnectionGuards {
     /// Load and descriptor.
     pub resources: ConnectionResources,
-    /// Connection in the metrics.
     pub counted: ConnectionGuard,
     /// Connection among those of a binding.
     pub of_binding: Option<Held>,

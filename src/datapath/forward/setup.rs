@@ -31,7 +31,6 @@ pub enum Command {
     /// Answers with this status, and with a header field. 200 opens the tunnel; any other ends the
     /// stream.
     Respond(StreamKey, u16, Option<Field>),
-    /// Resets the stream.
     Reset(StreamKey, h2::Reason),
     /// Hands an open tunnel over.
     Open(StreamKey, Box<Open>),
@@ -99,7 +98,6 @@ pub struct TunnelWaker {
 }
 
 impl TunnelWaker {
-    /// Creates the waker of a tunnel.
     pub fn create(key: StreamKey, mailbox: &Arc<Mailbox>) -> Waker {
         let mailbox = Arc::clone(mailbox);
         Waker::from(Arc::new(Self { key, mailbox }))
@@ -121,7 +119,6 @@ impl Wake for TunnelWaker {
 #[derive(Debug)]
 pub struct Setup {
     state: Mutex<SetupState>,
-    /// Account of the bytes that are held.
     pub account: Arc<BufferAccount>,
 }
 
@@ -135,7 +132,6 @@ struct SetupState {
 }
 
 impl Setup {
-    /// Creates the state of a new stream.
     pub fn new(account: Arc<BufferAccount>, has_ended: bool) -> Self {
         let state = SetupState { has_ended, ..SetupState::default() };
         Self { state: Mutex::new(state), account }

@@ -191,7 +191,6 @@ impl Tries {
         }
     }
 
-    /// Leaves out all endpoints of a scope.
     fn leave_out(&mut self, scope: Option<(&Arc<str>, &Arc<str>)>, endpoints: &EndpointSet) {
         if scope.is_none() {
             self.tried.is_own_network_left_out = true;

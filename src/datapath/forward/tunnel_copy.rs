@@ -29,7 +29,6 @@ const LAST_READS: usize = 8;
 /// Open tunnel with the state of its copy.
 #[derive(Debug)]
 pub struct TunnelCopy {
-    /// Stream of the tunnel.
     pub key: StreamKey,
     /// True while the connection has listed it for its next step.
     pub is_queued: bool,
@@ -108,7 +107,6 @@ struct Flags {
     endpoint_ended: bool,
     /// The last read of the endpoint filled all of its room.
     reads_much: bool,
-    /// A write to the endpoint has failed.
     has_failed: bool,
     /// The endpoint has bytes that the window does not admit.
     has_unread: bool,
@@ -144,7 +142,6 @@ impl TunnelCopy {
         }
     }
 
-    /// Returns the tunnel.
     pub fn tunnel(&mut self) -> &mut Open {
         &mut self.open
     }
@@ -439,7 +436,6 @@ impl TunnelCopy {
         Reason::UpstreamReset
     }
 
-    /// Ends the tunnel.
     pub fn end(self: Box<Self>, result: Result<(), Reason>, output: &Output) {
         let Self { mut open, backlog, progress, last_output, flags, awaited, .. } = *self;
         let silent_since = awaited.and_then(|awaited| awaited.since);

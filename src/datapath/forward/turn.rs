@@ -44,9 +44,7 @@ const EVENTS_KEPT: usize = 64;
 /// New request for the connection's driver.
 #[derive(Debug)]
 pub struct NewRequest {
-    /// Stream.
     pub key: StreamKey,
-    /// Header list.
     pub request: Request,
     /// State that the stream's task shares with the connection.
     pub setup: Arc<Setup>,
@@ -54,7 +52,6 @@ pub struct NewRequest {
     pub price: u64,
 }
 
-/// Tunnel of a stream.
 #[derive(Debug)]
 enum Tunnel {
     /// A task opens it.
@@ -469,7 +466,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
     }
 
-    /// Forgets a stream that has ended.
     fn forget(&mut self, key: StreamKey) -> Option<Tunnel> {
         if !self.downstream.server.has(key) {
             return None;
@@ -478,7 +474,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         self.tunnels.get_mut(key.slot()).and_then(Option::take)
     }
 
-    /// Takes the requests that were received.
     pub fn take_requests(&mut self) -> Vec<NewRequest> {
         std::mem::take(&mut self.requests)
     }
@@ -517,7 +512,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         self.limit_timer.set(next);
     }
 
-    /// Returns the open tunnels.
     pub fn open_tunnels(&mut self) -> impl Iterator<Item = &mut TunnelCopy> {
         self.tunnels.iter_mut().flatten().filter_map(|tunnel| match tunnel {
             Tunnel::Open(copy) => Some(&mut **copy),

@@ -2,7 +2,6 @@
 
 use h2::Reason as ErrorCode;
 
-/// Length of a frame header in bytes.
 pub const HEADER_BYTES: usize = 9;
 /// Client connection preface (RFC 9113 section 3.4).
 pub const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -46,14 +45,11 @@ pub mod setting {
     pub const MAX_HEADER_LIST_SIZE: u16 = 6;
 }
 
-/// Header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// Length of the payload in bytes.
     pub length: usize,
     /// Type, see [`kind`].
     pub kind: u8,
-    /// Flags, see [`flag`].
     pub flags: u8,
     /// Stream, 0 for the connection.
     pub stream: u32,
@@ -90,7 +86,6 @@ pub fn push_reset(out: &mut Vec<u8>, stream: u32, code: ErrorCode) {
     push(out, kind::RST_STREAM, 0, stream, &code);
 }
 
-/// Appends a WINDOW_UPDATE frame.
 pub fn push_window_update(out: &mut Vec<u8>, stream: u32, increment: u32) {
     let increment = increment.to_be_bytes();
     push(out, kind::WINDOW_UPDATE, 0, stream, &increment);
@@ -104,7 +99,6 @@ pub fn push_goaway(out: &mut Vec<u8>, last: u32, code: ErrorCode) {
     push(out, kind::GOAWAY, 0, 0, &payload);
 }
 
-/// Appends a SETTINGS frame.
 pub fn push_settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
     let header =
         FrameHeader { length: 6 * settings.len(), kind: kind::SETTINGS, flags: 0, stream: 0 };
@@ -115,7 +109,6 @@ pub fn push_settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
     }
 }
 
-/// Appends a frame.
 pub fn push(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
     let header = FrameHeader { length: payload.len(), kind, flags, stream };
     out.extend_from_slice(&header.encode());

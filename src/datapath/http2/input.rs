@@ -100,7 +100,6 @@ impl Input {
         Ok(Some(record))
     }
 
-    /// Returns the buffer.
     pub fn bytes(&self) -> &[u8] {
         self.buffer.as_ref().map_or(&[], |buffer| buffer.as_ref())
     }

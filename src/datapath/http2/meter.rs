@@ -150,12 +150,10 @@ impl FrameMeter {
         self.credit.set_factor(factor);
     }
 
-    /// Returns the account of a first peer.
     pub fn first_peer(&self, source: &[u8]) -> FirstPeerId {
         FirstPeerId(self.first_peers.hasher().hash_one(source))
     }
 
-    /// Returns true if first peers are charged.
     pub fn has_first_peers(&self) -> bool {
         !self.first_peers.is_empty()
     }

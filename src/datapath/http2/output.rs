@@ -47,16 +47,13 @@ pub struct Output {
 /// Limits of one read of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadRoom {
-    /// Number of bytes.
     pub bytes: usize,
-    /// Number of records.
     pub records: usize,
 }
 
 /// Bytes that an endpoint sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadBytes {
-    /// Number of bytes.
     pub bytes: usize,
     /// Number of DATA frames that carry them.
     pub frames: usize,

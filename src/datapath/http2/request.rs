@@ -31,7 +31,6 @@ const TRACE_HEADER: &[u8] = b"traceparent";
 pub struct Request {
     /// Authority as received, for the log.
     pub authority: Box<str>,
-    /// Target, or the reason for a rejection.
     pub target: Result<Target, Reason>,
     /// Cluster of the source as claimed in `baggage`.
     pub source_cluster: Option<Box<[u8]>>,
@@ -290,7 +289,6 @@ mod tests {
         decode(&[&[METHOD, AUTHORITY], fields].concat())
     }
 
-    /// Returns the rejection of a request.
     fn rejection(request: Result<Request, Malformed>) -> Result<Option<Reason>, Malformed> {
         request.map(|request| request.target.err())
     }

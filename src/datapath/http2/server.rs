@@ -32,16 +32,12 @@ const KEEPALIVE_PING: [u8; 8] = *b"alive...";
 
 const _: () = assert!(FIRST_PEERS_MAX == STREAMS_MAX as usize);
 
-/// Event for the driver.
 #[derive(Debug)]
 pub enum Event {
     /// The event was handled together with an earlier one.
     Handled,
-    /// A request was received.
     Request {
-        /// Its stream.
         key: StreamKey,
-        /// Header list.
         request: Request,
         /// True if END_STREAM came with it.
         ended: bool,
@@ -50,19 +46,15 @@ pub enum Event {
     },
     /// DATA bytes of a stream were received, within the input.
     Data {
-        /// Stream.
         key: StreamKey,
         /// Position within the input.
         bytes: Range<usize>,
     },
     /// A small DATA frame that was split over several inputs was received.
     SmallData {
-        /// Stream.
         key: StreamKey,
-        /// Payload.
         bytes: Box<[u8]>,
     },
-    /// END_STREAM was received.
     End(StreamKey),
     /// The peer or a stream error has reset the stream.
     Reset(StreamKey, Reason),
@@ -71,10 +63,8 @@ pub enum Event {
     Writable(StreamKey),
 }
 
-/// Error that ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionError {
-    /// Code for GOAWAY.
     pub code: ErrorCode,
     /// Violated rule, for the log.
     pub rule: &'static str,
@@ -109,9 +99,7 @@ pub(super) enum Read {
     Preface(usize),
     /// Number of bytes of the frame header that were received.
     Header(usize),
-    /// Pad length of a DATA frame.
     PadLength(FrameHeader, Option<StreamKey>),
-    /// Payload of a DATA frame.
     Data(DataFrame),
     /// Payload of another frame, which is collected.
     Payload(FrameHeader),
@@ -231,7 +219,6 @@ impl Server {
         self.streams.get(key).is_some()
     }
 
-    /// Returns the stream with this identifier.
     #[cfg(test)]
     pub fn find(&self, id: u32) -> Option<StreamKey> {
         self.streams.find(id)

@@ -26,7 +26,6 @@ const _: () = assert!(STREAMS_MAX * STREAM_WINDOW_MIN == CONNECTION_WINDOW);
 /// Handle of a stream. A handle of a stream that is gone finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamKey {
-    /// Identifier of the stream.
     pub id: u32,
     slot: u32,
 }
@@ -38,7 +37,6 @@ impl StreamKey {
     }
 }
 
-/// State of one stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     id: u32,
@@ -103,7 +101,6 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Returns the number of streams.
     pub fn len(&self) -> usize {
         self.index.len()
     }
@@ -118,7 +115,6 @@ impl Streams {
         self.counted >= STREAMS_MAX as usize
     }
 
-    /// Inserts a stream whose identifier is new.
     pub fn insert(&mut self, id: u32, peer_window: i64) -> StreamKey {
         let stream = Stream {
             id,
@@ -143,7 +139,6 @@ impl Streams {
         key
     }
 
-    /// Removes a stream.
     pub fn remove(&mut self, key: StreamKey) {
         let Some(stream) = self.get(key) else {
             return;
@@ -154,7 +149,6 @@ impl Streams {
         self.index.remove(&key.id);
     }
 
-    /// Notes an end of a stream.
     pub fn end(&mut self, key: StreamKey, end: StreamEnd) {
         let Some(stream) = self.get_mut(key) else {
             return;
@@ -175,13 +169,11 @@ impl Streams {
         Some(StreamKey { id, slot })
     }
 
-    /// Returns a stream.
     pub fn get(&self, key: StreamKey) -> Option<&Stream> {
         let stream = self.slots.get(key.slot())?.as_ref();
         stream.filter(|stream| stream.id == key.id)
     }
 
-    /// Returns a stream.
     pub fn get_mut(&mut self, key: StreamKey) -> Option<&mut Stream> {
         let stream = self.slots.get_mut(key.slot())?.as_mut();
         stream.filter(|stream| stream.id == key.id)
@@ -344,7 +336,6 @@ impl Stream {
     }
 }
 
-/// Connection-level windows.
 #[derive(Debug)]
 pub struct ConnectionWindows {
     /// Bytes that may be sent.

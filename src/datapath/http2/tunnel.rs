@@ -2,7 +2,6 @@
 
 use crate::wire::Authority;
 
-/// Target of a tunnel.
 #[derive(Debug)]
 pub struct Target {
     pub(crate) authority: Authority,
@@ -17,9 +16,7 @@ pub struct Forwarded {
     pub via: Option<Vec<u8>>,
     /// `x-strait-source`: identity of the first peer, trusted only from `trust.gateways`.
     pub source: Option<Vec<u8>>,
-    /// `baggage`.
     pub baggage: Option<Vec<u8>>,
-    /// `traceparent`.
     pub traceparent: Option<Vec<u8>>,
 }
 

@@ -26,7 +26,6 @@ impl Buffer {
         Self(spare.unwrap_or_else(|| vec![0; BUFFER_BYTES].into()))
     }
 
-    /// Returns the whole buffer.
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.0
     }

@@ -15,7 +15,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::buffer::{BUFFER_BYTES, Buffer};
 use super::unsent::unacknowledged_bytes;
 
-/// Deadline for an alert to be written.
 pub const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 /// Limit of the wait for a peer's close: a few round trips between far regions.
 const PEER_CLOSE_DEADLINE: Duration = Duration::from_secs(1);

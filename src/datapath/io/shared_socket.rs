@@ -16,7 +16,6 @@ use tokio::net::TcpStream;
 pub struct SharedSocket<T = Arc<TcpStream>>(T);
 
 impl SharedSocket {
-    /// Shares a socket.
     pub fn new(socket: TcpStream) -> Self {
         Self(Arc::new(socket))
     }

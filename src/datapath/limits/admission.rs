@@ -23,7 +23,6 @@ const DESCRIPTORS_RESERVED: usize = 128;
 pub struct Admission {
     /// Descriptor pool, which divides the descriptors among their holders.
     pub pool: Arc<DescriptorPool>,
-    /// Handshakes in flight.
     pub handshakes: Arc<Places>,
 }
 

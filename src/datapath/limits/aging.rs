@@ -56,7 +56,6 @@ struct State {
 pub struct Aged {
     aging: Arc<Aging>,
     peer: Source,
-    /// Load of its worker, if that is known.
     worker: Option<WorkerLoad>,
     /// Time reserved to retire it because of its worker's load.
     is_leaving: bool,

@@ -12,7 +12,6 @@ pub struct ClientConnections(Arc<Pool>);
 /// Maximum numbers of open connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLimits {
-    /// Connections of all clients.
     pub total: usize,
     /// Connections of one client.
     pub each: usize,
@@ -25,7 +24,6 @@ impl Default for ClientConnections {
 }
 
 impl ClientConnections {
-    /// Returns the pool of the connections.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.0
     }

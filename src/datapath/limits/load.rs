@@ -13,7 +13,6 @@ pub struct LoadGuard(Arc<AtomicUsize>);
 pub struct WorkerLoad(Arc<LoadGuard>);
 
 impl WorkerLoad {
-    /// Returns the load.
     pub fn count(&self) -> usize {
         Arc::strong_count(&self.0.0) - 1
     }
@@ -39,7 +38,6 @@ impl WorkerLoad {
         LoadGuard::clone(&self.0)
     }
 
-    /// Returns true if a guard is one of this load.
     pub fn is_of(&self, guard: &LoadGuard) -> bool {
         Arc::ptr_eq(&self.0.0, &guard.0)
     }

@@ -28,10 +28,8 @@ pub struct WorkerTime {
     clusters: Mutex<BTreeMap<String, Arc<ClusterTime>>>,
 }
 
-/// Settings of one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterSettings {
-    /// Weight of its time.
     pub weight: u32,
     /// Limit of the bytes that its connections move in a second.
     pub bytes: Option<u32>,

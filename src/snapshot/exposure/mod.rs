@@ -33,7 +33,6 @@ pub struct ExposureTable {
     /// Entries by host of an alias, each with the port that the authority must have; `None` matches
     /// any port.
     aliases: HashMap<Box<str>, Vec<(Option<u16>, Exposure)>>,
-    /// Number of entries.
     len: usize,
     /// True if an entry sets the namespace of its service.
     pub(super) has_namespaces: bool,
@@ -108,7 +107,6 @@ impl ServiceVisibility {
 pub struct Exposure {
     /// Index in the configuration's list, for display.
     pub index: usize,
-    /// Entry of the configuration.
     #[deref(forward)]
     pub entry: Arc<ExposedService>,
     /// Number of the tunnels that the entry admits, counted if it is limited.
@@ -118,7 +116,6 @@ pub struct Exposure {
 /// Rule that exposes a service port to a caller.
 #[derive(Clone, Copy, Debug)]
 pub enum ExposedBy<'a> {
-    /// This entry of `exposure.services`.
     Entry(&'a Exposure),
     /// `exposes` of the link from the caller's cluster.
     Link,
@@ -204,7 +201,6 @@ impl ExposureTable {
         self.has_transit
     }
 
-    /// Returns whether any entry has limits.
     pub fn has_limits(&self) -> bool {
         self.has_limits
     }

@@ -28,7 +28,6 @@ pub use exclusion::{exclusion_reason, location_exclusion};
 /// Service port that matches an authority.
 #[derive(Clone, Debug)]
 pub struct LookupResult<'a> {
-    /// Service.
     pub service: &'a Arc<Service>,
     /// Port of the service; the service has it.
     pub port: u16,
@@ -41,7 +40,6 @@ pub struct LookupResult<'a> {
 pub struct ServicePort<'a> {
     /// Hostname of the service.
     pub host: &'a str,
-    /// Port of the service.
     pub port: u16,
 }
 
@@ -54,7 +52,6 @@ pub enum MatchedBy {
     Service,
     /// Name that `exposure` gives to the service.
     Exposed,
-    /// Alias of `names`.
     Alias(Arc<Alias>),
     /// Address of this workload.
     Workload(Arc<Workload>),

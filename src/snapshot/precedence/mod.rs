@@ -32,7 +32,6 @@ pub struct Collision {
     rule: DecidingRule,
 }
 
-/// Rule that decides a collision.
 #[derive(Clone, Debug, Display, PartialEq, Eq)]
 enum DecidingRule {
     /// An entry of `exposure.services` sets the namespace.

@@ -60,7 +60,6 @@ struct Placement {
     tier: Tier,
     /// Index of the part of a split subset.
     part: Option<usize>,
-    /// Weight of the part.
     part_weight: u32,
     /// Index of the region or locality in the list of weights; `None` if it has no weight of its
     /// own.
@@ -70,14 +69,12 @@ struct Placement {
     weight: u32,
 }
 
-/// Key of a tier of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct TierKey {
     part: PartKey,
     order: u32,
 }
 
-/// Key of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct GroupKey {
     tier: TierKey,
@@ -194,7 +191,6 @@ impl<'a> Ranking<'a> {
             && !self.by_latency
     }
 
-    /// Returns the evacuated address of an endpoint.
     pub(super) fn evacuated_address(&self, endpoint: &Endpoint) -> Option<&DrainTarget> {
         self.balancing.evacuated_address(endpoint.address, endpoint.remote.as_deref())
     }

@@ -228,7 +228,6 @@ impl List {
 }
 
 impl PathIssuer {
-    /// Returns the issuer of the certificate at `index` of a path.
     fn of(path: &[CertificateDer<'_>], index: usize, root: &TrustAnchor<'_>) -> Option<Self> {
         let Some(issuer) = path.get(index + 1) else {
             return Some(Self { key: sequence(&root.subject_public_key_info), signs_lists: true });

@@ -53,7 +53,6 @@ pub(super) fn is_expiry(error: &anyhow::Error) -> bool {
     error.is::<Expired>()
 }
 
-/// Content of the file.
 #[derive(Serialize, Deserialize)]
 struct CacheFile {
     format: u32,

@@ -31,7 +31,6 @@ const ROOTS_MAX: usize = 1024;
 /// Limit of a peer's error text that is repeated, in characters.
 const ERROR_TEXT_CHARS_MAX: usize = 512;
 
-/// Event of a certificate source.
 #[derive(Debug)]
 pub enum CertificateEvent {
     /// A new certificate, valid now.
@@ -51,7 +50,6 @@ fn shortened(text: &str) -> String {
     text.chars().take(ERROR_TEXT_CHARS_MAX).collect()
 }
 
-/// Parses the certificates of one part of an answer.
 fn parse_certificates(part: &str) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let certificates = CertificateDer::pem_slice_iter(part.as_bytes());
     certificates.collect::<Result<_, _>>().map_err(bad_pem)
@@ -61,7 +59,6 @@ fn bad_pem(error: pem::Error) -> anyhow::Error {
     anyhow!("the answer cannot be read as PEM: {error}")
 }
 
-/// Requires that the certificate is for the requested identity.
 fn require_identity(material: &IdentityMaterial, requested: &str) -> anyhow::Result<()> {
     let issued = &*material.identity.uri;
     ensure!(

@@ -28,7 +28,6 @@ const REQUEST_INTERVAL_MIN: Duration = Duration::from_millis(500);
 /// Interval at which the wall clock is read. Timers do not advance while the host is suspended.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// State of the renewal schedule.
 #[derive(Debug, Default)]
 pub(super) struct RenewalSchedule {
     /// Expiry of the certificate in force.

@@ -84,7 +84,6 @@ async fn connect(socket: &Path) -> anyhow::Result<WorkloadApiClient> {
     Ok(WorkloadApiClient::new_with_channel(endpoint, channel))
 }
 
-/// Describes an error of the agent.
 fn agent_error(error: WorkloadApiError) -> anyhow::Error {
     let text = shortened(&error.to_string());
     match error {

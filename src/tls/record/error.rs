@@ -21,7 +21,6 @@ pub enum RecordError {
     /// KeyUpdate with an unknown request.
     #[error("KeyUpdate with an unknown request")]
     IllegalParameter,
-    /// Fatal alert from the peer.
     #[error("TLS alert from the peer: {0:?}")]
     PeerAlert(AlertDescription),
     /// Key that has protected as many records as its suite allows.

@@ -8,7 +8,6 @@ use zeroize::Zeroizing;
 
 use super::error::RecordError;
 
-/// Length of a record header in bytes.
 pub const HEADER_BYTES: usize = 5;
 
 /// Size of the authentication tag of every suite (RFC 8446 5.2).

@@ -46,22 +46,18 @@ const APPLICATION_DATA: u8 = ContentType::ApplicationData as u8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ContentType {
-    /// One alert.
     Alert = 21,
     /// A handshake message or a part of it.
     Handshake = 22,
-    /// Application data.
     ApplicationData = 23,
 }
 
-/// An opened record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Size of the whole record in the input.
     pub bytes: usize,
     /// Place of the payload in the input.
     pub payload: Range<usize>,
-    /// Content of the record.
     pub content: Content,
 }
 

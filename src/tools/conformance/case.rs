@@ -33,7 +33,6 @@ pub enum Group {
     Floods,
 }
 
-/// Run of a scripted case.
 pub(super) type Script = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
 
 /// Line of the table.
@@ -72,7 +71,6 @@ pub enum Verdict {
     Skipped(String),
 }
 
-/// Returns the frames of several parts.
 pub(super) fn frames<const N: usize>(parts: [Vec<u8>; N]) -> Vec<u8> {
     parts.concat()
 }

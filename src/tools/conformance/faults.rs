@@ -23,7 +23,6 @@ const STALLED: u32 = 64;
 /// Bytes that one of them may take: windows, and the buffers of two sockets.
 const TAKEN_MAX: usize = 64 << 20;
 
-/// Returns all cases of faults.
 pub(super) fn cases() -> Vec<Case> {
     const GROUP: Group = Group::Faults;
     let opening = |name: &str, bytes: &'static [u8]| {

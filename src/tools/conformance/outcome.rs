@@ -38,7 +38,6 @@ pub(super) enum Outcome {
     Connection(u32),
     /// The connection ends without GOAWAY.
     Closed,
-    /// RST_STREAM with this code.
     Stream(u32),
     /// HEADERS with this status.
     Status(u16),

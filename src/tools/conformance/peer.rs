@@ -19,7 +19,6 @@ use super::endpoint::{END, KEEP};
 use super::outcome::{Outcome, State};
 use super::raw::{self, Field, Frame};
 
-/// Deadline of one result.
 pub(super) const RESULT_DEADLINE: Duration = Duration::from_secs(5);
 pub(super) const METHOD: Field<'static> = (":method", b"CONNECT");
 
@@ -89,7 +88,6 @@ pub struct Names {
 }
 
 impl Names {
-    /// Returns the fields of a CONNECT to the endpoint.
     pub fn connect(&self) -> [Field<'_>; 2] {
         [METHOD, self.authority()]
     }
@@ -275,7 +273,6 @@ impl Peer {
         }
     }
 
-    /// Decodes the status of an answer.
     pub(super) fn status(&mut self, answer: &Frame) -> anyhow::Result<u16> {
         let fields = self.decoder.decode(&answer.payload);
         let fields = fields.map_err(|error| anyhow::anyhow!("invalid header block: {error:?}"))?;

@@ -74,7 +74,6 @@ fn push_length(length: usize, block: &mut Vec<u8>) {
     block.push(rest.to_le_bytes()[0]);
 }
 
-/// Frame as received.
 #[derive(Debug)]
 pub struct Frame {
     pub kind: u8,

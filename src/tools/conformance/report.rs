@@ -19,7 +19,6 @@ pub(super) struct Report {
     groups: Vec<GroupResult>,
 }
 
-/// Results of a group.
 #[derive(Debug, Serialize)]
 struct GroupResult {
     group: Group,

@@ -26,7 +26,6 @@ pub(super) const ALERT: u8 = 21;
 /// Identity of the certificate of an unknown root.
 const FOREIGN: &str = "spiffe://conformance.test/ns/test/sa/foreign";
 
-/// Returns all cases of TLS.
 pub(super) fn cases() -> Vec<Case> {
     let line = |name: &str, change: fn(&mut ClientConfig) -> anyhow::Result<()>| {
         script(Group::Tls, "1.1", name, move |to| async move {

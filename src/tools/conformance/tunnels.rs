@@ -19,7 +19,6 @@ const MIB: usize = 1 << 20;
 /// Bytes that no peer accepts in the header fields of a request.
 const LARGE_FIELD: usize = 17 * 1024;
 
-/// Returns all cases of tunnels.
 pub(super) fn cases() -> Vec<Case> {
     const GROUP: Group = Group::Tunnels;
     vec![

@@ -42,7 +42,6 @@ pub(super) fn identity(folder: &Path, name: &str) -> anyhow::Result<IdentityMate
     Ok(IdentityMaterial::load(&IdentityFiles { chain, key, roots: file("root.crt") })?)
 }
 
-/// Running parts of the demo.
 pub(super) struct DemoEnvironment {
     pub(super) gateway: SocketAddr,
     endpoints: Vec<(&'static str, JoinHandle<()>)>,

@@ -28,7 +28,6 @@ pub(super) struct RunState {
     pub(super) idle: Cell<u64>,
 }
 
-/// Duration and cost of a run.
 #[derive(Default)]
 pub(super) struct RunCost {
     /// Time from when everything was open until the last operation ended.

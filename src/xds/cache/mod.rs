@@ -41,11 +41,9 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Cache file and owner of its state. A file of another cluster or network is refused.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    /// Path of the file.
     pub file: PathBuf,
     /// Cluster of the gateway that receives the state.
     pub cluster: String,
-    /// Network of the gateway.
     pub network: String,
 }
 

@@ -42,7 +42,6 @@ pub(super) struct TypeState {
     /// True if the request left out the held versions, so that the first response lists all
     /// resources.
     omitted_initial_versions: bool,
-    /// Key of the digests.
     key: RandomState,
 }
 

@@ -23,7 +23,6 @@ pub struct Subscription {
     pub mode: Mode,
 }
 
-/// Mode of a subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// All resources of the type.
@@ -42,7 +41,6 @@ pub struct Request {
     pub nonce: String,
     /// Names to subscribe to. Empty in the first request of a stream for all resources.
     pub subscribe: Vec<String>,
-    /// Names to unsubscribe from.
     pub unsubscribe: Vec<String>,
     /// Held versions by name, in the first request of a stream. An empty version marks a name
     /// that is wanted and not held.
@@ -69,17 +67,14 @@ pub struct Resource {
 /// Response of the server: a `DeltaDiscoveryResponse`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Response {
-    /// Type URL.
     pub type_url: String,
     /// Nonce that the answer has to carry.
     pub nonce: String,
     /// New resources and new versions of known ones.
     pub resources: Vec<Resource>,
-    /// Names of removed resources.
     pub removed: Vec<String>,
 }
 
-/// Removals by a response.
 #[derive(Clone, Copy, Debug)]
 pub struct Removals<'a> {
     /// True for the first response of the type on a stream.

@@ -8,7 +8,6 @@ use std::fmt::Write;
 pub(super) const NAME_BYTES_MAX: usize = 2 * 1024;
 /// Bytes of one reason; longer ones are truncated.
 const REASON_BYTES_MAX: usize = 512;
-/// Bytes of the message of a NACK.
 pub(super) const NACK_BYTES_MAX: usize = 4 * 1024;
 /// Bytes reserved for `; and 18446744073709551615 more`.
 const MORE_BYTES: usize = 31;
@@ -92,7 +91,6 @@ pub(super) struct NackBuilder {
 }
 
 impl NackBuilder {
-    /// Adds a rejected resource.
     pub(super) fn add(&mut self, name: &str, reason: &str) {
         let name = match name {
             "" => "(no name)",

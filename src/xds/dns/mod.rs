@@ -34,7 +34,6 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Dns {
     /// Source of the wanted hostnames and destination of their addresses.
     pub publisher: Arc<Publisher>,
-    /// Status that reports the results.
     pub status: Arc<Status>,
     /// DNS servers; if empty, those of `/etc/resolv.conf`.
     pub servers: Vec<SocketAddr>,

@@ -95,7 +95,6 @@ impl Schedule {
         self.left_out.len()
     }
 
-    /// Returns the time of the next lookup.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }

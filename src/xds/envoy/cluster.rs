@@ -32,7 +32,6 @@ const WRR_LOCALITY: &str = "wrr_locality.v3.WrrLocality";
 /// Settings of a serving cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    /// Source of its endpoints.
     pub(super) source: EndpointSource,
     /// True if locality weights count.
     pub(super) by_locality: bool,
@@ -40,10 +39,8 @@ pub(super) struct Cluster {
     pub(super) notes: Vec<String>,
 }
 
-/// Source of the endpoints of a cluster.
 #[derive(Debug)]
 pub(super) enum EndpointSource {
-    /// EDS, by this name.
     Eds(String),
     /// The cluster itself.
     Inline(Endpoints),
@@ -51,7 +48,6 @@ pub(super) enum EndpointSource {
     Unknown,
 }
 
-/// Converts a cluster.
 pub(super) fn cluster(from: proto::Cluster, interner: &mut Interner) -> Result<Cluster, String> {
     let mut notes = Vec::new();
     let sockets = from.transport_socket_matches.into_iter();

@@ -49,7 +49,6 @@ const MILLION: u32 = 1_000_000;
 /// individually.
 const UNUSED_KEPT: usize = 20;
 
-/// Endpoints of a cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Endpoints {
     /// Key, workload and target port of each endpoint. The workloads have no uid and no service
@@ -87,7 +86,6 @@ enum HostAddress {
     Named(Box<str>),
 }
 
-/// Converts an assignment.
 pub(super) fn endpoints(
     from: proto::ClusterLoadAssignment,
     interner: &mut Interner,

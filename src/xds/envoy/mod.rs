@@ -35,7 +35,6 @@ use crate::grpc::{cluster as cds, endpoint as eds};
 use crate::snapshot::mesh::{Assignment, LocalityWeight, Service, Services, Sorted, Workload};
 use crate::status::Unused;
 
-/// Type URL of assignments.
 pub const ENDPOINT: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
 /// Limit of the body of one resource: 100,000 endpoints of 160 bytes, the size of Istio's.
@@ -63,7 +62,6 @@ pub struct ClusterStore {
     /// Clusters of each port of a service, the serving one first.
     targets: BTreeMap<Target, BTreeSet<Rank>>,
     assignments: BTreeMap<Arc<str>, Arc<Endpoints>>,
-    /// Clusters with endpoints from EDS, by EDS name.
     clusters_by_eds_name: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     gateways: Gateways,
     /// Number of endpoints of all clusters.
@@ -244,7 +242,6 @@ impl ClusterStore {
         }
     }
 
-    /// Returns the ports of a host, with the clusters of each.
     fn ports_of(&self, host: &str) -> impl Iterator<Item = (&Target, &BTreeSet<Rank>)> {
         let ports = (host.to_owned(), 0)..=(host.to_owned(), u16::MAX);
         self.targets.range(ports)
@@ -434,7 +431,6 @@ fn check_limit(assignment: &[u8]) -> Result<(), String> {
     })
 }
 
-/// Builds the workloads of a cluster.
 fn workloads(cluster: &str, serving: &ServingCluster) -> Vec<Workload> {
     let (host, port) = &serving.target;
     let (namespace, _) = service_of(host);
@@ -464,7 +460,6 @@ fn gateway_records(workloads: &[Workload]) -> Vec<Workload> {
     records.collect()
 }
 
-/// Returns the load balancing settings of a cluster.
 fn load_balancing(serving: &ServingCluster) -> Assignment {
     let Endpoints { overprovisioning, localities, drops, .. } = &*serving.endpoints;
     let localities = localities.iter();

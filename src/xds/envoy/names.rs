@@ -8,15 +8,16 @@ use crate::wire::{Authority, Host};
 /// Host and port of a service, in the form of a peer's authority.
 pub(super) type Target = (String, u16);
 
-/// Target of a cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ClusterTarget {
     /// The cluster has the endpoints of a service. The configuration takes precedence over the
     /// name.
-    Serves { target: Target, is_configured: bool },
+    Serves {
+        target: Target,
+        is_configured: bool,
+    },
     /// The cluster is one of Istio's subsets, which no authority can request.
     Subset,
-    /// The service is unknown.
     Unknown,
 }
 

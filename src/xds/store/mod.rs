@@ -23,9 +23,7 @@ use crate::snapshot::Policies;
 use crate::snapshot::authorization::{Policy, PolicyScope};
 use crate::snapshot::mesh::{Service, Workload};
 
-/// Type URL of services and workloads.
 pub const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
-/// Type URL of authorization policies.
 pub const AUTHORIZATION: &str = "type.googleapis.com/istio.security.Authorization";
 
 /// Type URL of clusters. Only their names are read: under Istio they are the export set.
@@ -68,7 +66,6 @@ impl Default for Store {
 }
 
 impl Store {
-    /// Returns the policies.
     pub fn policies(&self) -> Policies {
         self.policies.values().cloned().collect()
     }
@@ -174,7 +171,6 @@ impl Store {
         result
     }
 
-    /// Sets or removes a policy.
     fn put_policy(&mut self, name: &str, policy: Option<Policy>) {
         let old = self.policies.remove(name);
         let new = policy.map(|new| match &old {

@@ -71,7 +71,6 @@ const INVALID_ARGUMENT: i32 = 3;
 pub struct Feed {
     /// Address and options of the control plane.
     pub plane: ControlPlane,
-    /// Kind of control plane.
     pub kind: ControlPlaneKind,
     /// Location of the cache file.
     pub cache: Option<PathBuf>,
@@ -79,11 +78,8 @@ pub struct Feed {
     pub hold: Duration,
     /// Pod that the requests describe.
     pub pod: Pod,
-    /// Publisher of snapshots.
     pub publisher: Arc<Publisher>,
-    /// Status page.
     pub status: Arc<Status>,
-    /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Readiness condition that is pending until the first state is complete.
     pub pending: &'static str,

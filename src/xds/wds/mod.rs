@@ -43,11 +43,9 @@ use crate::wire::HBONE_PORT;
 
 /// Limit of the ports of a service, and of the ports of a workload per service.
 const PORTS_MAX: usize = 1024;
-/// Limit of the services of a workload.
 const SERVICES_MAX: usize = 1024;
 /// Limit of the virtual addresses of a service.
 const VIPS_MAX: usize = 1024;
-/// Limit of the addresses of a workload.
 const ADDRESSES_MAX: usize = 64;
 /// Limit of the policies that select a workload by name.
 const POLICIES_MAX: usize = 1024;
@@ -56,7 +54,6 @@ const IDENTITIES_MAX: usize = 1024;
 /// Limit of the waypoints that share a service's traffic.
 const WAYPOINTS_MAX: usize = 64;
 
-/// Converts a service.
 pub fn service(from: proto::Service) -> Result<Service, String> {
     let namespace = namespace(from.namespace).at("service.namespace")?;
     let hostname = hostname(&from.hostname);

@@ -56,14 +56,12 @@ pub struct Layer {
     pub origins: Vec<String>,
 }
 
-/// A value and its line.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// The position of its first character.
     pub position: Position,
     /// Offset and length in bytes of its text in the file, which has at most 64 MiB.
     span: (u32, u32),
-    /// The kind and the value.
     pub kind: Kind,
 }
 
@@ -80,7 +78,6 @@ pub enum Kind {
     Float,
     /// Text, quoted or not.
     Text(Box<str>),
-    /// A list.
     List(Box<[Node]>),
     /// A map in the order of the file, repeated keys included.
     Map(Box<[Entry]>),
@@ -108,7 +105,6 @@ impl Document {
         Self::parse_all(file, &read(file)?)
     }
 
-    /// Parses `text`, naming `file` in findings.
     pub fn parse(file: &Path, text: &str) -> Result<Self, Findings> {
         let text = plain(file, text)?;
         let root = serde_saphyr::from_str_with_options(text, options());
@@ -158,7 +154,6 @@ impl Document {
         self
     }
 
-    /// Returns the place of a value.
     pub(crate) fn place_of(&self, node: &Node) -> Place {
         node.position.place(&self.file, &self.origins)
     }
@@ -288,7 +283,6 @@ impl Node {
         self.get(key)?.text()
     }
 
-    /// Returns this text.
     pub(crate) fn text(&self) -> Option<&str> {
         match &self.kind {
             Kind::Text(text) => Some(text),
@@ -304,7 +298,6 @@ impl Node {
         }
     }
 
-    /// As [`Self::get`], to change it.
     pub(crate) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
         let Kind::Map(entries) = &mut self.kind else {
             return None;

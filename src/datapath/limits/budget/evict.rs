@@ -20,7 +20,6 @@ struct Candidates<'a> {
     list: Vec<Candidate<'a>>,
 }
 
-/// Round of evictions.
 struct Round<'a> {
     by_source: HashMap<Source, Candidates<'a>>,
     /// Bytes that each source will hold after the round.

@@ -89,7 +89,6 @@ pub struct HeldBytes {
 }
 
 impl HeldBytes {
-    /// Returns the number of bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -147,7 +146,6 @@ impl BufferBudget {
         usize::try_from(self.held.get()).unwrap_or(0)
     }
 
-    /// Returns the pool of the bytes.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
@@ -220,7 +218,6 @@ impl BufferBudget {
         BufferSource { budget: Arc::clone(self), source: self.pool.account(source) }
     }
 
-    /// Creates the account of a new tunnel.
     pub fn account(self: &Arc<Self>, source: &Source) -> Arc<BufferAccount> {
         self.account_of(self.pool.account(source))
     }
@@ -330,7 +327,6 @@ impl BufferBudget {
 }
 
 impl BufferSource {
-    /// Creates the account of a new tunnel.
     pub fn account(&self) -> Arc<BufferAccount> {
         self.budget.account_of(self.source.clone())
     }

@@ -27,7 +27,6 @@ const TUNNEL_RESERVE_DIVISOR: usize = 5;
 pub struct DescriptorPool {
     /// Limit by open files.
     files: usize,
-    /// Limit by memory.
     memory: AtomicUsize,
     pool: Arc<Pool>,
     /// Tunnels of each source, which hold descriptors too.
@@ -59,7 +58,6 @@ struct HolderAccounts {
 #[derive(Debug)]
 pub struct Descriptor(Holders);
 
-/// Descriptor of a tunnel to an endpoint.
 #[derive(Debug)]
 pub struct TunnelDescriptor(Descriptor);
 
@@ -100,7 +98,6 @@ impl DescriptorPool {
         })
     }
 
-    /// Returns the pool of the ledger.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
@@ -191,7 +188,6 @@ impl ListenerReserve {
         self.holders(&Source::prefix(address))
     }
 
-    /// Returns the holders of a source.
     pub fn holders(self: &Arc<Self>, source: &Source) -> Holders {
         Holders(Arc::new(HolderAccounts {
             listener: Arc::clone(self),
@@ -219,7 +215,6 @@ impl Drop for ListenerReserve {
 }
 
 impl Holders {
-    /// Returns the source.
     pub fn source(&self) -> &Source {
         self.0.descriptors.source()
     }
@@ -259,7 +254,6 @@ impl Holders {
         Ok(Dialling(self.tunnel_descriptor(descriptor)))
     }
 
-    /// Counts a tunnel with its descriptor.
     fn tunnel_descriptor(&self, descriptor: Descriptor) -> TunnelDescriptor {
         self.0.tunnels.charge(1).keep();
         TunnelDescriptor(descriptor)
@@ -281,7 +275,6 @@ impl Holders {
 }
 
 impl Descriptor {
-    /// Returns the holders that it is counted for.
     pub fn holders(&self) -> &Holders {
         &self.0
     }
@@ -315,7 +308,6 @@ impl LimitReached {
         }
     }
 
-    /// Returns the reason for a rejected tunnel.
     pub fn reason(self) -> Reason {
         match self {
             Self::Share => Reason::OverShare,
@@ -326,7 +318,6 @@ impl LimitReached {
 }
 
 impl Dialling {
-    /// Returns the source that it is charged to.
     pub fn source(&self) -> &Source {
         self.0.source()
     }
@@ -346,7 +337,6 @@ impl Drop for Dialling {
 }
 
 impl TunnelDescriptor {
-    /// Returns the source that it is charged to.
     pub fn source(&self) -> &Source {
         self.0.holders().source()
     }

@@ -10,7 +10,6 @@ use crate::tools::conformance::outcome::{
 use crate::tools::conformance::peer::{Limits, Names, Peer, Target};
 use crate::tools::conformance::raw::{self, Frame};
 
-/// Returns all cases of this file.
 pub(super) fn cases(to: &Names, limits: Limits) -> Vec<Case> {
     let parts = [
         section_3_4_the_preface(to),
@@ -24,7 +23,6 @@ pub(super) fn cases(to: &Names, limits: Limits) -> Vec<Case> {
     parts.into_iter().flatten().collect()
 }
 
-/// Returns SETTINGS with these parameters.
 fn settings(parameters: &[(u16, u32)]) -> Vec<u8> {
     let parameter = |(id, value): &(u16, u32)| {
         let (id, value) = (id.to_be_bytes(), value.to_be_bytes());

@@ -9,7 +9,6 @@ use crate::tools::conformance::outcome::{COMPRESSION_ERROR, Outcome, PROTOCOL_ER
 use crate::tools::conformance::peer::{METHOD, Names, Peer, Target};
 use crate::tools::conformance::raw;
 
-/// Returns all cases of this file.
 pub(super) fn cases(to: &Names) -> Vec<Case> {
     let parts = [
         section_4_3_header_blocks(to),

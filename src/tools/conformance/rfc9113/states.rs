@@ -6,7 +6,6 @@ use crate::tools::conformance::outcome::{Outcome, PROTOCOL_ERROR, STREAM_CLOSED,
 use crate::tools::conformance::peer::Names;
 use crate::tools::conformance::raw;
 
-/// Returns all cases of this file.
 pub(super) fn cases(to: &Names) -> Vec<Case> {
     let parts = [
         in_state_idle(to),

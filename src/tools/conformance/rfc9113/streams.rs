@@ -8,7 +8,6 @@ use crate::tools::conformance::outcome::{
 use crate::tools::conformance::peer::Names;
 use crate::tools::conformance::raw;
 
-/// Returns all cases of this file.
 pub(super) fn cases(to: &Names) -> Vec<Case> {
     let parts = [
         section_5_1_1_identifiers(to),
@@ -23,7 +22,6 @@ pub(super) fn cases(to: &Names) -> Vec<Case> {
     parts.into_iter().flatten().collect()
 }
 
-/// Returns a padded payload.
 fn padded(padding: u8, payload: &[u8]) -> Vec<u8> {
     let zeros = vec![0; usize::from(padding)];
     [&[padding][..], payload, &zeros].concat()
@@ -222,7 +220,6 @@ fn section_6_9_window_update() -> Vec<Case> {
     ]
 }
 
-/// Returns CONTINUATION.
 fn next(flags: u8, stream: u32, part: &[u8]) -> Vec<u8> {
     raw::frame(raw::CONTINUATION, flags, stream, part)
 }

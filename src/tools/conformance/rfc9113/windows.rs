@@ -13,7 +13,6 @@ use crate::tools::conformance::raw::{self, initial_window};
 /// Limit of a window (section 6.9.1).
 const WINDOW_MAX: u32 = (1 << 31) - 1;
 
-/// Returns all cases of this file.
 pub(super) fn cases() -> Vec<Case> {
     const GROUP: Group = Group::Http2;
     vec![
