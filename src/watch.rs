@@ -152,8 +152,7 @@ fn resolve_paths(files: &[PathBuf]) -> NamesByDirectory {
 
 fn resolve_path(file: &Path, found: &mut NamesByDirectory) {
     let parts = |path: &Path| -> Vec<OsString> {
-        let parts = path.components().rev();
-        parts.map(|part| part.as_os_str().to_owned()).collect()
+        path.components().rev().map(|part| part.as_os_str().to_owned()).collect()
     };
     let mut directory = PathBuf::from("/");
     // Remaining components in reverse order.

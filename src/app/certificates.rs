@@ -414,13 +414,11 @@ impl Certificates {
     /// Exports the expiry times of everything in use.
     fn export_expiry(&self) {
         let own = self.material.iter().flat_map(|material| material.expiries());
-        let domains = self.trust.domains.iter();
-        let domains = domains.filter_map(TrustedDomain::expiry).min();
+        let domains = self.trust.domains.iter().filter_map(TrustedDomain::expiry).min();
         let crls = self.trust.crls.as_ref();
         let crls = crls.and_then(|crls| crls.next_stale(SystemTime::UNIX_EPOCH));
         let ends = own.chain(domains.map(|end| ("domain_root", end)));
-        let ends = ends.chain(crls.map(|end| ("crl", end)));
-        let ends: Vec<_> = ends.collect();
+        let ends: Vec<_> = ends.chain(crls.map(|end| ("crl", end))).collect();
         self.data_path.metrics.set_certificate_expiry(&self.identity, &ends);
     }
 

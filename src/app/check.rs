@@ -67,8 +67,7 @@ fn unavailable_addresses(report: &Report, severity: &str) -> ClosedListeners {
 }
 
 fn check_with_absent_files(source: &Source, mut examined: Examined) -> Report {
-    let mut findings = examined.findings.0.iter();
-    let has_absent = findings.any(|finding| finding.severity == Severity::Absent);
+    let has_absent = examined.findings.0.iter().any(|finding| finding.severity == Severity::Absent);
     examined.findings.0.retain(|finding| finding.severity != Severity::Absent);
     let warning = has_absent.then(|| warning(&examined)).flatten();
     let mut report = load_and_check(source, examined);

@@ -142,8 +142,7 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 /// hostnames are known only at run time.
 fn check_gateways(config: &Config) -> Vec<String> {
     let deny = DenyList::of(config);
-    let networks = config.networks.iter();
-    let gateways = networks.flat_map(|network| {
+    let gateways = config.networks.iter().flat_map(|network| {
         let gateways = network.gateways.iter();
         gateways.map(move |gateway| (network, gateway))
     });
@@ -170,8 +169,7 @@ fn check_gateways(config: &Config) -> Vec<String> {
 /// Returns warnings about bindings without a gateway. The addresses of hostnames are known only at
 /// run time.
 fn check_bindings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
-    let gateways = config.networks.iter();
-    let gateways = gateways.filter(|network| !network.gateways.is_empty());
+    let gateways = config.networks.iter().filter(|network| !network.gateways.is_empty());
     let configured: Vec<_> = gateways.filter_map(|one| one.cluster.as_deref()).collect();
     let mut warnings = Vec::new();
     for binding in &config.bindings {
@@ -196,8 +194,7 @@ fn check_bindings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 /// Returns true if a workload of the service has a hostname instead of addresses.
 fn is_by_name(mesh: &Mesh, service: &Service) -> bool {
     let key = service.key();
-    let mut workloads = mesh.workloads.values();
-    workloads.any(|one| {
+    mesh.workloads.values().any(|one| {
         let by_name = one.addresses.is_empty() && !one.hostname.is_empty();
         by_name && one.services.get(key.as_str()).is_some()
     })

@@ -178,11 +178,9 @@ fn missing_targets(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<S
     }
     let region = alias.region.as_deref().filter(|_| wrong.is_empty());
     if let Some(region) = region.filter(|_| !has_endpoint(config, alias, snapshot)) {
-        let services = alias.to.iter();
-        let services = services.filter_map(|to| snapshot.service_by_name(&to.host));
+        let services = alias.to.iter().filter_map(|to| snapshot.service_by_name(&to.host));
         let names: Vec<_> = services.map(|of| of.key()).collect();
-        let mut instances = snapshot.mesh.workloads.values();
-        let is_known = instances.any(|one| {
+        let is_known = snapshot.mesh.workloads.values().any(|one| {
             let is_there = *one.locality.region == *region;
             let mut names = names.iter();
             is_there && names.any(|name| one.services.get(&**name).is_some())

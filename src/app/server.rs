@@ -193,8 +193,7 @@ fn pools(app: &App, responder: &Responder) -> Vec<OwnedPool> {
 /// and the configuration name besides.
 fn remote_gateways(data_path: &DataPath) -> Vec<RemoteGatewayStatus> {
     let mut rows = data_path.outer.status();
-    let keys = rows.iter();
-    let used: HashSet<_> = keys.map(|row| (row.address, Arc::clone(&row.network))).collect();
+    let used: HashSet<_> = rows.iter().map(|row| (row.address, Arc::clone(&row.network))).collect();
     let snapshot = data_path.reader.snapshot();
     let known = snapshot.remote_gateways();
     let unused = known.filter(|(address, of)| !used.contains(&(*address, Arc::clone(&of.network))));
@@ -208,8 +207,7 @@ fn remote_gateways(data_path: &DataPath) -> Vec<RemoteGatewayStatus> {
 /// Returns the gateways of bindings, by the names of their listeners.
 fn bindings(app: &App) -> Vec<(Arc<str>, Arc<EndpointSet>)> {
     let snapshot = app.data_path.reader.snapshot();
-    let listeners = app.listeners.bindings().into_iter();
-    let endpoints = listeners.filter_map(|listener| {
+    let endpoints = app.listeners.bindings().into_iter().filter_map(|listener| {
         let set = listener.binding()?.endpoints.load(&snapshot);
         Some((Arc::clone(listener.rules().name()), set))
     });

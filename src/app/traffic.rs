@@ -38,8 +38,7 @@ pub(super) fn unknown_names(config: &Config, mesh: &Mesh) -> Vec<String> {
     };
     let services = limit_findings(services(config, mesh, path));
     let regions = limit_findings(regions(config, mesh, path));
-    let all = services.iter().chain(&regions);
-    all.map(ToString::to_string).collect()
+    services.iter().chain(&regions).map(ToString::to_string).collect()
 }
 
 /// Returns warnings about weights of regions without workloads. With weights, endpoints that no

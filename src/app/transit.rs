@@ -18,8 +18,7 @@ const NAMED_MAX: usize = 20;
 /// Returns a warning for each entry that widens the reach of peers. Gateways of other networks
 /// authorize this gateway and not the peer, unless they trust its `x-strait-source`.
 pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> {
-    let entries = config.exposure.services.iter();
-    let findings = entries.flat_map(|entry| {
+    let findings = config.exposure.services.iter().flat_map(|entry| {
         let at = format!("{}: warning", entry.line);
         let mut what = unlisted_gateways(config, entry);
         let service = snapshot.service_by_name(&entry.service.host);
@@ -36,8 +35,7 @@ pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> 
         let what = what.into_iter();
         what.map(move |what| format!("{at}: {what}"))
     });
-    let rules = config.exposure.transit.iter();
-    let rules = rules.filter_map(|rule| reachable(rule, snapshot));
+    let rules = config.exposure.transit.iter().filter_map(|rule| reachable(rule, snapshot));
     findings.chain(rules).collect()
 }
 
@@ -60,8 +58,7 @@ fn reachable(rule: &TransitRule, snapshot: &Snapshot) -> Option<String> {
     if rule.transit == Transit::Off || names.is_empty() {
         return None;
     }
-    let shown = names.iter().take(NAMED_MAX).map(String::as_str);
-    let shown = shown.collect::<Vec<_>>().join(", ");
+    let shown = names.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = match names.len().saturating_sub(NAMED_MAX) {
         0 => String::new(),
         more => format!(" and {more} more"),
@@ -83,8 +80,7 @@ fn relies_on_default(snapshot: &Snapshot, service: &Service) -> bool {
 
 /// Returns the findings of rules under a control plane, whose services are known only at run time.
 pub(super) fn received(config: &Config) -> Vec<String> {
-    let rules = config.exposure.transit.iter();
-    let rules = rules.filter(|rule| rule.transit > Transit::Off);
+    let rules = config.exposure.transit.iter().filter(|rule| rule.transit > Transit::Off);
     let finding = |rule: &TransitRule| {
         format!(
             "{}: warning: `exposure.transit` lets peers reach other networks through this \
@@ -100,8 +96,7 @@ pub(super) fn received(config: &Config) -> Vec<String> {
 /// everyone, and whose first peers are not evaluated.
 fn unlisted_gateways(config: &Config, entry: &ExposedService) -> Vec<String> {
     let identities = config.networks.iter().flat_map(|network| {
-        let identities = network.identities.iter();
-        identities.map(|identity| (network.cluster.as_deref(), identity))
+        network.identities.iter().map(|identity| (network.cluster.as_deref(), identity))
     });
     let unlisted = identities.filter(|(_, identity)| !config.trust.gateways.contains(identity));
     let is_admitted = |(cluster, identity): &(Option<&str>, &String)| {
@@ -188,8 +183,7 @@ fn unlinked<'a>(
         let is_its = |link: &Link| link.from == *from && link.to == *to;
         to.is_empty() || *from == *to || links.iter().any(is_its)
     };
-    let unlinked = pairs.filter(|pair| !is_linked(pair));
-    let unlinked = unlinked.map(|(from, to)| {
+    let unlinked = pairs.filter(|pair| !is_linked(pair)).map(|(from, to)| {
         format!(
             "`transit: {transit}` of {name} lets cluster {from} reach cluster {to}, to which it \
              has no link; write `{{from: {from}, to: {to}}}` into `links`, or remove `transit`"

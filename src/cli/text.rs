@@ -90,8 +90,7 @@ impl Text {
         let columns = columns.iter().map(|(header, cell)| {
             let cells = shown.iter().map(|row| escape_control(&cell(row)));
             let cells: Vec<_> = std::iter::once((*header).to_owned()).chain(cells).collect();
-            let widths = cells.iter().map(|cell| cell.chars().count());
-            let width = widths.max().unwrap_or(0);
+            let width = cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0);
             (cells, width)
         });
         let columns: Vec<_> = columns.collect();

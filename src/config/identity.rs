@@ -147,8 +147,7 @@ fn domain_name(value: Value<'_>, wanted: &str) -> Option<String> {
         return None;
     }
     value.parsed(wanted, |text| {
-        let name = SpiffeTrustDomain::new(text).ok();
-        let name = name.filter(|_| !text.contains("://"))?;
+        let name = SpiffeTrustDomain::new(text).ok().filter(|_| !text.contains("://"))?;
         Some(name.as_str().to_owned())
     })
 }

@@ -324,8 +324,7 @@ fn missing_in(root: &Node, section: &Key) -> Vec<(&'static str, String)> {
         given
             .is_none_or(|given| matches!(given.kind, Kind::Map(_)) && given.get(key.name).is_none())
     };
-    let absent = keys.iter().filter(is_absent);
-    absent.filter_map(|key| default(key, key.name)).collect()
+    keys.iter().filter(is_absent).filter_map(|key| default(key, key.name)).collect()
 }
 
 fn default(key: &Key, name: &'static str) -> Option<(&'static str, String)> {

@@ -150,8 +150,7 @@ impl Trust {
             let named = self.clusters.iter().map(|cluster| cluster.name.clone());
             return Some(named.chain(unknown).collect());
         }
-        let domains = self.domains.iter();
-        let clusters = domains.map(|domain| domain.cluster.clone()).collect();
+        let clusters = self.domains.iter().map(|domain| domain.cluster.clone()).collect();
         (!self.skip_validation).then_some(clusters)
     }
 

@@ -23,8 +23,7 @@ pub fn vip(network: IpNet, name: &str, taken: &mut BTreeSet<u128>) -> Option<IpA
     let hash = digest(&SHA256, name.as_bytes());
     let hash = hash.as_ref().first_chunk().copied()?;
     let start = u128::from_be_bytes(hash) % hosts;
-    let mut places = (start..hosts).chain(0..start);
-    let place = places.find(|place| taken.insert(*place))? + 1;
+    let place = (start..hosts).chain(0..start).find(|place| taken.insert(*place))? + 1;
     match network.network() {
         IpAddr::V4(first) => {
             let place = u32::try_from(place).ok()?;

@@ -175,8 +175,7 @@ fn choose_from<'a>(parts: impl Iterator<Item = Part<'a>> + Clone, tried: &Tried)
     let is_retry = !tried.endpoints.is_empty();
     let proven = is_retry.then(|| best_of_parts(parts.clone(), &proven, now));
     let healthy = || best_of_parts(parts.clone(), &healthy, now);
-    let found = proven.flatten().or_else(healthy);
-    found.or_else(|| best_of_parts(parts.clone(), &untried, now))
+    proven.flatten().or_else(healthy).or_else(|| best_of_parts(parts.clone(), &untried, now))
 }
 
 fn best_of_parts<'a>(
@@ -270,8 +269,7 @@ fn draw(
         }
     };
     let mut places = 0..part.candidates.len();
-    let weights = places.clone().map(|place| weight(&place));
-    let total = weights.fold(0, u64::saturating_add);
+    let total = places.clone().map(|place| weight(&place)).fold(0, u64::saturating_add);
     if total == 0 {
         return None;
     }

@@ -249,8 +249,7 @@ impl ListenerRules {
 /// Resolves a server name in Istio's form. Subsets are those of the configuration, because the
 /// destination rules of the client's cluster are not known.
 fn resolve_istio_name(name: Option<&str>, offers_istio: bool) -> Result<ListenerTarget, Reason> {
-    let name = name.and_then(IstioName::parse);
-    let name = name.ok_or(Reason::UnknownSni)?;
+    let name = name.and_then(IstioName::parse).ok_or(Reason::UnknownSni)?;
     if !offers_istio {
         return Err(Reason::NoIstioAlpn);
     }

@@ -217,8 +217,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rej
         }
     };
     let transit = transit::evaluate(snapshot, peer, &route);
-    let gateway_or_peer = peer.holders.as_ref();
-    let holders = gateway_or_peer.map(|holders| match route.first_peer() {
+    let holders = peer.holders.as_ref().map(|holders| match route.first_peer() {
         Some(first) => first.holders(holders),
         None => holders.clone(),
     });

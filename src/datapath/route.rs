@@ -169,8 +169,7 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
     let by_waypoint = uses_waypoint(snapshot, peer, service, &found.matched_by, target.origin);
     let endpoints = if by_waypoint {
         let is_used = service.drained.is_none();
-        let picked = is_used.then(|| pick_waypoint(snapshot, service)).flatten();
-        picked.cloned().unwrap_or_default()
+        is_used.then(|| pick_waypoint(snapshot, service)).flatten().cloned().unwrap_or_default()
     } else {
         snapshot.endpoints(&found, false)
     };
@@ -253,8 +252,7 @@ fn uses_waypoint(
     };
     let is_trusted_waypoint = || match matched_by {
         MatchedBy::Alias(alias) => {
-            let targets = alias.to.iter();
-            let mut behind = targets.filter_map(|to| snapshot.service_by_name(&to.host));
+            let mut behind = alias.to.iter().filter_map(|to| snapshot.service_by_name(&to.host));
             behind.all(|service| is_waypoint_of(&service.definition))
         }
         _ => is_waypoint_of(definition),

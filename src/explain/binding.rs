@@ -117,8 +117,7 @@ fn evaluate(
 /// Describes the service of a binding and its clients. `refused` is an address that is none.
 fn lookup(binding: &Binding, refused: Option<IpAddr>) -> LookupRow {
     let config = &binding.config;
-    let clients = config.clients.iter().map(ToString::to_string);
-    let clients = clients.collect::<Vec<_>>().join(", ");
+    let clients = config.clients.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     LookupRow {
         requested: binding.authority.to_string(),
         from: Some(format!("for connections to {}", config.listen)),
@@ -141,8 +140,7 @@ fn select<'a>(
     state: &ExplainState<'a>,
     wanted: &str,
 ) -> Result<(&'a Listener, Arc<Binding>), String> {
-    let all = state.bindings.iter();
-    let all = all.filter_map(|listener| Some((&**listener, listener.binding()?)));
+    let all = state.bindings.iter().filter_map(|listener| Some((&**listener, listener.binding()?)));
     let (mut found, others): (Vec<_>, Vec<_>) = all.partition(|(_, binding)| {
         let config = &binding.config;
         let is_named = |name: &str| name.eq_ignore_ascii_case(wanted);

@@ -164,8 +164,7 @@ fn dial_failure(
     endpoint: &Endpoint,
     expected: Option<&ExpectedWorkloads>,
 ) -> Option<Failure> {
-    let others = endpoint.remote.iter();
-    let others = others.flat_map(|remote| &remote.other_addresses);
+    let others = endpoint.remote.iter().flat_map(|remote| &remote.other_addresses);
     let addresses = std::iter::once(&endpoint.address).chain(others);
     // Others of a gateway are dialled if one is denied.
     let denied = addresses.map(|address| state.deny.denies(*address));
@@ -218,8 +217,7 @@ fn weighted_sets(state: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
     }
     let definition = &route.service().definition;
     let waypoints: Vec<_> = state.snapshot.usable_waypoints(definition).collect();
-    let weights = waypoints.iter();
-    let sum: f64 = weights.map(|(waypoint, _)| f64::from(waypoint.weight)).sum();
+    let sum: f64 = waypoints.iter().map(|(waypoint, _)| f64::from(waypoint.weight)).sum();
     let drawn = waypoints.into_iter().map(|(waypoint, set)| WeightedSet {
         waypoint: Some(waypoint.gateway.place.to_string()),
         share: f64::from(waypoint.weight) / sum,
@@ -280,10 +278,7 @@ fn candidates<'a>(
 ) -> Vec<Candidate<'a>> {
     // Endpoints of a set are ordered by group.
     let sizes: Vec<_> = match drawn.set.groups() {
-        Some(groups) => {
-            let groups = groups.list().iter();
-            groups.map(|group| drawn.set.of(group).len()).collect()
-        }
+        Some(groups) => groups.list().iter().map(|group| drawn.set.of(group).len()).collect(),
         None => vec![drawn.set.endpoints.len()],
     };
     let sizes = sizes.into_iter().enumerate();
@@ -387,8 +382,7 @@ fn list_unused(
     let keys: Vec<_> = keys.collect();
     let workloads = snapshot.mesh.workloads.sorted().into_iter();
     for workload in workloads.map(|of| &**of).filter(is_out) {
-        let mut keys = keys.iter();
-        let found = keys.find(|(key, ..)| workload.services.get(&**key).is_some());
+        let found = keys.iter().find(|(key, ..)| workload.services.get(&**key).is_some());
         if let Some((_, service, port)) = found {
             list(workload, &|| why_unused(state, route, service, *port, workload));
         }

@@ -101,8 +101,7 @@ fn reached_limits<'a>(tried: &[&'a Candidate<'a>]) -> Vec<Limit<'a>> {
         Reason::DialDenied => *count >= usize::from(FAILED_DIALS_MAX),
         _ => *count >= REJECTIONS_MAX,
     };
-    let reached = counts.into_iter().filter(is_reached);
-    reached.map(|(limit, _)| limit).collect()
+    counts.into_iter().filter(is_reached).map(|(limit, _)| limit).collect()
 }
 
 /// Returns the candidates outside the scopes that are left out.

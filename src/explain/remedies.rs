@@ -67,8 +67,7 @@ impl ConfigPositions {
 /// first by hostname wins.
 fn nearest<'a>(snapshot: &'a Snapshot, name: &str) -> Option<(&'a Arc<Service>, u16)> {
     let label = name.split(['.', ':']).next().unwrap_or_default();
-    let with_ports = snapshot.services.values();
-    let with_ports = with_ports.filter(|service| !service.ports.is_empty());
+    let with_ports = snapshot.services.values().filter(|service| !service.ports.is_empty());
     let first = with_ports.min_by_key(|service| (*service.name != *label, &service.hostname))?;
     Some((first, *first.ports.keys().min()?))
 }

@@ -205,8 +205,7 @@ fn describe_alias(alias: &Alias) -> String {
         None => "for every peer".to_owned(),
         Some(consumers) => format!("for peers of {}", consumers.join(", ")),
     };
-    let targets = alias.to.iter().map(ToString::to_string);
-    let to = targets.collect::<Vec<_>>().join(", ");
+    let to = alias.to.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let region = alias.region.as_deref();
     let region = region.map_or_else(String::new, |region| format!(", in region {region}"));
     format!("an alias of `names` {consumers}, to {to}{region}{subset}")
@@ -310,8 +309,7 @@ fn unknown_name(
     } else if let Some(service) = snapshot.service_by_unassigned_name(name) {
         without_port(service, requested.port)
     } else if let Some(other) = others.first() {
-        let port = other.name.port.map(|port| format!(" at port {port}"));
-        let port = port.unwrap_or_default();
+        let port = other.name.port.map(|port| format!(" at port {port}")).unwrap_or_default();
         refusal(
             format!("not for this peer and port: {}{port}", describe_alias(other)),
             remedies::consumer(places, other, cluster, requested.port),
@@ -387,8 +385,7 @@ fn not_exposed(
     subjects: &[Subject<'_>],
     reason: Reason,
 ) -> RuleRow {
-    let mut failing = subjects.iter();
-    let failing = failing.find(|subject| subject.exposed.is_err());
+    let failing = subjects.iter().find(|subject| subject.exposed.is_err());
     let Some(subject) = failing else {
         let description = format!("a rule refuses it ({reason})");
         return RuleRow { description, ..RuleRow::default() };

@@ -91,8 +91,7 @@ impl Taken {
     /// number, evicts the oldest of all.
     fn evict(&mut self) {
         let oldest = |own: &VecDeque<Taking>| own.front().map(|one| Reverse(one.serial));
-        let sources = self.by_source.iter();
-        let largest = sources.max_by_key(|(_, own)| (own.len(), oldest(own)));
+        let largest = self.by_source.iter().max_by_key(|(_, own)| (own.len(), oldest(own)));
         if let Some(source) = largest.map(|(source, _)| source.clone()) {
             self.evict_oldest(&source);
         }

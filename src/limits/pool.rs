@@ -130,10 +130,8 @@ impl Pool {
     }
 
     pub fn end_reserve(&self, of: &Arc<AtomicUsize>) {
-        self.listeners.rcu(|all| {
-            let others = all.iter().filter(|it| !Arc::ptr_eq(it, of));
-            others.cloned().collect::<Vec<_>>()
-        });
+        self.listeners
+            .rcu(|all| all.iter().filter(|it| !Arc::ptr_eq(it, of)).cloned().collect::<Vec<_>>());
     }
 
     /// Returns the amount that is free for the clients of a listener, without the reserves of other

@@ -126,8 +126,7 @@ impl Rate {
 
     /// Returns the credit that grows in this time.
     fn earned(&self, time: Duration) -> i64 {
-        let nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
-        nanos.saturating_mul(self.per_second.into())
+        i64::try_from(time.as_nanos()).unwrap_or(i64::MAX).saturating_mul(self.per_second.into())
     }
 
     fn grow(&mut self, now: Instant) {

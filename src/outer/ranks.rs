@@ -62,8 +62,7 @@ impl Ranks {
 
     /// Returns the factor of a gateway's weights, in units of [`FACTOR_ONE`].
     pub(crate) fn weight_factor(&self, target: &Target) -> u32 {
-        let known = self.by_gateway.get(target);
-        known.map_or(FACTOR_ONE, |rank| rank.weight_factor)
+        self.by_gateway.get(target).map_or(FACTOR_ONE, |rank| rank.weight_factor)
     }
 }
 

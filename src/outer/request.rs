@@ -156,8 +156,7 @@ pub(super) async fn send(
         let stream = Stream::new(send, response.into_body(), Held::Slot(slot));
         return Ok((stream, load));
     }
-    let outcome = response.headers().get(OUTCOME_HEADER);
-    let outcome = outcome.map(HeaderValue::as_bytes);
+    let outcome = response.headers().get(OUTCOME_HEADER).map(HeaderValue::as_bytes);
     let reason = Reason::of_answer(response.status(), outcome);
     let label = String::from_utf8_lossy(outcome.unwrap_or(b"none"));
     let status = response.status().as_u16();

@@ -33,8 +33,7 @@ impl MinRtt {
 
     /// Returns the least time, zero without a sample.
     pub(crate) fn least(&self) -> Duration {
-        let times = self.parts.iter().map(|(_, time)| *time);
-        times.min().unwrap_or_default()
+        self.parts.iter().map(|(_, time)| *time).min().unwrap_or_default()
     }
 }
 

@@ -44,8 +44,7 @@ impl Verified {
         reader: &Reader,
     ) -> Result<Self, String> {
         let refused = |refusal: HandshakeRefusal| format!("{refusal}: {}", refusal.description());
-        let leaf = certificates.first();
-        let leaf = leaf.ok_or_else(|| refused(HandshakeRefusal::NoCertificate))?;
+        let leaf = certificates.first().ok_or_else(|| refused(HandshakeRefusal::NoCertificate))?;
         let identity = leaf_identity(leaf).map_err(refused)?;
         let chain = tls.register_chain(certificates).map_err(refused)?;
         let verified = Self { chain, identity };

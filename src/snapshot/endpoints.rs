@@ -279,8 +279,7 @@ pub struct Part<'a> {
 impl EndpointSet {
     /// Returns a set of one group, without drained endpoints (weight 0).
     pub fn new(endpoints: impl IntoIterator<Item = Arc<Endpoint>>) -> Self {
-        let endpoints = endpoints.into_iter().filter(|e| e.weight > 0);
-        let endpoints: Box<[_]> = endpoints.collect();
+        let endpoints: Box<[_]> = endpoints.into_iter().filter(|e| e.weight > 0).collect();
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
             remote: indices_of_remote(&endpoints),
@@ -418,15 +417,13 @@ impl EndpointSet {
     ) -> impl Iterator<Item = Part<'a>> + Clone {
         let drawn = groups.list.get(first);
         let others = move |is_in_part: bool| {
-            let others = groups.list.iter().enumerate();
-            let others = others.filter(move |(place, group)| {
+            let others = groups.list.iter().enumerate().filter(move |(place, group)| {
                 let is_same = drawn.is_some_and(|drawn| drawn.part == group.part);
                 *place != first && is_same == is_in_part
             });
             others.map(|(_, group)| group)
         };
-        let order = drawn.into_iter().chain(others(true)).chain(others(false));
-        order.map(move |group| {
+        drawn.into_iter().chain(others(true)).chain(others(false)).map(move |group| {
             let range = group.range.clone();
             let [start, end] = [range.start, range.end]
                 .map(|bound| self.remote.partition_point(|index| *index < bound));
@@ -444,13 +441,11 @@ impl EndpointSet {
 }
 
 fn sum_of_weights(endpoints: &[Arc<Endpoint>]) -> u32 {
-    let weights = endpoints.iter().map(|one| one.weight);
-    weights.fold(0, u32::saturating_add)
+    endpoints.iter().map(|one| one.weight).fold(0, u32::saturating_add)
 }
 
 fn indices_of_remote(endpoints: &[Arc<Endpoint>]) -> Box<[usize]> {
-    let indices = endpoints.iter().enumerate();
-    let indices = indices.filter(|(_, endpoint)| endpoint.remote.is_some());
+    let indices = endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.remote.is_some());
     indices.map(|(index, _)| index).collect()
 }
 
@@ -475,17 +470,14 @@ impl Part<'_> {
     /// other networks.
     pub fn factor_max(&self, now: impl Fn() -> Instant) -> u32 {
         let has_local = self.remote.len() < self.candidates.len();
-        let remote = self.remote.iter();
-        let factors = remote.map(|index| self.factor(index - self.start, &now));
-        let factors = factors.chain(has_local.then_some(LINK_FACTOR_ONE));
-        factors.max().unwrap_or(LINK_FACTOR_ONE)
+        let factors = self.remote.iter().map(|index| self.factor(index - self.start, &now));
+        factors.chain(has_local.then_some(LINK_FACTOR_ONE)).max().unwrap_or(LINK_FACTOR_ONE)
     }
 
     /// Returns the factor of the weight of an endpoint of the group with that of its link, in units
     /// of [`LINK_FACTOR_ONE`].
     pub fn factor(&self, place: usize, now: impl Fn() -> Instant) -> u32 {
-        let candidate = self.candidates.get(place);
-        let factor = candidate.map_or(FACTOR_ONE, |one| one.factor(now));
+        let factor = self.candidates.get(place).map_or(FACTOR_ONE, |one| one.factor(now));
         factor.saturating_mul(self.link_percent(place))
     }
 

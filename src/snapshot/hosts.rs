@@ -55,8 +55,7 @@ impl Hosts {
         &'a self,
         host: &'a Host,
     ) -> impl Iterator<Item = &'a Arc<Workload>> {
-        let uids = host.workloads.iter();
-        uids.filter_map(|uid| self.received.workloads.get(uid))
+        host.workloads.iter().filter_map(|uid| self.received.workloads.get(uid))
     }
 
     /// Returns the received workload that `shown` represents, or represented before the number of

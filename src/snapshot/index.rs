@@ -65,8 +65,7 @@ pub(super) type Edits<'a> = Vec<(&'a str, Option<Member>)>;
 impl Index {
     /// Returns the member for a workload, if it can be dialled.
     pub(super) fn member(&self, workload: &mesh::Workload) -> Option<&Member> {
-        let mut services = workload.services.keys();
-        services.find_map(|service| {
+        workload.services.keys().find_map(|service| {
             let members = self.members.get(service)?;
             let place = members.binary_search_by(|one| one.uid().cmp(&*workload.uid));
             members.get(place.ok()?)

@@ -39,8 +39,7 @@ impl Mesh {
     ) -> Self {
         let services = services.into_iter();
         let services = services.map(|service| (service.key().into(), Arc::new(service)));
-        let workloads = workloads.into_iter();
-        let workloads = workloads.map(|one| (Arc::clone(&one.uid), Arc::new(one)));
+        let workloads = workloads.into_iter().map(|one| (Arc::clone(&one.uid), Arc::new(one)));
         Self { services: services.collect(), workloads: workloads.collect(), ..Self::default() }
     }
 }

@@ -160,14 +160,12 @@ impl NameTable {
     }
 
     pub(super) fn derived_aliases(&self) -> impl Iterator<Item = &Arc<Alias>> {
-        let aliases = self.aliases.values().flatten();
-        aliases.filter(|alias| alias.single_target().is_none())
+        self.aliases.values().flatten().filter(|alias| alias.single_target().is_none())
     }
 
     /// Returns the aliases whose derived service depends on a hostname.
     pub(super) fn derived_aliases_for(&self, host: &str) -> &[Arc<Alias>] {
-        let found = self.derived.get(self.family_key(host));
-        found.map_or(&[], Vec::as_slice)
+        self.derived.get(self.family_key(host)).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the part that all names of a family share, `NAME.NAMESPACE`. Returns `None` for a
@@ -176,8 +174,7 @@ impl NameTable {
         let (end, _) = host.match_indices('.').nth(1)?;
         let (stem, rest) = host.split_at_checked(end)?;
         let rest = rest.strip_prefix('.')?;
-        let mut suffixes = self.suffixes.iter();
-        suffixes.any(|suffix| **suffix == *rest).then_some(stem)
+        self.suffixes.iter().any(|suffix| **suffix == *rest).then_some(stem)
     }
 
     /// Returns the namespace to which a hostname `NAME.NAMESPACE.svc.DOMAIN`, or a name of a
@@ -193,8 +190,7 @@ impl NameTable {
 
     /// Returns all names of the family with this stem, in the order of the suffixes.
     pub fn family(&self, stem: &str) -> impl Iterator<Item = String> {
-        let suffixes = self.suffixes.iter();
-        suffixes.map(move |suffix| format!("{stem}.{suffix}"))
+        self.suffixes.iter().map(move |suffix| format!("{stem}.{suffix}"))
     }
 
     /// Returns whether two names are equal or of one family.

@@ -79,8 +79,7 @@ impl Policies {
     /// Returns a policy that the workload names and that does not exist. Such a name is ignored
     /// (docs/wire-contract.md 5.1).
     pub fn missing<'a>(&self, workload: &'a Workload) -> Option<&'a str> {
-        let mut names = workload.policies.iter().map(|name| &**name);
-        names.find(|name| !self.by_name.contains_key(*name))
+        workload.policies.iter().map(|name| &**name).find(|name| !self.by_name.contains_key(*name))
     }
 
     /// Evaluates the policies that apply to `workload` (docs/wire-contract.md 5.1): the global

@@ -227,8 +227,7 @@ pub(super) fn remote_gateway(
     let configured = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
     let of_mesh = || Some(cluster).filter(|of| ***of != *UNNAMED_CLUSTER);
     let cluster = configured.or_else(of_mesh).cloned().unwrap_or_default();
-    let identities = rule.map(|rule| &rule.identities);
-    let identities = identities.filter(|list| !list.is_empty()).cloned();
+    let identities = rule.map(|rule| &rule.identities).filter(|list| !list.is_empty()).cloned();
     let of_record = || {
         let known = record.filter(|record| !record.service_account.is_empty())?;
         Some(rules.identities_of(known, &cluster))

@@ -131,8 +131,7 @@ impl RemoteInstances {
                 let network = remote_network(one, own_network);
                 network.is_some_and(|network| gateways.contains_key(network))
             };
-            let services = self.services.iter();
-            let behind = services.filter(|(_, of)| of.list.iter().any(is_behind));
+            let behind = self.services.iter().filter(|(_, of)| of.list.iter().any(is_behind));
             touched.extend(behind.map(|(name, _)| Arc::clone(name)));
         }
         for (network, changes) in gateways {
@@ -185,8 +184,7 @@ impl RemoteInstances {
         let list: Arc<[_]> = Gateway::join_families(list.collect()).into();
         let earlier = before.gateways.get(&network);
         let is_known = |new: &Gateway| {
-            let mut earlier = earlier.iter().flat_map(|list| list.iter());
-            earlier.any(|old| {
+            earlier.iter().flat_map(|list| list.iter()).any(|old| {
                 old.has_address(new.address) && old.accepts_same_certificates(&new.remote)
             })
         };
@@ -222,8 +220,7 @@ impl RemoteInstances {
     }
 
     fn recorded(&self, network: &Arc<str>, address: SocketAddr) -> Option<&Gateway> {
-        let mut recorded = self.gateways.get(network)?.iter();
-        recorded.find(|gateway| gateway.has_address(address))
+        self.gateways.get(network)?.iter().find(|gateway| gateway.has_address(address))
     }
 
     fn behind(
@@ -286,10 +283,8 @@ impl RemoteInstances {
 
     /// Returns the other networks with instances of the service `namespace/hostname`.
     pub(super) fn networks(&self, name: &str, own_network: &str) -> BTreeSet<Arc<str>> {
-        let instances = self.services.get(name).into_iter();
-        let instances = instances.flat_map(|of| of.list.iter());
-        let networks = instances.filter_map(|one| remote_network(one, own_network));
-        networks.map(Arc::from).collect()
+        let instances = self.services.get(name).into_iter().flat_map(|of| of.list.iter());
+        instances.filter_map(|one| remote_network(one, own_network)).map(Arc::from).collect()
     }
 
     /// Returns the endpoints of a port of a service in other networks, apart for each rank of
@@ -314,8 +309,7 @@ impl RemoteInstances {
                 Some(subset) => Some(found.part_of(subset, &cluster)?),
                 None => None,
             };
-            let gateways = gateways.into_iter().filter(Gateway::is_ready);
-            let gateways = gateways.filter_map(|gateway| {
+            let gateways = gateways.into_iter().filter(Gateway::is_ready).filter_map(|gateway| {
                 let key = (Arc::clone(&gateway.remote.network), gateway.address);
                 Some((known.behind.get(&key)?.state.clone(), gateway))
             });
@@ -429,10 +423,8 @@ impl RemoteInstances {
 
     /// Returns whether an identity is that of a gateway of another network.
     pub(super) fn has_identity(&self, principal: &str) -> bool {
-        let mut gateways = self.gateways.iter().flat_map(|(_, list)| list.iter());
-        gateways.any(|gateway| {
-            let mut identities = gateway.remote.identities.iter();
-            identities.any(|identity| **identity == *principal)
+        self.gateways.iter().flat_map(|(_, list)| list.iter()).any(|gateway| {
+            gateway.remote.identities.iter().any(|identity| **identity == *principal)
         })
     }
 }

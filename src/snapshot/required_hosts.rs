@@ -16,8 +16,7 @@ impl Snapshot {
     /// service, it is also linear in the services with waypoints.
     pub fn wanted_hosts(&self) -> BTreeMap<Arc<str>, Arc<Host>> {
         let pass = WantedHosts::new(self);
-        let known = self.hosts.known.iter();
-        let wanted = known.filter(|(_, host)| {
+        let wanted = self.hosts.known.iter().filter(|(_, host)| {
             let mut workloads = self.hosts.workloads(host);
             workloads.any(|workload| pass.would_dial(workload))
         });

@@ -181,8 +181,7 @@ impl Snapshot {
         };
         // The results of dials of other targets say nothing.
         let host = alias.to.first().map_or("", |target| &target.host);
-        let mut same = before.names.derived_aliases_for(host).iter();
-        let same = same.any(|one| {
+        let same = before.names.derived_aliases_for(host).iter().any(|one| {
             one.label == alias.label && one.to == alias.to && one.subset == alias.subset
         });
         let earlier = before.derived_services.get(&alias.label).filter(|_| same);

@@ -199,8 +199,7 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
 impl<K, V> Shards<K, V> {
     /// Returns all entries in the order of their hashes.
     fn entries(&self) -> impl Iterator<Item = &Entry<K, V>> {
-        let shards = self.groups.iter().flat_map(|group| group.iter());
-        shards.flat_map(|shard| shard.iter())
+        self.groups.iter().flat_map(|group| group.iter()).flat_map(|shard| shard.iter())
     }
 }
 

@@ -62,8 +62,7 @@ impl Subset {
                 _ => None,
             })
         };
-        let mut parts = self.parts.iter();
-        parts.position(|part| instances.clone().all(|one| has(part, one)))
+        self.parts.iter().position(|part| instances.clone().all(|one| has(part, one)))
     }
 }
 
@@ -83,8 +82,7 @@ impl SubsetPart {
     }
 
     fn has<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
-        let mut labels = self.labels.iter();
-        labels.all(|(key, wanted)| value(key) == Some(&**wanted))
+        self.labels.iter().all(|(key, wanted)| value(key) == Some(&**wanted))
     }
 }
 
@@ -99,16 +97,14 @@ fn label<'a>(workload: &'a Workload, key: &str) -> Option<&'a str> {
         "app" | "service.istio.io/canonical-name" => Some(&workload.canonical_name),
         _ => None,
     };
-    let own = workload.pod_labels.get(key).or(derived);
-    own.map(|value| &**value)
+    workload.pod_labels.get(key).or(derived).map(|value| &**value)
 }
 
 impl fmt::Display for Subset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
         for part in &self.parts {
-            let labels = part.labels.iter();
-            let labels = labels.map(|(key, value)| format!("{key}: {value}"));
+            let labels = part.labels.iter().map(|(key, value)| format!("{key}: {value}"));
             let labels: Vec<_> = labels.collect();
             write!(f, " {{{}}} {}", labels.join(", "), part.weight)?;
         }

@@ -192,8 +192,7 @@ impl Regions {
 
     /// Returns the most specific region of a locality, with its index in the list.
     pub(super) fn find(&self, locality: &Locality) -> Option<(usize, &Region)> {
-        let mut list = self.list.iter().enumerate();
-        list.find(|(_, region)| matches_locality(&region.pattern, locality))
+        self.list.iter().enumerate().find(|(_, region)| matches_locality(&region.pattern, locality))
     }
 }
 
@@ -270,8 +269,7 @@ impl Traffic {
     /// an unknown namespace has no rule that is limited to a namespace.
     pub(super) fn rule(&self, host: &str, namespace: &str) -> Option<&TrafficRule> {
         let known = Some(namespace).filter(|of| *of != UNKNOWN_NAMESPACE);
-        let mut rules = self.services.get(host)?.iter();
-        rules.find(|rule| {
+        self.services.get(host)?.iter().find(|rule| {
             let mut namespaces = rule.namespaces.iter();
             rule.namespaces.is_empty() || namespaces.any(|only| Some(&**only) == known)
         })

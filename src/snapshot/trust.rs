@@ -183,8 +183,7 @@ impl TrustSet {
     /// Returns the cluster of an issuer's peers. Returns `None` if issuers do not determine
     /// clusters or this one is rejected.
     pub fn issuer_cluster(&self, issuer: &SpkiHash) -> Option<&str> {
-        let issuers = self.issuers.as_ref()?;
-        issuers.cluster(Some(issuer)).map(|name| &**name)
+        self.issuers.as_ref()?.cluster(Some(issuer)).map(|name| &**name)
     }
 
     /// Returns the only issuers that may sign for a domain; `None` if every issuer may.
@@ -216,8 +215,7 @@ impl TrustSet {
             let named = self.clusters.get(domain).map(Origin::Named);
             return named.or_else(|| self.others(domain).map(Origin::Domain));
         };
-        let cluster = self.contains(domain).then(|| issuers.cluster(issuer));
-        cluster.flatten().map(Origin::Named)
+        self.contains(domain).then(|| issuers.cluster(issuer)).flatten().map(Origin::Named)
     }
 
     /// Returns the domains without an entry, if `domain` is one of them and is in the set.
@@ -237,8 +235,7 @@ enum Origin<'a> {
 
 impl Issuers {
     fn cluster(&self, issuer: Option<&SpkiHash>) -> Option<&Arc<str>> {
-        let listed = issuer.and_then(|issuer| self.clusters.get(issuer));
-        listed.or(self.unknown.as_ref())
+        issuer.and_then(|issuer| self.clusters.get(issuer)).or(self.unknown.as_ref())
     }
 }
 

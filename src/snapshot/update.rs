@@ -179,8 +179,7 @@ impl Snapshot {
             self.derived_services = Shards::default();
         }
         let is_any = has_other_names || self.has_other_balancing(before);
-        let others = is_any.then(|| names.derived_aliases()).into_iter().flatten();
-        let others = others.filter(|of| {
+        let others = is_any.then(|| names.derived_aliases()).into_iter().flatten().filter(|of| {
             has_other_names || self.balancing.differs(&before.balancing, &of.name.host)
         });
         let of_hosts = hosts.iter().flat_map(|host| names.derived_aliases_for(host));

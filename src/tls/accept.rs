@@ -96,8 +96,7 @@ where
         }
     }
     let peer_certificates = connection.peer_certificates().unwrap_or_default();
-    let peer_certificates = peer_certificates.iter().map(|one| one.clone().into_owned());
-    let peer_certificates = peer_certificates.collect();
+    let peer_certificates = peer_certificates.iter().map(|one| one.clone().into_owned()).collect();
     let alpn = connection.alpn_protocol().map(<[u8]>::to_vec);
     let (secrets, kernel) = connection.dangerous_into_kernel_connection()?;
     Ok(Accepted {

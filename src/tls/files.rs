@@ -177,8 +177,7 @@ impl IdentityMaterial {
 }
 
 fn identity(file: &Path, chain: &[CertificateDer<'static>]) -> Result<Identity, TlsError> {
-    let leaf = chain.first();
-    let leaf = leaf.ok_or_else(|| TlsError::NoCertificate(file.to_owned()))?;
+    let leaf = chain.first().ok_or_else(|| TlsError::NoCertificate(file.to_owned()))?;
     leaf_identity(leaf).map_err(|refusal| TlsError::BadLeaf { file: file.to_owned(), refusal })
 }
 
@@ -204,8 +203,7 @@ impl IdentityMaterial {
             ("intermediate", first(intermediates)),
             ("root", first(&self.root_certificates)),
         ];
-        let known = kinds.into_iter();
-        known.filter_map(|(kind, end)| Some((kind, end?))).collect()
+        kinds.into_iter().filter_map(|(kind, end)| Some((kind, end?))).collect()
     }
 }
 
@@ -234,8 +232,7 @@ impl TrustedDomain {
         &'a self,
         material: &'a IdentityMaterial,
     ) -> Option<&'a Arc<RootCertStore>> {
-        let own = self.roots.as_ref().map(|own| &own.store);
-        own.or_else(|| material.roots_for_domain(&self.name))
+        self.roots.as_ref().map(|own| &own.store).or_else(|| material.roots_for_domain(&self.name))
     }
 
     /// Returns a description of its own roots for the status pages.
@@ -251,8 +248,7 @@ impl TrustedDomain {
 
     /// Returns the first expiry among its own roots.
     pub fn expiry(&self) -> Option<SystemTime> {
-        let own = self.roots.as_ref()?;
-        own.certificates.iter().map(not_after).min()
+        self.roots.as_ref()?.certificates.iter().map(not_after).min()
     }
 
     /// Loads trust domains, with the files of their roots and issuers.
@@ -266,8 +262,7 @@ impl TrustedDomain {
                 let store = root_store(file, &certificates)?;
                 Ok(DomainRoots { store, certificates })
             };
-            let issuers = domain.issuers.as_ref();
-            let issuers = issuers.map(|list| hashes(list)).transpose()?;
+            let issuers = domain.issuers.as_ref().map(|list| hashes(list)).transpose()?;
             Ok(Self {
                 name: domain.name.clone(),
                 issuers: issuers.map(|list| Arc::new(list.into_iter().collect())),
@@ -297,8 +292,7 @@ impl PeerTrust {
 
     /// Returns the issuers that have a cluster, with its name.
     pub fn clusters(&self) -> impl Iterator<Item = (SpkiHash, &str)> {
-        let clusters = self.clusters.iter();
-        clusters.map(|(issuer, cluster)| (*issuer, cluster.as_str()))
+        self.clusters.iter().map(|(issuer, cluster)| (*issuer, cluster.as_str()))
     }
 
     /// Returns the subjects of the trusted roots that have no list in `trust.crl`. Every peer

@@ -6,8 +6,7 @@ const CLUSTER: &[u8] = b"k8s.cluster.name";
 /// Returns the first cluster in the values of the header that is not empty. The result is only a
 /// hint, because the client sets the header.
 pub fn source_cluster<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
-    let mut members = values.into_iter().flat_map(|value| value.split(is_byte(b',')));
-    members.find_map(|member| {
+    values.into_iter().flat_map(|value| value.split(is_byte(b','))).find_map(|member| {
         let mut parts = member.splitn(2, is_byte(b'='));
         let (key, value) = (parts.next()?, parts.next()?);
         // Properties may follow the value.

@@ -35,8 +35,7 @@ impl RegionPattern {
     }
 
     pub fn matches(&self, region: &str, zone: &str, subzone: &str) -> bool {
-        let mut parts = self.parts.iter().zip([region, zone, subzone]);
-        parts.all(|(part, own)| **part == *own)
+        self.parts.iter().zip([region, zone, subzone]).all(|(part, own)| **part == *own)
     }
 
     /// Returns the number of parts in the pattern. Of several patterns that match, the one with

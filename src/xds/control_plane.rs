@@ -55,8 +55,7 @@ impl ControlPlaneKind {
                 (types, Box::new(ClusterStore::new(targets)))
             }
         };
-        let types = types.iter();
-        let types = types.map(|&(type_url, mode)| Subscription { type_url, mode });
+        let types = types.iter().map(|&(type_url, mode)| Subscription { type_url, mode });
         (Client::new(types.collect()), store)
     }
 

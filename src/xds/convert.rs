@@ -66,8 +66,7 @@ pub(super) fn each<T, U>(
     mut convert: impl FnMut(T) -> Result<U, String>,
 ) -> Result<Vec<U>, String> {
     let list = list.into_iter().enumerate();
-    let list = list.map(|(index, one)| convert(one).at(format_args!("{path}[{index}]")));
-    list.collect()
+    list.map(|(index, one)| convert(one).at(format_args!("{path}[{index}]"))).collect()
 }
 
 /// Returns a hostname in lower case without the trailing dot. The authorities of peers have the

@@ -82,8 +82,7 @@ impl Tables {
 
     /// Returns the export set, if it may have changed since the last call.
     pub fn take_exports(&mut self) -> Option<ExportSet> {
-        let exports = self.exports.values();
-        let exports = exports.map(|(host, port)| (host.as_str(), *port));
+        let exports = self.exports.values().map(|(host, port)| (host.as_str(), *port));
         mem::take(&mut self.exports_changed)
             .then(|| exports.collect::<BTreeSet<_>>().into_iter().collect())
     }

@@ -162,8 +162,7 @@ impl<'a> Fields<'a> {
         let is_known = |entry: &Entry| self.known.iter().any(|known| **known == *entry.key);
         let is_similar =
             |entry: &Entry| !did_you_mean(&entry.key, self.known.iter().copied()).is_empty();
-        let others = self.entries.iter().take(KEYS_COMPARED_MAX);
-        let others = others.filter(|entry| !is_known(entry));
+        let others = self.entries.iter().take(KEYS_COMPARED_MAX).filter(|entry| !is_known(entry));
         others.filter(|entry| is_similar(entry)).for_each(|entry| self.unknown(entry));
     }
 

@@ -79,8 +79,7 @@ impl<'a> Value<'a> {
     /// Returns the path of this value, if it is one of these, or the first of them.
     pub fn path_among(self, paths: &[&'static str]) -> &'static str {
         let first = paths.first().copied().unwrap_or_default();
-        let mut others = paths.iter().skip(1);
-        let own = others.find(|path| self.to_string() == **path);
+        let own = paths.iter().skip(1).find(|path| self.to_string() == **path);
         own.copied().unwrap_or(first)
     }
 

@@ -47,8 +47,7 @@ impl Redactor {
     pub(super) fn new(secrets: impl IntoIterator<Item = String>) -> Self {
         let mut known = Vec::new();
         for secret in secrets {
-            let lines = secret.lines().map(str::trim);
-            let lines = lines.filter(|line| line.len() >= SECRET_BYTES_MIN);
+            let lines = secret.lines().map(str::trim).filter(|line| line.len() >= SECRET_BYTES_MIN);
             known.extend(lines.filter(|line| !line.starts_with(DASHES)).map(str::to_owned));
         }
         known.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
@@ -65,18 +64,15 @@ impl Redactor {
             let escaped = escaped.get(1..escaped.len() - 1).unwrap_or_default();
             text = text.replace(escaped, HIDDEN);
         }
-        let lines = text.lines().map(|line| without_forms(&without_named(line)) + "\n");
-        lines.collect()
+        text.lines().map(|line| without_forms(&without_named(line)) + "\n").collect()
     }
 }
 
 /// Removes PEM blocks of private keys. Of a block whose begin or end is missing, all text before or
 /// after it is removed.
 fn without_private_keys(text: &str) -> String {
-    let is_key = |marked: &str| {
-        let label = marked.split(DASHES).nth(1).unwrap_or_default();
-        label.contains("PRIVATE KEY")
-    };
+    let is_key =
+        |marked: &str| marked.split(DASHES).nth(1).unwrap_or_default().contains("PRIVATE KEY");
     let (mut out, mut rest) = (String::new(), text);
     loop {
         let next = rest.match_indices(DASHES).find(|(at, _)| {

@@ -184,8 +184,7 @@ fn describe_entry(entry: &EntryRow) -> String {
 fn state(endpoint: &EndpointRow) -> String {
     let refused = endpoint.refused.clone();
     let ejected = endpoint.ejected.map(|left| format!("ejected for {left}s more"));
-    let audited = endpoint.audited.as_ref();
-    let audited = audited.map(|why| format!("only logged: {why}"));
+    let audited = endpoint.audited.as_ref().map(|why| format!("only logged: {why}"));
     let description: Vec<_> = [refused, ejected, audited].into_iter().flatten().collect();
     if description.is_empty() {
         return "ready".to_owned();

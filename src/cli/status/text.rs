@@ -194,8 +194,7 @@ fn reachable_services(listener: &Listener) -> Vec<[String; 4]> {
         };
         return vec![row(&requested, &reached, &clients)];
     }
-    let routes = listener.routes.iter();
-    routes.map(|route| row(&route.sni.join(", "), &route.to, "anyone")).collect()
+    listener.routes.iter().map(|route| row(&route.sni.join(", "), &route.to, "anyone")).collect()
 }
 
 /// Formats an entry of a binding's `to`.

@@ -144,10 +144,8 @@ impl Environment {
     pub(super) fn label(&self, file: &str, key: &str) -> Option<Setting> {
         let by = self.path(file);
         let mut text = String::new();
-        let opened = File::open(&by).ok()?;
-        opened.take(LABELS_BYTES_MAX).read_to_string(&mut text).ok()?;
-        let mut lines = text.lines();
-        let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
+        File::open(&by).ok()?.take(LABELS_BYTES_MAX).read_to_string(&mut text).ok()?;
+        let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
         // Values of labels have no characters that need escapes.
         let value = value.trim().trim_matches('"').to_owned();
         (!value.is_empty()).then_some(Setting { value, by })
@@ -161,8 +159,7 @@ impl Environment {
     /// As [`Self::path`], but absolute.
     pub(super) fn absolute(&self, relative: &str) -> String {
         let path = self.folder.join(relative);
-        let path = std::path::absolute(&path).unwrap_or(path);
-        path.to_string_lossy().into_owned()
+        std::path::absolute(&path).unwrap_or(path).to_string_lossy().into_owned()
     }
 
     /// Returns a path relative to the working directory, as text.

@@ -75,6 +75,5 @@ impl Pod {
 /// Returns the socket of the Workload API: the configured one, else that of the environment.
 pub fn workload_api(environment: &Environment, written: Option<&Path>) -> PathBuf {
     let setting = || unix_socket(&environment.first(&["SPIFFE_ENDPOINT_SOCKET"])?.value);
-    let socket = written.map(ToOwned::to_owned).or_else(setting);
-    socket.unwrap_or_else(|| WORKLOAD_API.into())
+    written.map(ToOwned::to_owned).or_else(setting).unwrap_or_else(|| WORKLOAD_API.into())
 }

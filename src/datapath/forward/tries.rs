@@ -197,8 +197,7 @@ impl Tries {
             self.probe = None;
             return;
         }
-        let others = endpoints.endpoints.iter();
-        let others = others.filter(|other| rejection_scope(other) == scope);
+        let others = endpoints.endpoints.iter().filter(|other| rejection_scope(other) == scope);
         self.tried.endpoints.extend(others.cloned());
     }
 }

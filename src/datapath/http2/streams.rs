@@ -185,8 +185,7 @@ impl Streams {
         {
             self.visited += self.slots.len();
         }
-        let slots = (0..).zip(&mut self.slots);
-        slots.filter_map(|(slot, stream)| {
+        (0..).zip(&mut self.slots).filter_map(|(slot, stream)| {
             let stream = stream.as_mut()?;
             let id = stream.id;
             Some((StreamKey { id, slot }, stream))

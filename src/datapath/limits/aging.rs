@@ -80,8 +80,7 @@ impl Aging {
     /// Counts a new connection of a peer, which has this guard in the load of its worker.
     pub fn open(self: &Arc<Self>, peer: Source, guard: &LoadGuard) -> Aged {
         self.state.lock().open += 1;
-        let mut workers = self.workers.get().into_iter().flatten();
-        let worker = workers.find(|one| one.is_of(guard)).cloned();
+        let worker = self.workers.get().into_iter().flatten().find(|one| one.is_of(guard)).cloned();
         Aged { aging: Arc::clone(self), peer, worker, is_leaving: false, retiring: None }
     }
 

@@ -30,8 +30,7 @@ impl TunnelLimits {
     /// [`Reason::TunnelLimit`] if an entry admits no further tunnel of the source.
     pub fn take(entries: &[&Exposure], source: &Source) -> Result<Option<Box<Self>>, Reason> {
         let limited = entries.iter().filter_map(|entry| Some((entry, entry.limits.tunnels?)));
-        let places = limited.map(|(entry, max)| entry.open.take(max, source));
-        let places: Option<_> = places.collect();
+        let places: Option<_> = limited.map(|(entry, max)| entry.open.take(max, source)).collect();
         let limits = Self {
             limits: strictest(entries),
             places: places.ok_or(Reason::TunnelLimit)?,
@@ -98,8 +97,7 @@ impl TunnelLimits {
 }
 
 fn strictest(entries: &[&Exposure]) -> ServiceLimits {
-    let limits = entries.iter().map(|entry| entry.limits);
-    limits.fold(ServiceLimits::default(), ServiceLimits::stricter)
+    entries.iter().map(|entry| entry.limits).fold(ServiceLimits::default(), ServiceLimits::stricter)
 }
 
 #[cfg(test)]

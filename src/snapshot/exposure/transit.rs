@@ -38,8 +38,7 @@ impl ExposureTable {
         namespace: Option<&str>,
         has_name: impl Fn(&SniPattern) -> bool,
     ) -> Option<&TransitRule> {
-        let mut rules = self.transit_rules.iter();
-        rules.find(|rule| {
+        self.transit_rules.iter().find(|rule| {
             let is_its = rule.namespace.as_deref();
             rule.service.as_ref().is_none_or(&has_name)
                 && is_its.is_none_or(|only| namespace == Some(only))

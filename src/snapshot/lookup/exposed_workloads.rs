@@ -52,8 +52,7 @@ impl Snapshot {
         let place = part.members.binary_search_by(|member| member.uid().cmp(uid));
         let member = part.members.get(place.ok()?)?;
         let found = self.endpoint(&part, member, port, is_passthrough);
-        let ready = found.filter(|(_, is_ready)| *is_ready);
-        ready.map(|(endpoint, _)| Arc::clone(endpoint))
+        found.filter(|(_, is_ready)| *is_ready).map(|(endpoint, _)| Arc::clone(endpoint))
     }
 
     /// Updates the addresses of the workloads of these services, of which each is complete, from
@@ -85,14 +84,12 @@ impl Snapshot {
     /// Returns the addresses at which workloads of a service are exposed, each with the uid of one.
     fn exposed_addresses(&self, host: &str) -> BTreeSet<(IpAddr, Arc<str>)> {
         let opens = || self.exposure_entries(host).iter().any(|entry| entry.workloads);
-        let service = self.services.get(host).filter(|_| opens());
-        let name = service.map(|of| of.key());
+        let name = self.services.get(host).filter(|_| opens()).map(|of| of.key());
         let members = name.map(|name| self.index.members_of(&name)).into_iter().flatten();
         let workloads = members.filter_map(Member::workload);
         // The waypoint of an address is unknown. A workload with one is left out, so that it is not
         // bypassed.
-        let workloads = workloads.filter(|workload| !workload.has_waypoint);
-        let addresses = workloads.flat_map(|workload| {
+        let addresses = workloads.filter(|workload| !workload.has_waypoint).flat_map(|workload| {
             let addresses = workload.addresses.iter().map(IpAddr::to_canonical);
             addresses.map(|ip| (ip, Arc::clone(&workload.uid)))
         });

@@ -51,8 +51,7 @@ impl Snapshot {
         }
         let entries = self.entries_of(entries, requested, port, matched_by);
         let admitting = entries.filter(|entry| entry.admits(caller, &self.trust));
-        let granted = admitting.map(|entry| entry.transit.unwrap_or(default));
-        granted.max().unwrap_or_default()
+        admitting.map(|entry| entry.transit.unwrap_or(default)).max().unwrap_or_default()
     }
 
     /// Returns the transit of entries and exports of a service that state none.
@@ -78,8 +77,7 @@ impl Snapshot {
         let targets = self.behind(alias, port);
         let of_targets = targets.map(|(host, port)| self.transits_to_service(host, port));
         let smaller = |of: BTreeSet<Transit>, other: BTreeSet<Transit>| {
-            let pairs = of.iter().flat_map(|one| other.iter().map(move |two| *one.min(two)));
-            pairs.collect()
+            of.iter().flat_map(|one| other.iter().map(move |two| *one.min(two))).collect()
         };
         of_targets.reduce(smaller).unwrap_or_default()
     }
@@ -103,8 +101,7 @@ impl Snapshot {
     /// address.
     pub fn remote_gateways(&self) -> impl Iterator<Item = (SocketAddr, Arc<RemoteGateway>)> {
         let known = self.index.remote.known_gateways();
-        let known = known.into_iter();
-        known.map(|((address, _), gateway)| (address, gateway))
+        known.into_iter().map(|((address, _), gateway)| (address, gateway))
     }
 
     /// Returns whether new tunnels may use one of [`Self::remote_gateways`]: it can prove its

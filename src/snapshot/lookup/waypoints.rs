@@ -17,10 +17,8 @@ impl Snapshot {
         hosts: impl Iterator<Item = &'a str>,
     ) -> impl Iterator<Item = Place> {
         let named = &self.index.waypoints;
-        let hosts = hosts.filter(|_| !named.is_empty());
-        let services = hosts.flat_map(move |host| {
-            let services = [before, self].map(|of| of.services.get(host));
-            services.into_iter().flatten()
+        let services = hosts.filter(|_| !named.is_empty()).flat_map(move |host| {
+            [before, self].map(|of| of.services.get(host)).into_iter().flatten()
         });
         let places = services.flat_map(|service| self.waypoint_places(&service.definition));
         places.filter(|place| named.contains_key(place))
@@ -28,8 +26,7 @@ impl Snapshot {
 
     /// Returns the places by which services can name this service as a waypoint.
     fn waypoint_places(&self, service: &mesh::Service) -> Vec<Place> {
-        let vips = self.index.vips(service).into_iter();
-        let vips = vips.flat_map(|vip| {
+        let vips = self.index.vips(service).into_iter().flat_map(|vip| {
             let networks = ["", self.network()];
             networks.map(|network| Place::Address(network.to_owned(), vip))
         });
@@ -48,8 +45,7 @@ impl Snapshot {
             !endpoints.is_empty() && endpoints.iter().all(|one| hbone(one.protocol))
         };
         let ports = &self.waypoint(&gateway.place)?.ports;
-        let named = ports.get(&gateway.port).filter(speaks_hbone);
-        named.or_else(|| {
+        ports.get(&gateway.port).filter(speaks_hbone).or_else(|| {
             let others = ports.iter().filter(|(_, set)| speaks_hbone(set));
             others.min_by_key(|(port, _)| **port).map(|(_, set)| set)
         })
@@ -75,8 +71,7 @@ impl Snapshot {
         &'a self,
         service: &'a mesh::Service,
     ) -> impl Iterator<Item = (&'a mesh::Waypoint, &'a Arc<EndpointSet>)> {
-        let weighted = service.waypoints.iter().filter(|waypoint| waypoint.weight > 0);
-        weighted.filter_map(|waypoint| {
+        service.waypoints.iter().filter(|waypoint| waypoint.weight > 0).filter_map(|waypoint| {
             let endpoints = self.waypoint_endpoints(&waypoint.gateway)?;
             Some((waypoint, endpoints))
         })
@@ -146,8 +141,7 @@ impl Place {
 impl mesh::Service {
     /// Returns the names of the waypoints, separated by commas, for display.
     pub fn waypoint_names(&self) -> String {
-        let names = self.waypoints.iter();
-        let names: Vec<_> = names.map(|of| of.gateway.place.to_string()).collect();
+        let names: Vec<_> = self.waypoints.iter().map(|of| of.gateway.place.to_string()).collect();
         names.join(", ")
     }
 }

@@ -75,8 +75,7 @@ struct Scope {
 
 impl PartialEq for Crls {
     fn eq(&self, other: &Self) -> bool {
-        let lists = self.lists.iter().map(|list| &list.signed);
-        lists.eq(other.lists.iter().map(|list| &list.signed))
+        self.lists.iter().map(|list| &list.signed).eq(other.lists.iter().map(|list| &list.signed))
             && (self.on_stale, self.on_missing) == (other.on_stale, other.on_missing)
     }
 }
@@ -128,8 +127,7 @@ impl Signed {
             return false;
         };
         let all = provider.signature_verification_algorithms.all.iter();
-        let mut named = all.filter(|one| *one.signature_alg_id() == *self.algorithm);
-        named.any(|one| {
+        all.filter(|one| *one.signature_alg_id() == *self.algorithm).any(|one| {
             let verified = key.verify_signature(*one, &self.message, &self.signature);
             verified.is_ok()
         })
@@ -205,8 +203,7 @@ impl List {
     /// Returns whether the key of an issuer signed the list. `named` is the key identifier in a
     /// certificate of this issuer. A signature is verified once for each of the last keys.
     fn signer(&self, key: &[u8], named: Option<&[u8]>, provider: &CryptoProvider) -> Signer {
-        let keys = self.key.as_deref().zip(named);
-        let is_another = keys.is_some_and(|(own, of)| own != of);
+        let is_another = self.key.as_deref().zip(named).is_some_and(|(own, of)| own != of);
         let known = self.signer.get();
         if known.is_some_and(|known| known == key) {
             return Signer::Issuer;
@@ -313,8 +310,7 @@ impl Crls {
         };
         let named = authority_key(certificate.extensions());
         let (mut is_covered, mut stale, mut unusable) = (false, None, None);
-        let lists = self.lists.iter();
-        let lists = lists.filter(|list| list.issuer == certificate.issuer().as_raw());
+        let lists = self.lists.iter().filter(|list| list.issuer == certificate.issuer().as_raw());
         for list in lists {
             if let Some(scope) = &list.scope
                 && !scope.covers(&certificate, index == 0)
@@ -362,8 +358,7 @@ impl Crls {
 
     /// Returns the first time after `at` at which a list becomes stale.
     pub fn next_stale(&self, at: SystemTime) -> Option<SystemTime> {
-        let ends = self.lists.iter().map(|list| list.status.next_update);
-        ends.filter(|end| *end > at).min()
+        self.lists.iter().map(|list| list.status.next_update).filter(|end| *end > at).min()
     }
 
     /// Returns [`Self::next_stale`] if stale lists lead to refusals.
@@ -427,8 +422,7 @@ fn parse(file: &Path, bytes: &[u8]) -> Result<Vec<List>, TlsError> {
     if found.is_empty() {
         return Err(bad_crl(file, &"contains no list"));
     }
-    let lists = found.iter().map(|der| parse_list(file, der));
-    lists.collect()
+    found.iter().map(|der| parse_list(file, der)).collect()
 }
 
 fn parse_list(file: &Path, der: &CertificateRevocationListDer<'_>) -> Result<List, TlsError> {

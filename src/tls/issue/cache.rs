@@ -201,8 +201,7 @@ fn root_digests(roots: &Roots) -> anyhow::Result<BTreeSet<String>> {
     };
     let digest_of = |certificate: CertificateDer<'_>| {
         let sum = digest(&SHA256, &certificate);
-        let bytes = sum.as_ref().iter();
-        bytes.map(|byte| format!("{byte:02x}")).collect()
+        sum.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
     };
     let certificates = CertificateDer::pem_slice_iter(&read);
     let digests = certificates.map(|certificate| Ok(digest_of(certificate?)));
@@ -215,8 +214,7 @@ fn pem(tag: &str, der: &[u8]) -> String {
 }
 
 fn pems(certificates: &[CertificateDer<'_>]) -> String {
-    let certificates = certificates.iter();
-    certificates.map(|one| pem("CERTIFICATE", one)).collect()
+    certificates.iter().map(|one| pem("CERTIFICATE", one)).collect()
 }
 
 #[cfg(test)]

@@ -97,8 +97,7 @@ impl Client {
         let (_, session) = stream.get_ref();
         let group = session.negotiated_key_exchange_group();
         let suite = session.negotiated_cipher_suite();
-        let agreed = group.zip(suite);
-        let agreed = agreed.map(|(group, suite)| (group.name(), suite.suite()));
+        let agreed = group.zip(suite).map(|(group, suite)| (group.name(), suite.suite()));
         let (send, connection) = settings.handshake(stream).await?;
         Ok(Self { send, driver: ConnectionTask(tokio::spawn(connection)), negotiated: agreed })
     }

@@ -77,8 +77,7 @@ impl Rejected {
 
     /// Returns name, reason and version of each rejection, ordered by name.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str, &str)> + Clone {
-        let entries = self.entries.iter();
-        entries.map(|(name, entry)| (&**name, &*entry.reason, &*entry.version))
+        self.entries.iter().map(|(name, entry)| (&**name, &*entry.reason, &*entry.version))
     }
 }
 

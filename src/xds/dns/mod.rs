@@ -147,8 +147,7 @@ impl Dns {
             schedule.remove(name, now);
             self.status.forget_host(name);
             // No lookup refreshes these addresses any longer.
-            let known = snapshot.hosts.known.get(name);
-            let stale = known.is_some_and(|host| host.has_addresses());
+            let stale = snapshot.hosts.known.get(name).is_some_and(|host| host.has_addresses());
             answers.extend(stale.then(|| (Arc::clone(name), Arc::default())));
         }
         self.status.set_hosts_left_out(schedule.left_out());

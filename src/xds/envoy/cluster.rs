@@ -50,8 +50,7 @@ pub(super) enum EndpointSource {
 
 pub(super) fn cluster(from: proto::Cluster, interner: &mut Interner) -> Result<Cluster, String> {
     let mut notes = Vec::new();
-    let sockets = from.transport_socket_matches.into_iter();
-    let sockets = sockets.filter_map(|one| one.transport_socket);
+    let sockets = from.transport_socket_matches.into_iter().filter_map(|one| one.transport_socket);
     let mut sockets = from.transport_socket.into_iter().chain(sockets);
     if let Some(socket) = sockets.find(|socket| socket.name != RAW_BUFFER) {
         let name = shown(&socket.name);
@@ -122,8 +121,7 @@ fn eds_name(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, Str
 
 /// Returns whether the first known policy uses locality weights; none if no policy is known.
 fn locality_weights_of(from: &proto::LoadBalancingPolicy) -> Option<bool> {
-    let policies = from.policies.iter();
-    let configs = policies.filter_map(|one| one.typed_extension_config.as_ref());
+    let configs = from.policies.iter().filter_map(|one| one.typed_extension_config.as_ref());
     configs.filter_map(|one| one.typed_config.as_ref()).find_map(has_weights)
 }
 

@@ -386,8 +386,7 @@ fn pod_labels(metadata: &Metadata, interner: &mut Interner) -> (PodLabels, usize
         Kind::StringValue(text) => Some((key, text)),
         _ => None,
     });
-    let labels = texts.clone().filter(|(key, text)| is_label(key, text));
-    let labels = labels.take(POD_LABELS_MAX);
+    let labels = texts.clone().filter(|(key, text)| is_label(key, text)).take(POD_LABELS_MAX);
     let labels: PodLabels =
         labels.map(|(key, text)| (interner.share(key), interner.share(text))).collect();
     let left_out = texts.count() - labels.len();

@@ -65,8 +65,7 @@ impl DynamicTable {
         if let Some((name, value)) = STATIC.get(index) {
             return Ok((name.as_bytes(), value.as_bytes()));
         }
-        let entry = self.entries.get(index - STATIC.len());
-        let entry = entry.ok_or(HpackError::Index)?;
+        let entry = self.entries.get(index - STATIC.len()).ok_or(HpackError::Index)?;
         Ok((entry.name.as_bytes(), &entry.value))
     }
 
