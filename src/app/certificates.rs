@@ -253,7 +253,7 @@ impl Certificates {
     fn failed(&mut self, error: String) {
         let since = self.failure.as_ref().map(|(_, since)| *since);
         self.failure = Some((error, since.unwrap_or_else(SystemTime::now)));
-        self.data_path.metrics.set_certificate_failing(true);
+        self.data_path.metrics.certificate_failing.set(true.into());
         self.update_status();
     }
 
@@ -340,7 +340,7 @@ impl Certificates {
         info!(identity, expires = %end, "certificate in force");
         (self.identity, self.material) = (identity, Some(material));
         self.failure = None;
-        self.data_path.metrics.set_certificate_failing(false);
+        self.data_path.metrics.certificate_failing.set(false.into());
         if let Some(first) = self.first_certificate.take() {
             // The receiver may have stopped.
             let _ = first.send(());
@@ -367,7 +367,7 @@ impl Certificates {
         let count = new.inspect(|list| warn!(%list, "a revocation list is stale")).count();
         let fresh = lists.len() - stale.len();
         self.data_path.metrics.set_crls(fresh, stale.len());
-        self.data_path.metrics.set_validation_skipped(self.trust.skip_validation);
+        self.data_path.metrics.validation_skipped.set(self.trust.skip_validation.into());
         self.status.set_crls(lists);
         count > 0
     }
@@ -441,7 +441,7 @@ impl Certificates {
         let has_problem = shown.renewal_problem(SystemTime::now()).is_some();
         let is_usable = self.material.is_some() && self.refused.is_none();
         let has_failed = !is_usable && (self.material.is_some() || self.failure.is_some());
-        self.data_path.metrics.set_renewal_problem(has_problem || has_failed);
+        self.data_path.metrics.renewal_problem.set((has_problem || has_failed).into());
         self.status.set_certificate(shown);
     }
 }

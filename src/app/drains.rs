@@ -32,7 +32,7 @@ const STORE_WAIT: Duration = Duration::from_secs(10);
 /// Applies the orders of the file. What cannot be used is a problem on the status page.
 pub(super) fn restore(app: &App) {
     let reader = app.data_path.reader.clone();
-    app.data_path.metrics.set_drains(move || {
+    app.data_path.metrics.drains.set(move || {
         let drains = &reader.snapshot().balancing.evacuated;
         drains.iter().map(|(target, drained)| (target.clone(), drained.since)).collect()
     });

@@ -79,7 +79,7 @@ pub(super) fn for_gateway(app: &App) -> ExplainHandler {
             listeners: &listeners(&config),
             bindings: &open.bindings(),
             places: &places(&config),
-            links: &data_path.metrics.reduced_links(),
+            links: &data_path.metrics.budgets.reduced(),
             held: held.as_ref(),
             has_room: data_path.budget.has_room(),
             now: Instant::now(),

@@ -65,22 +65,22 @@ impl Sockets {
     ) -> anyhow::Result<()> {
         let data_path = &app.data_path;
         let pool = data_path.outer.clone();
-        data_path.metrics.set_remote_gateways(move || pool.status());
+        data_path.metrics.remote_gateways.set(move || pool.status());
         let responder = Arc::new(Responder::new(Arc::clone(&app.config)));
         let pools: Source<Vec<OwnedPool>> = {
             let responder = Arc::clone(&responder);
             source(app, move |app| pools(app, &responder))
         };
         let shares = Arc::downgrade(&pools);
-        data_path.metrics.set_pools(move || shares.upgrade().map_or_else(Vec::new, |read| read()));
+        data_path.metrics.pools.set(move || shares.upgrade().map_or_else(Vec::new, |read| read()));
         let listeners = Arc::downgrade(&app.listeners);
-        data_path.metrics.set_listeners(move || {
+        data_path.metrics.listeners.set(move || {
             let rows = listeners.upgrade().map(|listeners| listeners.rows()).unwrap_or_default();
             let up = |row: ListenerRow| (row.listener.name, row.state == ListenerState::Open);
             rows.into_iter().map(up).collect()
         });
         let turns = Arc::clone(&data_path.turns);
-        data_path.metrics.set_worker_time(move || turns.used());
+        data_path.metrics.worker_time.set(move || turns.used());
         let state = AdminState {
             reader: data_path.reader.clone(),
             publisher: Arc::clone(&app.publisher),

@@ -117,7 +117,7 @@ impl DataPath {
 
     /// Returns the factors of weights by the links from the cluster of a peer.
     fn link_factors(&self, peer: &identity::Peer) -> LinkFactors {
-        LinkFactors::of_peer(&self.metrics.reduced_links(), &peer.source.counted_cluster)
+        LinkFactors::of_peer(&self.metrics.budgets.reduced(), &peer.source.counted_cluster)
     }
 }
 

@@ -22,7 +22,7 @@ const USED: &str = "Bytes that a link has carried since the start of its period"
 type Labels = [(&'static str, String); 2];
 
 #[derive(Debug)]
-pub(super) struct Budgets {
+pub(crate) struct Budgets {
     usages: Mutex<Vec<Usage>>,
     /// Links whose budget is exceeded and that then reduce weights, for the data path.
     reduced: ArcSwap<Vec<ReducedLink>>,
@@ -123,7 +123,7 @@ impl Budgets {
     }
 
     /// Returns the links whose excess reduces weights now.
-    pub(super) fn reduced(&self) -> Guard<Arc<Vec<ReducedLink>>> {
+    pub(crate) fn reduced(&self) -> Guard<Arc<Vec<ReducedLink>>> {
         self.reduced.load()
     }
 

@@ -28,7 +28,7 @@ type Labels = [(&'static str, String); 2];
 type Rows<T> = Box<dyn Fn() -> Vec<T> + Send + Sync>;
 
 /// Metrics of rows that a function returns at each scrape; none until [`Collected::set`].
-pub(super) struct Collected<T>(Arc<OnceLock<Rows<T>>>);
+pub struct Collected<T>(Arc<OnceLock<Rows<T>>>);
 
 impl<T: 'static> Collected<T>
 where
@@ -44,7 +44,7 @@ where
 
 impl<T> Collected<T> {
     /// Sets the source of the rows, once.
-    pub(super) fn set(&self, rows: impl Fn() -> Vec<T> + Send + Sync + 'static) {
+    pub fn set(&self, rows: impl Fn() -> Vec<T> + Send + Sync + 'static) {
         let _ = self.0.set(Box::new(rows));
     }
 

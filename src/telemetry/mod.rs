@@ -16,6 +16,7 @@ mod tcp;
 mod times;
 mod xds;
 
+pub use collected::Collected;
 pub use labels::{Destination, DestinationService, RemoteNetwork, Source};
 pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};

@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn each_event_of_the_stream_is_counted_by_its_type() {
         let metrics = Metrics::new();
-        let xds = metrics.xds();
+        let xds = &metrics.xds;
         xds.create_type("a");
         xds.connected();
         xds.message("b", 10);

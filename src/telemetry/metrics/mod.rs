@@ -2,14 +2,12 @@
 //!
 //! Label sets from closed lists are created at the start: they are exported as 0, so that an
 //! alert on their rate detects the first event. Label sets that depend on peers are bounded.
-#![warn(missing_docs)]
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use arc_swap::Guard;
 use parking_lot::Mutex;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -34,7 +32,7 @@ use crate::labels::labelled;
 use crate::limits::turns::UsedTime;
 use crate::limits::{OwnedPool, Rate};
 use crate::reason::{HandshakeRefusal, Reason, RetirementReason};
-use crate::status::{LinkUsage, ProbeResult, ReducedLink, ReloadSource, RemoteGatewayStatus};
+use crate::status::{LinkUsage, ProbeResult, ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::trace::{BAGGAGE, TRACEPARENT};
 
@@ -143,9 +141,9 @@ metrics! {
         certificate_expiry: Family<OwnedLabels<2>, Gauge> =
             "strait_certificate_expiry_timestamp_seconds",
             "Expiry time of the first certificate of each kind (Unix time)";
-        certificate_failing: Gauge = "strait_certificate_failing",
+        pub(crate) certificate_failing: Gauge = "strait_certificate_failing",
             "Whether the last attempt to get or load a new certificate failed";
-        renewal_problem: Gauge = "strait_certificate_renewal_problem",
+        pub(crate) renewal_problem: Gauge = "strait_certificate_renewal_problem",
             "Whether the own certificate is unusable, or should have been renewed";
         pub(crate) untrusted: Counters = "strait_connections_untrusted",
             "Open connections whose peer's certificate lost trust, by reason",
@@ -154,7 +152,7 @@ metrics! {
             "Certificate revocation lists in force, by state";
         baggage_mismatches: Family<OwnedLabels<1>, Counter> = "strait_baggage_cluster_mismatches",
             "CONNECTs whose baggage names another cluster than the peer's, by the peer's cluster";
-        validation_skipped: Gauge = "strait_trust_validation_skipped",
+        pub(crate) validation_skipped: Gauge = "strait_trust_validation_skipped",
             "Whether peers of any trust domain are accepted";
         log_lines_dropped: Counter = "strait_log_lines_dropped",
             "Log lines lost because the writer could not keep up or the disk was full";
@@ -165,17 +163,17 @@ metrics! {
             "Malformed values of x-strait-load from gateways of other networks, which were ignored";
     } besides {
         tcp: Tcp = Tcp::register(r);
-        xds: XdsMetrics = XdsMetrics::register(r);
-        remote_gateways: Collected<RemoteGatewayStatus> = Collected::register(r);
-        pools: Collected<OwnedPool> = Collected::register(r);
-        worker_time: Collected<UsedTime> = Collected::register(r);
-        drains: Collected<Order> = Collected::register(r);
-        listeners: Collected<ListenerUp> = Collected::register(r);
+        pub xds: XdsMetrics = XdsMetrics::register(r);
+        pub remote_gateways: Collected<RemoteGatewayStatus> = Collected::register(r);
+        pub pools: Collected<OwnedPool> = Collected::register(r);
+        pub worker_time: Collected<UsedTime> = Collected::register(r);
+        pub drains: Collected<Order> = Collected::register(r);
+        pub listeners: Collected<ListenerUp> = Collected::register(r);
         pub(super) refusals: RefusalTable = RefusalTable::default();
         pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
             "Access log lines about refusals that rate limits suppressed"));
         log_drops: OnceLock<ErrorCounter> = OnceLock::new();
-        budgets: Budgets = Budgets::register(r);
+        pub(crate) budgets: Budgets = Budgets::register(r);
         policy_lines: Mutex<Rate> = Mutex::new(lines_per_second(POLICY_LINES_A_SECOND));
         registry: Registry = Registry::default();
     }
@@ -237,11 +235,6 @@ impl Metrics {
         }
     }
 
-    /// Sets the gauge for disabled validation of trust domains.
-    pub fn set_validation_skipped(&self, is_skipped: bool) {
-        self.validation_skipped.set(is_skipped.into());
-    }
-
     /// Counts a dial that reached its endpoint.
     pub fn dial_succeeded(&self) {
         self.dials.inc("ok");
@@ -261,34 +254,6 @@ impl Metrics {
             _ => "failed",
         };
         self.dials.inc(result);
-    }
-
-    /// Sets the source of the gateways of other networks, once.
-    pub fn set_remote_gateways(
-        &self,
-        rows: impl Fn() -> Vec<RemoteGatewayStatus> + Send + Sync + 'static,
-    ) {
-        self.remote_gateways.set(rows);
-    }
-
-    /// Sets the source of the pools of resources that sources share, once.
-    pub fn set_pools(&self, pools: impl Fn() -> Vec<OwnedPool> + Send + Sync + 'static) {
-        self.pools.set(pools);
-    }
-
-    /// Sets the source of the time of workers that clusters have used, once.
-    pub fn set_worker_time(&self, rows: impl Fn() -> Vec<UsedTime> + Send + Sync + 'static) {
-        self.worker_time.set(rows);
-    }
-
-    /// Sets the source of the orders of `strait drain` in force, once.
-    pub fn set_drains(&self, rows: impl Fn() -> Vec<Order> + Send + Sync + 'static) {
-        self.drains.set(rows);
-    }
-
-    /// Sets the source of the listeners and whether they accept connections, once.
-    pub fn set_listeners(&self, rows: impl Fn() -> Vec<ListenerUp> + Send + Sync + 'static) {
-        self.listeners.set(rows);
     }
 
     /// Counts a connection from `address` that was closed before its handshake, by the limit that
@@ -342,24 +307,9 @@ impl Metrics {
         self.reload_failing.get_or_create(&[("what", what.label())]).clone()
     }
 
-    /// Returns the metrics of discovery by a control plane.
-    pub fn xds(&self) -> &XdsMetrics {
-        &self.xds
-    }
-
     /// Counts a certificate that was requested from an authority or pushed by it.
     pub fn certificate_fetched(&self, ok: bool) {
         self.certificate_fetches.inc(result(ok));
-    }
-
-    /// Exports whether the last attempt to get or load a new certificate failed.
-    pub fn set_certificate_failing(&self, is_failing: bool) {
-        self.certificate_failing.set(is_failing.into());
-    }
-
-    /// Exports whether the own certificate is unusable, or should have been renewed.
-    pub fn set_renewal_problem(&self, has_problem: bool) {
-        self.renewal_problem.set(has_problem.into());
     }
 
     /// Sets the expiry time of the first certificate of each kind, for this identity only.
@@ -380,11 +330,6 @@ impl Metrics {
     pub fn set_link_budgets(&self, links: Option<&[Link]>, own: &str) {
         let links = links.unwrap_or_default();
         self.budgets.set(links, own, Instant::now());
-    }
-
-    /// Returns the links whose excess reduces weights now.
-    pub fn reduced_links(&self) -> Guard<Arc<Vec<ReducedLink>>> {
-        self.budgets.reduced()
     }
 
     /// Returns the usage of all links with a budget.

@@ -133,7 +133,7 @@ fn renamed_metrics_have_both_names_and_the_same_samples() {
     let metrics = Metrics::new();
     drop(metrics.set_buffer_limit(77));
     metrics.set_certificate_expiry("own", &[("leaf", SystemTime::UNIX_EPOCH)]);
-    metrics.set_remote_gateways(|| {
+    metrics.remote_gateways.set(|| {
         vec![RemoteGatewayStatus {
             address: ([192, 0, 2, 1], 15008).into(),
             network: "west".into(),

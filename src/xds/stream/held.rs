@@ -49,7 +49,7 @@ impl Feed {
         if !store.hold.take_change() {
             return;
         }
-        self.metrics.xds().set_held_removals(store.hold.removed().len());
+        self.metrics.xds.set_held_removals(store.hold.removed().len());
         let hold = store.hold.mass_times().map(|times| held_removals(store, times));
         let mut is_new = false;
         self.status.set_discovery(|known| {

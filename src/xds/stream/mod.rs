@@ -154,7 +154,7 @@ pub async fn run(feed: Feed) {
         is_aged = end == StreamEnd::GoAway;
         let wait = state.client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
-        feed.metrics.xds().terminated(termination(end));
+        feed.metrics.xds.terminated(termination(end));
         feed.status.set_discovery(|known| known.disconnect(why.clone(), SystemTime::now(), wait));
         let address = &feed.plane.address;
         if is_aged {
@@ -198,13 +198,13 @@ impl Feed {
         let mut store = Recorder::restore(cache, source, &mut client);
         store.hold = Hold::new(self.hold);
         if let Some(saved) = store.saved() {
-            self.metrics.xds().set_cache_time(saved);
+            self.metrics.xds.set_cache_time(saved);
             self.status.set_discovery(|known| known.saved = Some(saved));
         }
         let (status, metrics) = (Arc::clone(&self.status), Arc::clone(&self.metrics));
         tokio::spawn(store.writer(move |written| match written {
             Ok(saved) => {
-                metrics.xds().set_cache_time(saved);
+                metrics.xds.set_cache_time(saved);
                 status.set_discovery(|known| {
                     (known.saved, known.save_error) = (Some(saved), None);
                 });
@@ -259,7 +259,7 @@ impl Feed {
         }
         self.connected.notify_one();
         state.store.hold.connected();
-        self.metrics.xds().connected();
+        self.metrics.xds.connected();
         self.status.set_discovery(|known| known.connect(SystemTime::now()));
         self.apply(state, &requests, responses, useful).await
     }
@@ -348,7 +348,7 @@ impl Feed {
                 return Err(GrpcStatus::internal("a nonce or a type is too long").into());
             }
             let url = metric_label(&response.type_url);
-            self.metrics.xds().message(url, push.bytes);
+            self.metrics.xds.message(url, push.bytes);
             let version: String = push.version.chars().take(WORD_SHOWN).collect();
             for request in state.client.received(response, &mut state.store) {
                 self.answers(url, &version, request.error.is_none());
@@ -379,7 +379,7 @@ impl Feed {
         request: Request,
     ) -> Result<(), Ended> {
         if let Some(error) = &request.error
-            && let Some(suppressed) = self.metrics.xds().nacked(metric_label(&request.type_url))
+            && let Some(suppressed) = self.metrics.xds.nacked(metric_label(&request.type_url))
         {
             // Quoted, because names and reasons come from the server.
             warn!(type_url = ?request.type_url, ?error,
@@ -441,7 +441,7 @@ impl Feed {
     /// Records the answer to a response: ACK or NACK.
     fn answers(&self, url: &'static str, version: &str, accepted: bool) {
         if accepted {
-            self.metrics.xds().accepted(url);
+            self.metrics.xds.accepted(url);
         }
         self.status
             .set_discovery(|known| known.record_answer(display_name(url), version, accepted));
@@ -470,8 +470,8 @@ impl Feed {
                 unused_first,
                 ..ResourceType::default()
             };
-            self.metrics.xds().create_type(url);
-            self.metrics.xds().set_resources(url, reported.held, reported.rejected);
+            self.metrics.xds.create_type(url);
+            self.metrics.xds.set_resources(url, reported.held, reported.rejected);
             reported
         });
         let types = types.collect();

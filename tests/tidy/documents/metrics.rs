@@ -50,7 +50,7 @@ fn sampled(metrics: &Arc<Metrics>) {
     let mut failed = Record::new(metrics, &source, "echo:80");
     failed.finish(Reason::NoEndpoint);
     drop(failed);
-    metrics.set_remote_gateways(|| {
+    metrics.remote_gateways.set(|| {
         vec![RemoteGatewayStatus {
             address: ([192, 0, 2, 1], 15008).into(),
             network: "west".into(),
@@ -70,8 +70,8 @@ fn sampled(metrics: &Arc<Metrics>) {
     let descriptors = Pool::new(Resource::Descriptors, 100);
     let held = descriptors.account(&Source::cluster(&"west".into())).charge(1);
     let used = UsedTime { cluster: "west".into(), ..UsedTime::default() };
-    metrics.set_worker_time(move || vec![used.clone()]);
-    metrics.set_pools(move || vec![OwnedPool::new(held.account().pool(), None)]);
+    metrics.worker_time.set(move || vec![used.clone()]);
+    metrics.pools.set(move || vec![OwnedPool::new(held.account().pool(), None)]);
     metrics.set_link_budgets(
         Some(&[Link {
             from: "west".to_owned(),
@@ -85,12 +85,12 @@ fn sampled(metrics: &Arc<Metrics>) {
         }]),
         "east",
     );
-    metrics.set_listeners(|| vec![("hbone".into(), true)]);
+    metrics.listeners.set(|| vec![("hbone".into(), true)]);
     metrics.set_config_hash(1);
     metrics.times().handshake_done(&source, Duration::ZERO);
     metrics.baggage_mismatch(&source);
     metrics.set_certificate_expiry("identity", &[("leaf", SystemTime::now())]);
-    let xds = metrics.xds();
+    let xds = &metrics.xds;
     xds.create_type("type");
     xds.accepted("type");
     xds.set_resources("type", 1, 0);
