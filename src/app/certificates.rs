@@ -287,9 +287,6 @@ impl Certificates {
 
     /// Verifies a certificate that is to be used. Revocation of the one in use is no reason against
     /// new roots for it, which would keep removed roots in force.
-    ///
-    /// # Errors
-    /// As [`IdentityMaterial::verify`].
     fn accepts(&self, own: &IdentityMaterial, crls: Option<&Crls>) -> Result<(), TlsError> {
         let known = self.material.as_ref();
         let is_known = known.is_some_and(|known| known.chain == own.chain && known.key == own.key);

@@ -226,9 +226,6 @@ impl Listeners {
     }
 
     /// Returns descriptors of the sockets of all open listeners, for a successor.
-    ///
-    /// # Errors
-    /// This process is out of descriptors.
     pub(super) fn sockets(&self) -> io::Result<Vec<NamedSocket>> {
         let state = self.state.lock();
         let open = state.entries.iter().filter_map(|entry| match &entry.socket {

@@ -138,9 +138,6 @@ pub(super) fn bind(
 /// Serves a port on a dedicated thread, so that its clients delay neither other ports nor the
 /// control path: from `begin` until a successor serves it or the process closes, so that a drain
 /// can be observed to its end.
-///
-/// # Errors
-/// The system lacks threads or descriptors.
 pub(super) fn spawn(
     name: &'static str,
     socket: TcpListener,

@@ -33,9 +33,6 @@ const WORKERS: &str = "workers";
 
 /// Runs a future on a thread and a runtime of its own, and returns the handle of the runtime. The
 /// process is not ready after a panic.
-///
-/// # Errors
-/// The system lacks threads or descriptors.
 pub(super) fn spawn_thread(
     status: &Arc<Status>,
     name: impl Into<Cow<'static, str>>,

@@ -148,9 +148,6 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Reserves an address for a listening socket; connections are refused until [`listen`].
-///
-/// # Errors
-/// As [`bind`].
 pub fn reserve(address: SocketAddr) -> io::Result<Socket> {
     or_ipv4_wildcard(address, reserve_exactly)
 }
@@ -244,9 +241,6 @@ impl RegisteredListener {
     }
 
     /// Returns another descriptor of the socket.
-    ///
-    /// # Errors
-    /// This process is out of descriptors.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
         self.socket.as_fd().try_clone_to_owned()
     }

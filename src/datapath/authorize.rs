@@ -93,9 +93,6 @@ pub fn reevaluate(
 
 /// Checks that the verified servers of a tunnel are still those of the current records: the gateway
 /// and, for a binding, the workload.
-///
-/// # Errors
-/// The difference.
 fn check_servers(snapshot: &Snapshot, grant: &Grant, servers: &Servers) -> Result<(), String> {
     let endpoint = grant.endpoint();
     if let Some(remote) = &endpoint.remote {

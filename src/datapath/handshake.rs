@@ -138,9 +138,6 @@ pub async fn run(
 }
 
 /// Performs the handshake with a client of a binding. No application protocol is negotiated.
-///
-/// # Errors
-/// As [`run`].
 pub async fn run_local(
     data_path: &DataPath,
     accepted: AcceptedConnection,

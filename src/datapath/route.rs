@@ -178,9 +178,6 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
 
 /// Resolves the target of a TLS listener, with the endpoints for passthrough. A service with
 /// waypoints gets no endpoints.
-///
-/// # Errors
-/// As [`resolve`].
 pub fn resolve_passthrough(
     snapshot: &Snapshot,
     peer: &Peer,

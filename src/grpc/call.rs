@@ -25,9 +25,6 @@ const PREFIX_BYTES: usize = 1 + 4;
 
 /// Calls the method `/PACKAGE.SERVICE/METHOD` and returns its response messages. A message
 /// longer than `most` bytes ends the stream with an error.
-///
-/// # Errors
-/// The server is unreachable or refuses the call.
 pub async fn open<T: Message + 'static>(
     channel: Channel,
     method: &'static str,
@@ -125,9 +122,6 @@ impl Messages {
 }
 
 /// Checks the status in headers or trailers.
-///
-/// # Errors
-/// The status, if it is not OK.
 fn check_status(headers: &http::HeaderMap) -> Result<(), Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),

@@ -46,10 +46,8 @@ const TOKEN_BYTES_MAX: u64 = 64 * 1024;
 
 #[derive(Debug, Error)]
 pub enum ChannelError {
-    /// A required file is unusable.
     #[error("{}: {cause}", file.display())]
     File { file: PathBuf, cause: String },
-    /// The name for server verification is not a valid server name.
     #[error("invalid server name `{0}`; write a DNS name or an IP address")]
     ServerName(String),
     /// TCP, TLS or HTTP/2 failed.
@@ -58,9 +56,6 @@ pub enum ChannelError {
 }
 
 /// Connects to the control plane. `goaway` records a GOAWAY from the server.
-///
-/// # Errors
-/// The roots are unreadable, the server is unreachable, or its certificate does not verify.
 pub async fn connect(plane: &ControlPlane, goaway: GoAwayCode) -> Result<Channel, ChannelError> {
     let tls = match plane.roots {
         Roots::Plaintext => None,
@@ -101,9 +96,6 @@ pub async fn connect(plane: &ControlPlane, goaway: GoAwayCode) -> Result<Channel
 
 /// Adds credentials to a call's metadata: the current content of the token file, the cluster,
 /// and the headers from the configuration.
-///
-/// # Errors
-/// The token file is unreadable or holds no token.
 pub async fn add_credentials<T>(
     control_plane: &ControlPlane,
     cluster: &str,

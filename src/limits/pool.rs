@@ -353,17 +353,11 @@ impl Account {
     }
 
     /// Checks that the source may take an amount.
-    ///
-    /// # Errors
-    /// The share of the source or the pool is used up.
     pub fn check(&self, amount: usize) -> Result<(), LimitReached> {
         self.check_on(amount, self.0.pool.terms())
     }
 
     /// Checks like [`Account::check`], on other terms than those of the pool.
-    ///
-    /// # Errors
-    /// As [`Account::check`].
     pub fn check_on(&self, amount: usize, terms: Terms) -> Result<(), LimitReached> {
         if amount > terms.free {
             return Err(LimitReached::Full(self.0.pool.resource));
@@ -381,17 +375,11 @@ impl Account {
 
     /// Takes an amount. Concurrent threads may exceed a share by one request each, but never the
     /// maximum.
-    ///
-    /// # Errors
-    /// As [`Account::check`].
     pub fn take(&self, amount: usize) -> Result<Held, LimitReached> {
         self.take_on(amount, self.0.pool.terms())
     }
 
     /// Takes an amount, on other terms than those of the pool.
-    ///
-    /// # Errors
-    /// As [`Account::check`].
     pub fn take_on(&self, amount: usize, terms: Terms) -> Result<Held, LimitReached> {
         self.check_on(amount, terms)?;
         let pool = &self.0.pool;

@@ -280,9 +280,6 @@ impl GatewayConnections {
 
     /// Starts a task that opens a connection for a source. A tunnel that no longer waits does not
     /// stop it. At a limit, connections that were idle for longest make room.
-    ///
-    /// # Errors
-    /// The source has to wait.
     fn connect(
         self: &Arc<Self>,
         connections: &mut Connections,

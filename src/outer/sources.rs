@@ -138,9 +138,6 @@ impl Connections {
     /// Takes one of a pool for a new connection of a source. If the source may take no more, the
     /// connection of its cluster that was idle for longest makes room. If the pool is short and the
     /// source would have a share of the reserve, idle connections of all make room.
-    ///
-    /// # Errors
-    /// As [`limits::Account::take`].
     pub(super) fn charge(
         &mut self,
         pool: &Arc<limits::Pool>,

@@ -70,17 +70,11 @@ pub struct Servers {
 
 impl Servers {
     /// Checks that the gateway is still the wanted one.
-    ///
-    /// # Errors
-    /// The difference.
     pub fn check_gateway(&self, wanted: &RemoteGateway, snapshot: &Snapshot) -> Result<(), String> {
         self.gateway.peer.server().check_gateway(wanted, snapshot)
     }
 
     /// Checks that the workload, if there is one, is still an expected one of a cluster.
-    ///
-    /// # Errors
-    /// The difference.
     pub fn check_workload(
         &self,
         wanted: &ExpectedWorkloads,
@@ -187,9 +181,6 @@ impl Stream {
 
     /// Polls whether a read has bytes, the end of the stream, or an error. Takes over all frames
     /// that have arrived, so that [`Stream::held`] counts them.
-    ///
-    /// # Errors
-    /// The stream was reset, or its connection has failed.
     pub fn poll_read_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.has_ended && self.failed.is_none() {
             match self.receive.poll_data(cx) {
@@ -265,9 +256,6 @@ impl Stream {
     }
 
     /// Polls whether the last [`Stream::try_write`] would take bytes now.
-    ///
-    /// # Errors
-    /// The stream was reset, or its connection has failed.
     pub fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.send.capacity() == 0 {
             match ready!(self.send.poll_capacity(cx)) {
@@ -289,9 +277,6 @@ impl Stream {
 
     /// Writes some of `bytes`, and waits until that is possible. Charges as
     /// [`Stream::try_write`] does.
-    ///
-    /// # Errors
-    /// The stream was reset, or its connection has failed.
     pub async fn write<C: Send + 'static>(
         &mut self,
         bytes: &[u8],
@@ -316,9 +301,6 @@ impl Stream {
     }
 
     /// Sends END_STREAM.
-    ///
-    /// # Errors
-    /// The stream was reset.
     pub fn shut_down(&mut self) -> io::Result<()> {
         if !self.is_shut_down {
             let ended = self.send.send_data(Bytes::new(), true);

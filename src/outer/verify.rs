@@ -67,9 +67,6 @@ impl ServerIdentity<'_> {
     /// Checks that the server is the wanted gateway.
     ///
     /// The root alone proves nothing: each workload of the mesh has a certificate below it.
-    ///
-    /// # Errors
-    /// The difference.
     pub fn check_gateway(self, wanted: &RemoteGateway, snapshot: &Snapshot) -> Result<(), String> {
         if !wanted.is_verifiable() {
             let network = &wanted.network;
@@ -89,9 +86,6 @@ impl ServerIdentity<'_> {
     }
 
     /// Checks that the server is an expected workload of a cluster.
-    ///
-    /// # Errors
-    /// The difference.
     pub fn check_workload(
         self,
         wanted: &ExpectedWorkloads,

@@ -50,9 +50,6 @@ pub struct Sockets {
 
 impl Sockets {
     /// Creates the sockets of one address.
-    ///
-    /// # Errors
-    /// A socket has failed.
     pub fn new(tcp: TcpListener, udp: UdpSocket) -> io::Result<Self> {
         udp.set_nonblocking(true)?;
         tcp.set_nonblocking(true)?;
@@ -60,9 +57,6 @@ impl Sockets {
     }
 
     /// Returns the address.
-    ///
-    /// # Errors
-    /// The socket has failed.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }

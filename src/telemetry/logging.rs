@@ -34,10 +34,8 @@ const BATCH_BYTES: usize = 64 * 1024;
 /// Error while the log is started.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The configured level cannot be parsed.
     #[error("log level {0:?}: {1}")]
     Level(String, String),
-    /// Another part of this process has already started a log.
     #[error("cannot start log: it is already running")]
     Started,
 }
@@ -56,9 +54,6 @@ struct Inner {
 }
 
 /// Starts the process log as configured.
-///
-/// # Errors
-/// The level cannot be parsed, or the process already has a log.
 pub fn init(log: &Log) -> Result<LogHandle, LogError> {
     let (writer, guard) = NonBlockingBuilder::default()
         .lossy(true)

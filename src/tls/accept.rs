@@ -41,7 +41,6 @@ pub struct Accepted {
 pub enum AcceptError {
     #[error(transparent)]
     Tls(#[from] rustls::Error),
-    /// Failure of the socket.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -62,9 +61,6 @@ struct Incoming {
 }
 
 /// Performs the handshake. The caller sets the deadline. A silent client costs no buffer.
-///
-/// # Errors
-/// The handshake or the socket has failed.
 pub async fn accept<S>(config: Arc<ServerConfig>, socket: &mut S) -> Result<Accepted, AcceptError>
 where
     S: AsyncRead + AsyncWrite + Unpin,

@@ -13,22 +13,15 @@ use crate::wire::SpkiHash;
 /// Reason for which certificates are unusable.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file is missing, unreadable or not PEM.
     #[error("{file}: cannot be read as PEM: {source}; {}", pem_remedy(.source))]
-    Pem {
-        file: PathBuf,
-        /// Cause of the failure.
-        source: pem::Error,
-    },
+    Pem { file: PathBuf, source: pem::Error },
     #[error("{0}: contains no certificate; write the path of a PEM file with one")]
     NoCertificate(PathBuf),
-    /// A certificate in an issuer's file is not a CA certificate.
     #[error(
         "{0}: contains a certificate that is not a CA certificate; write the file of the \
          intermediate that signs leaves"
     )]
     NotAnIssuer(PathBuf),
-    /// An issuer belongs to two clusters.
     #[error(
         "`trust.clusters`: issuer {issuer} is in both `{one}` and `{other}`; remove it from one \
          of them"
@@ -39,14 +32,8 @@ pub enum TlsError {
         /// Another cluster.
         other: String,
     },
-    /// A root certificate cannot serve as trust anchor.
     #[error("{file}: contains an unusable root: {source}")]
-    BadRoot {
-        file: PathBuf,
-        /// Cause of the failure.
-        source: rustls::Error,
-    },
-    /// The gateway's own certificate would be refused by peers.
+    BadRoot { file: PathBuf, source: rustls::Error },
     #[error(
         "{file}: not a workload certificate ({refusal}); it needs one URI SAN \
          spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT and must not be a CA"
@@ -56,7 +43,6 @@ pub enum TlsError {
         /// Refusal that a peer with this certificate would get.
         refusal: HandshakeRefusal,
     },
-    /// Peers with the gateway's own roots and revocation lists would refuse its certificate.
     #[error("{file}: peers would refuse this certificate ({refusal}): {detail}; {remedy}")]
     Refused {
         file: PathBuf,
@@ -66,31 +52,21 @@ pub enum TlsError {
         detail: String,
         remedy: &'static str,
     },
-    /// A root is not the certificate of an authority.
     #[error("{file}: the root {subject:?} is not a CA certificate; write the roots of the mesh")]
     NotARoot { file: PathBuf, subject: String },
-    /// The key does not match the certificate.
     #[error("the private key does not match the certificate: {0}; use both from one issuance")]
     KeyMismatch(#[source] rustls::Error),
     #[error("{0}: the private key is encrypted; decrypt it, such as by `openssl pkey`")]
     EncryptedKey(PathBuf),
-    /// The key has an unsupported type or size.
     #[error(
         "the private key cannot be used: {0}; write an ECDSA key (P-256, P-384, P-521), an Ed25519 \
          key, or an RSA key of at least 2048 bits"
     )]
     UnusableKey(String),
-    /// The roots are unusable.
     #[error("roots are unusable: {0}")]
     Verifier(#[source] VerifierBuilderError),
-    /// A revocation list is unusable.
     #[error("{file}: cannot be used as a CRL: {why}; write the path of a CRL in PEM or DER")]
-    BadCrl {
-        file: PathBuf,
-        /// Cause of the failure.
-        why: String,
-    },
-    /// The crypto library lacks a required algorithm.
+    BadCrl { file: PathBuf, why: String },
     #[error("the crypto provider cannot be used: {0}")]
     Provider(#[source] rustls::Error),
 }

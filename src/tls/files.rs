@@ -108,9 +108,6 @@ impl IdentityMaterial {
     }
 
     /// Loads and checks the files of an identity.
-    ///
-    /// # Errors
-    /// The first failure, with the file's name.
     pub fn load(files: &IdentityFiles) -> Result<Self, TlsError> {
         let chain = certificates(&files.chain)?;
         let key = load_key(&files.key)?;
@@ -137,9 +134,6 @@ impl IdentityMaterial {
 
     /// Builds material from certificates, each list with the name of its source. The caller
     /// verifies it by [`Self::verified`].
-    ///
-    /// # Errors
-    /// The first failure.
     pub(super) fn new(
         file: &Path,
         chain: Vec<CertificateDer<'static>>,
@@ -252,9 +246,6 @@ impl TrustedDomain {
     }
 
     /// Loads trust domains, with the files of their roots and issuers.
-    ///
-    /// # Errors
-    /// The first failure, with the file's name.
     fn load_all(domains: &[TrustDomain]) -> Result<Vec<Self>, TlsError> {
         let load = |domain: &TrustDomain| {
             let own = |file: &PathBuf| {
@@ -275,9 +266,6 @@ impl TrustedDomain {
 
 impl PeerTrust {
     /// Loads the files that `trust` names.
-    ///
-    /// # Errors
-    /// The first failure, with the file's name.
     pub fn load(trust: &Trust) -> Result<Self, TlsError> {
         let crls = trust.crl.as_ref().map(Crls::load).transpose()?;
         Ok(Self {
@@ -369,9 +357,6 @@ fn root_store(
 }
 
 /// Reads a private key from a PEM file.
-///
-/// # Errors
-/// The file cannot be read, has no key, or has an encrypted one.
 fn load_key(file: &PathBuf) -> Result<PrivateKeyDer<'static>, TlsError> {
     let loaded = PrivateKeyDer::from_pem_file(file);
     loaded.map_err(|source| {
@@ -387,9 +372,6 @@ fn load_key(file: &PathBuf) -> Result<PrivateKeyDer<'static>, TlsError> {
 
 /// Checks that a root is the certificate of an authority. Certificates of version 1 have no
 /// extension that says so.
-///
-/// # Errors
-/// It is a leaf.
 fn check_root(file: &Path, root: &CertificateDer<'_>) -> Result<(), TlsError> {
     match X509Certificate::from_der(root) {
         Ok((_, root)) if !root.is_ca() && root.version() == X509Version::V3 => {

@@ -28,9 +28,6 @@ pub struct Identity {
 /// The certificate must be a leaf with exactly one SAN of the URI type. The URI must be a SPIFFE ID
 /// with the path `/ns/NAMESPACE/sa/ACCOUNT` (docs/wire-contract.md 4.1). This function does not
 /// check the certificate's signature.
-///
-/// # Errors
-/// The refusal for a peer with such a certificate.
 pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRefusal> {
     let certificate = parse(leaf)?;
     let constraints = certificate.basic_constraints().map_err(|_| HandshakeRefusal::BadEncoding)?;

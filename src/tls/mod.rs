@@ -108,9 +108,6 @@ pub fn endpoint_server_config(
 }
 
 /// Builds a configuration that fails every handshake, for a listener without a certificate yet.
-///
-/// # Errors
-/// The crypto library lacks a required algorithm.
 pub fn rejecting_server_config() -> Result<ServerTls, TlsError> {
     /// Resolver without a certificate.
     #[derive(Debug)]

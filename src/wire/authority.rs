@@ -25,21 +25,16 @@ pub enum Host {
 /// Reason for which an authority is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AuthorityError {
-    /// The authority is longer than [`LENGTH_BYTES_MAX`].
     #[error("longer than {LENGTH_BYTES_MAX} bytes")]
     TooLong,
-    /// The authority has no `:port` at the end.
     #[error("has no port")]
     NoPort,
-    /// The port is zero, above 65535, signed, or has a leading zero.
     #[error("has a port outside 1 to 65535 or not in plain decimal")]
     BadPort,
     #[error("has an empty host")]
     EmptyHost,
-    /// The host has a character that no host name has.
     #[error("has a host with a character other than letters, digits, '-', '_' and '.'")]
     BadHost,
-    /// The bracketed host is not an IPv6 address, or has a zone.
     #[error("has brackets around something other than an IPv6 address without zone")]
     BadIpv6,
     /// The host is numeric but not an IPv4 address: `0177.0.0.1` must not mean `127.0.0.1`.

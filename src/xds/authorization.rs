@@ -58,9 +58,6 @@ static ACCOUNT: Shape = Shape(&[(1, "namespace", LEAF), (2, "service_account", L
 static EMPTY: Shape = Shape(&[]);
 
 /// Checks that every field of an encoded policy is known.
-///
-/// # Errors
-/// The path of the first unknown field.
 pub fn reject_unknown_fields(body: &[u8]) -> Result<(), String> {
     unknown::refuse(body, &AUTHORIZATION).at("authorization")
 }

@@ -64,9 +64,6 @@ impl SocketSource {
     }
 
     /// Returns a socket for datagrams that stays open until the end of the process.
-    ///
-    /// # Errors
-    /// As [`Self::tcp`].
     pub(in crate::app) fn udp(&self, address: SocketAddr) -> io::Result<UdpSocket> {
         let socket: UdpSocket = match self.take(Transport::Udp, address) {
             Some(inherited) => inherited.into(),
@@ -77,9 +74,6 @@ impl SocketSource {
     }
 
     /// Reserves the address of a listener, which may be removed while the process runs.
-    ///
-    /// # Errors
-    /// As [`Self::tcp`].
     pub(in crate::app) fn reserve(&self, address: SocketAddr) -> io::Result<Reserved> {
         match self.take(Transport::Tcp, address) {
             Some(inherited) => Ok(Reserved { socket: inherited.into(), is_inherited: true }),

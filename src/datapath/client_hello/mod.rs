@@ -88,9 +88,6 @@ impl ClientHelloReader {
 
     /// Appends the next bytes of the peer, at most [`ClientHelloReader::remaining`]. Returns the
     /// ClientHello once it is complete; must not be called again after that.
-    ///
-    /// # Errors
-    /// The bytes cannot become a ClientHello, or it is too long.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Option<ClientHello>, ClientHelloError> {
         self.bytes.extend_from_slice(bytes);
         let mut rest = bytes;
@@ -129,9 +126,6 @@ impl ClientHelloReader {
 }
 
 /// Reads a peer's ClientHello, and later bytes only if they arrived together with it.
-///
-/// # Errors
-/// It did not arrive, was late, or is invalid.
 pub async fn read_client_hello(stream: &mut TcpStream) -> Result<ClientHello, ClientHelloError> {
     let mut reader = ClientHelloReader::default();
     let read = poll_fn(|cx| {

@@ -74,9 +74,6 @@ impl Downstream {
     }
 
     /// Appends a KeyUpdate that is due, and control frames as far as the output has room.
-    ///
-    /// # Errors
-    /// A record could not be sealed.
     pub fn write_control(&mut self) -> Result<(), ConnectionEnd> {
         if self.output.is_blocked()
             || self.server.control.is_empty() && !self.is_key_update_requested
@@ -99,9 +96,6 @@ impl Downstream {
     }
 
     /// Sends everything. Returns false if the peer does not take all of it.
-    ///
-    /// # Errors
-    /// The socket has failed, or a record could not be sealed.
     pub fn poll_flush<S: AsyncWrite + Unpin>(
         &mut self,
         cx: &mut Context<'_>,

@@ -176,9 +176,6 @@ impl NewTunnel {
 /// Decides about the target of a CONNECT: resolves it and evaluates policy. Also returns the
 /// routing mode of the service, which is the listener's unless it has its own. `own` is the hash of
 /// this gateway.
-///
-/// # Errors
-/// The first check that fails.
 pub fn decide_connect(
     snapshot: &Snapshot,
     peer: &Peer,
@@ -202,9 +199,6 @@ pub fn decide_connect(
 
 /// Decides about the target of a TLS listener: resolves it and evaluates policy. Also returns the
 /// entry of the ClientHello in the detection of loops.
-///
-/// # Errors
-/// The first check that fails.
 pub fn decide_passthrough<L>(
     snapshot: &Snapshot,
     peer: &Peer,
@@ -220,9 +214,6 @@ pub fn decide_passthrough<L>(
 
 /// Decides about a connection of a verified client of a binding, and finds the gateways. `counted`
 /// counts it among the connections of the binding.
-///
-/// # Errors
-/// The first check that fails.
 pub fn decide_binding<T>(
     snapshot: &Snapshot,
     peer: &Peer,

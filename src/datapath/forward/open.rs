@@ -126,9 +126,6 @@ impl Open {
     }
 
     /// Checks the limits of time. Returns the time of the next check, if there is a limit.
-    ///
-    /// # Errors
-    /// The limit that the tunnel has reached.
     pub fn check_limits(&mut self) -> Result<Option<Instant>, Reason> {
         let bytes = self.record.received_bytes() + self.record.sent_bytes();
         match self.upstream.grant.limits() {

@@ -296,9 +296,6 @@ impl PendingConnect {
 
     /// Returns the request if its stream is still open. A peer may reset a stream in the same
     /// flight, as in a rapid reset (CVE-2023-44487).
-    ///
-    /// # Errors
-    /// The stream has ended, for this reason.
     pub fn if_open(mut self) -> Result<Self, Reason> {
         let failed = lock(&self.0.setup.state).failed;
         match failed {
@@ -312,9 +309,6 @@ impl PendingConnect {
 
     /// Answers 200, with the load of the service for a gateway. From here on the stream is a
     /// tunnel.
-    ///
-    /// # Errors
-    /// The stream is closed.
     pub fn accept(self, load: Option<ServiceLoad>) -> Result<Tunnel, Reason> {
         let stream = self.0;
         if let Some(reason) = lock(&stream.setup.state).failed {

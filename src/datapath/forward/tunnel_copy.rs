@@ -154,9 +154,6 @@ impl TunnelCopy {
     }
 
     /// Checks the limits of time. Returns the time of the next check, if there is a limit.
-    ///
-    /// # Errors
-    /// The limit that the tunnel has reached.
     pub fn check_limits(&mut self) -> Result<Option<Instant>, Reason> {
         let due = self.open.check_limits()?;
         let answer = self.answer_due();
@@ -173,9 +170,6 @@ impl TunnelCopy {
     }
 
     /// Notes END_STREAM. The endpoint is sent FIN once it has taken all bytes.
-    ///
-    /// # Errors
-    /// The endpoint has failed.
     pub fn receive_end(&mut self) -> Result<Step, Reason> {
         self.flags.received_end = true;
         self.finish_upload()

@@ -43,9 +43,6 @@ impl Input {
     }
 
     /// Reads once from the socket. Returns the number of bytes, 0 at the end.
-    ///
-    /// # Errors
-    /// The socket has failed.
     pub fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
@@ -83,9 +80,6 @@ impl Input {
 
     /// Opens the next record. Its payload is in [`Input::bytes`] until the next read. None: the
     /// next record is incomplete.
-    ///
-    /// # Errors
-    /// The record is invalid.
     pub fn open(&mut self, layer: &mut RecordLayer) -> Result<Option<Record>, RecordError> {
         let (start, end) = (self.start, self.end);
         let Some(buffer) = &mut self.buffer else {

@@ -227,9 +227,6 @@ impl Output {
     }
 
     /// Sends everything, and returns the buffer once the peer has taken all of it.
-    ///
-    /// # Errors
-    /// The socket has failed, or a record could not be sealed.
     pub fn poll_flush<S: AsyncWrite + Unpin>(
         &mut self,
         cx: &mut Context<'_>,

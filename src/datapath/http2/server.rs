@@ -302,9 +302,6 @@ impl Server {
     }
 
     /// Resets the streams of a first peer that has used its credit up.
-    ///
-    /// # Errors
-    /// The credit of the connection is used up.
     pub(super) fn settle(
         &mut self,
         charged: Result<(), CreditExhausted>,

@@ -38,9 +38,6 @@ impl ClientConnections {
     }
 
     /// Checks that a client may open one more connection.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
     pub fn check(&self, address: IpAddr, limits: ClientLimits) -> Result<(), String> {
         let account = self.account(address, limits)?;
         account.check(1).map_err(|limit| describe(&account, limit))

@@ -71,9 +71,6 @@ impl TunnelLimits {
 
     /// Checks a tunnel that is open since `opened` and has passed `bytes`. Returns the time of the
     /// next check, if there is a limit of time.
-    ///
-    /// # Errors
-    /// The limit that the tunnel has reached.
     pub fn check(&mut self, opened: Instant, bytes: u64) -> Result<Option<Instant>, Reason> {
         let now = Instant::now();
         let end = self.limits.max_duration.map(|max| opened + max);

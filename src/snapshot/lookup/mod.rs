@@ -213,9 +213,6 @@ impl Snapshot {
     }
 
     /// Returns the rule that exposes one service port, which is not behind an alias, to a caller.
-    ///
-    /// # Errors
-    /// As [`Self::evaluate_exposure`].
     pub fn exposed_by(
         &self,
         caller: Caller<'_>,

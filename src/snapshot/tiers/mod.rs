@@ -291,9 +291,6 @@ impl<'a> Ranking<'a> {
     }
 
     /// Returns the tier and place of a workload, which belongs to `part` of a subset.
-    ///
-    /// # Errors
-    /// Returns the reason for which it is neither used nor counted.
     fn placement(
         &self,
         workload: &Workload,

@@ -241,9 +241,6 @@ impl PathIssuer {
 impl Crls {
     /// Loads the lists. Of several lists with the same issuer, key and scope, the newest
     /// applies.
-    ///
-    /// # Errors
-    /// The first file that is unusable.
     pub fn load(config: &Crl) -> Result<Self, TlsError> {
         let (mut lists, mut left) = (Vec::new(), BYTES_MAX);
         for file in &config.files {

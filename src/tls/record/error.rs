@@ -6,27 +6,20 @@ use thiserror::Error;
 /// Error of record protection. It ends the connection.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum RecordError {
-    /// Record, message or alert that is not allowed where it is.
     #[error("unexpected TLS message: {0}")]
     UnexpectedMessage(&'static str),
-    /// Record whose tag is wrong or missing.
     #[error("TLS record with a wrong authentication tag")]
     BadRecordMac,
-    /// Record beyond the size limits.
     #[error("TLS record above the size limit")]
     RecordOverflow,
-    /// Message or alert with a wrong length.
     #[error("malformed TLS message: {0}")]
     DecodeError(&'static str),
-    /// KeyUpdate with an unknown request.
     #[error("KeyUpdate with an unknown request")]
     IllegalParameter,
     #[error("TLS alert from the peer: {0:?}")]
     PeerAlert(AlertDescription),
-    /// Key that has protected as many records as its suite allows.
     #[error("a TLS key has reached its limit of records")]
     KeyExhausted,
-    /// Failure on this side.
     #[error("TLS record protection: {0}")]
     Internal(&'static str),
 }

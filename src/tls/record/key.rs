@@ -32,9 +32,6 @@ enum Cipher {
 
 impl Key {
     /// Creates a key that has protected `sequence` records.
-    ///
-    /// # Errors
-    /// The suite is unknown, or the key does not fit it.
     pub(super) fn new(
         (sequence, secrets): (u64, ConnectionTrafficSecrets),
     ) -> Result<Self, rustls::Error> {
@@ -60,9 +57,6 @@ impl Key {
     }
 
     /// Opens the protected part of a record in place. Returns TLSInnerPlaintext.
-    ///
-    /// # Errors
-    /// The tag is wrong or missing.
     pub(super) fn open<'a>(
         &mut self,
         header: [u8; HEADER_BYTES],
@@ -82,9 +76,6 @@ impl Key {
     }
 
     /// Seals TLSInnerPlaintext in place and writes its tag.
-    ///
-    /// # Errors
-    /// The AEAD has failed.
     pub(super) fn seal(
         &mut self,
         header: [u8; HEADER_BYTES],

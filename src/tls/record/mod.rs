@@ -186,9 +186,6 @@ impl RecordLayer {
 
     /// Seals `record` in place: a header, the payload and [`TRAILER_BYTES`], laid out already. Only
     /// the payload is filled in.
-    ///
-    /// # Errors
-    /// The length is wrong, or the sending key has reached its limit of records.
     pub fn seal(&mut self, content: ContentType, record: &mut [u8]) -> Result<(), RecordError> {
         const WRONG_LENGTH: RecordError = RecordError::Internal("wrong length of a record");
         let (header, protected) = record.split_first_chunk_mut().ok_or(WRONG_LENGTH)?;
@@ -210,9 +207,6 @@ impl RecordLayer {
 
     /// Seals an alert: close_notify with the level warning, all others as fatal (RFC 8446 6.1 and
     /// 6.2).
-    ///
-    /// # Errors
-    /// The sending key has reached its limit of records.
     pub fn seal_alert(
         &mut self,
         alert: AlertDescription,
@@ -240,9 +234,6 @@ impl RecordLayer {
     }
 
     /// Seals a KeyUpdate with the old key into `record`, and switches the sending key.
-    ///
-    /// # Errors
-    /// The sending key has reached its limit of records.
     pub fn update_sending_key(
         &mut self,
         record: &mut [u8; KEY_UPDATE_BYTES],

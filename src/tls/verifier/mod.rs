@@ -71,9 +71,6 @@ pub(super) fn issuer_of(error: &Error) -> Option<&Arc<Issuer>> {
 
 /// Verifies the one path of a chain to a root, with at most this many intermediates and for this
 /// usage. Revocation is not checked.
-///
-/// # Errors
-/// The refusal.
 pub(super) fn verify_for<'a>(
     (leaf, received): (&'a CertificateDer<'_>, &'a [CertificateDer<'_>]),
     roots: &RootCertStore,
@@ -333,9 +330,6 @@ impl ClientVerifier {
     }
 
     /// Verifies a chain and returns the path to the root.
-    ///
-    /// # Errors
-    /// The refusal.
     pub(super) fn verify_chain(
         &self,
         leaf: &CertificateDer<'_>,

@@ -71,9 +71,6 @@ pub struct Args {
 }
 
 /// Runs `strait conformance` and returns its exit code.
-///
-/// # Errors
-/// A file cannot be used, or a result cannot be printed.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

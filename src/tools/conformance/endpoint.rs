@@ -15,9 +15,6 @@ const KEPT: Duration = Duration::from_secs(60);
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// Returns all bytes, and ends when its client does, unless the first byte is `E` or `K`.
-///
-/// # Errors
-/// The stream is broken.
 pub async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     let (mut buffer, mut script) = (vec![0; BUFFER_BYTES], None);
     loop {

@@ -36,9 +36,6 @@ pub struct Target {
 
 impl Target {
     /// Describes a gateway, with the certificate of the client and the roots of both.
-    ///
-    /// # Errors
-    /// The key does not fit the certificate.
     pub fn new(
         address: SocketAddr,
         material: IdentityMaterial,

@@ -47,9 +47,6 @@ const SHARE_TOLERANCE: f64 = 0.11;
 const DEADLINE: Duration = Duration::from_secs(55);
 
 /// Runs the demo.
-///
-/// # Errors
-/// A step failed; the message names it.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

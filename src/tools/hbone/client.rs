@@ -42,10 +42,8 @@ pub enum ConnectError {
     /// HTTP/2 failed, or the server reset the stream.
     #[error("tunnel failed: {0}")]
     Http2(#[from] h2::Error),
-    /// The server answered with a status other than 200.
     #[error("tunnel rejected: status {0}")]
     Status(StatusCode),
-    /// The authority cannot be encoded in HTTP.
     #[error("tunnel failed: {0}")]
     Authority(#[from] http::Error),
 }
@@ -103,9 +101,6 @@ impl Client {
     }
 
     /// Opens a tunnel to `authority`. Waits until the connection allows another stream.
-    ///
-    /// # Errors
-    /// The server rejected the tunnel, or the connection is closed.
     pub async fn tunnel(&self, authority: &str) -> Result<Tunnel, ConnectError> {
         let uri = http::Uri::builder().authority(authority).build()?;
         self.request(Request::builder().method(Method::CONNECT).uri(uri).body(())?).await
@@ -123,9 +118,6 @@ impl Client {
     }
 
     /// Waits until the connection ends, by GOAWAY or otherwise.
-    ///
-    /// # Errors
-    /// The connection did not end cleanly.
     pub async fn wait_closed(self) -> Result<(), ConnectError> {
         // Without a handle, the connection would close itself.
         let _send = self.send;
@@ -134,9 +126,6 @@ impl Client {
 
     /// Closes the connection once its tunnels have ended: GOAWAY, close_notify, and the end of
     /// the byte stream below.
-    ///
-    /// # Errors
-    /// The connection did not end cleanly.
     pub async fn close(self) -> Result<(), ConnectError> {
         let Self { send, driver, .. } = self;
         drop(send);

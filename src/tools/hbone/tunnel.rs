@@ -46,9 +46,6 @@ impl Tunnel {
 
     /// Sends `bytes` without copying them, as the flow-control window allows. Ready once `bytes`
     /// is empty.
-    ///
-    /// # Errors
-    /// The stream was reset, or its connection is closed.
     pub fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         while !bytes.is_empty() {
             let count = ready!(self.poll_capacity(cx, bytes.len()))?;

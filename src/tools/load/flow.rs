@@ -41,9 +41,6 @@ pub(super) struct PassthroughStream {
 
 impl LoadStream {
     /// Sends `bytes` as the peer takes them; ready once none are left.
-    ///
-    /// # Errors
-    /// The stream is broken.
     pub(super) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,

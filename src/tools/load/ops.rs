@@ -29,9 +29,6 @@ pub(super) fn opens_tunnels(job: Work, plan: &Plan) -> bool {
 
 /// Runs one operation. A tunnel that it leaves in `open` is for the next operation, or for the
 /// caller to end.
-///
-/// # Errors
-/// The operation failed; the error has the reason.
 pub(super) async fn run_operation(
     run: &RunState,
     line: &ReconnectingConnection,

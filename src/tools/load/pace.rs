@@ -68,9 +68,6 @@ impl Schedule {
 
     /// Begins now, and releases operations as they become due, until the time is over. `wait` waits
     /// until an instant.
-    ///
-    /// # Errors
-    /// Errors of `wait`.
     pub(super) async fn release_operations(
         &self,
         mut wait: impl AsyncFnMut(Instant) -> io::Result<()>,

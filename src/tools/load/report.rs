@@ -118,9 +118,6 @@ impl Report {
     }
 
     /// Prints the report.
-    ///
-    /// # Errors
-    /// Standard output cannot be written.
     pub(super) fn print(&self, json: bool) -> io::Result<()> {
         let mut out = io::stdout().lock();
         let written = if json {

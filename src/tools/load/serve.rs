@@ -86,9 +86,6 @@ const BACKLOG: u32 = 4096;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until a signal arrives.
-///
-/// # Errors
-/// The listener failed, or a certificate cannot be used.
 pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
     let mut stop = StopSignals::new()?;
     let listener = listen(args.bind).with_context(|| format!("cannot listen on {}", args.bind))?;

@@ -41,9 +41,6 @@ impl Worker {
     }
 
     /// Opens everything that is not part of an operation, on a connection for `streams` streams.
-    ///
-    /// # Errors
-    /// The connection or tunnel failed, or the server allows fewer streams.
     pub(super) async fn prepare(&mut self, streams: usize) -> anyhow::Result<()> {
         if self.job == Work::Handshake {
             return Ok(());

@@ -23,9 +23,6 @@ const BURST_EVERY: u64 = 4;
 type UntilError = anyhow::Result<Infallible>;
 
 /// Runs one stream until the time is over.
-///
-/// # Errors
-/// The stream broke, ended, or made no progress.
 pub(super) async fn run_stream(
     run: &RunState,
     job: Work,

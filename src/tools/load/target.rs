@@ -104,9 +104,6 @@ pub(super) struct OpenTunnel {
 
 impl Target {
     /// Reads the certificates and resolves the gateway's name.
-    ///
-    /// # Errors
-    /// A file cannot be used, or the name has no address.
     pub(super) async fn new(plan: &Plan) -> anyhow::Result<Self> {
         let way = match plan.files() {
             Some(files) => Transport::Hbone(Hbone::new(plan, &files)?),
@@ -133,9 +130,6 @@ impl Target {
     }
 
     /// Opens a connection, and an inner connection through it if the plan has one.
-    ///
-    /// # Errors
-    /// TCP, TLS or HTTP/2 failed, on either connection.
     pub(super) async fn connect(&self) -> anyhow::Result<Connection> {
         let hbone = self.hbone()?;
         let stream = BufReader::with_capacity(READ_BYTES, self.tcp().await?);
@@ -156,9 +150,6 @@ impl Target {
     }
 
     /// Opens a tunnel in a connection.
-    ///
-    /// # Errors
-    /// The tunnel was rejected, or the connection is closed.
     pub(super) async fn tunnel(&self, connection: &Connection) -> anyhow::Result<Tunnel> {
         let hbone = self.hbone()?;
         let turns = match &hbone.inner {
@@ -303,9 +294,6 @@ impl ReconnectingConnection {
     }
 
     /// Opens a tunnel, or a bare connection.
-    ///
-    /// # Errors
-    /// The tunnel was rejected, or there is no connection.
     pub(super) async fn open(&self) -> anyhow::Result<OpenTunnel> {
         if let Transport::Bare(hellos) = &self.target.way {
             return self.target.open_passthrough(hellos).await;

@@ -21,9 +21,6 @@ impl DeadlineGuard {
     }
 
     /// Runs `work` for 10 s at most.
-    ///
-    /// # Errors
-    /// The error of `work`, or a timeout.
     pub(super) async fn guard<T, E: Into<anyhow::Error>>(
         &mut self,
         work: impl Future<Output = Result<T, E>>,

@@ -111,9 +111,6 @@ fn head(length: usize) -> Vec<u8> {
 }
 
 /// Reads a file. Returns `None` if there is none.
-///
-/// # Errors
-/// Returns the defect of the file.
 pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Restored>)>, String> {
     let metadata = match path.metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -133,9 +130,6 @@ pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Restored>)>, Strin
 }
 
 /// Parses a file. Entries are slices of it: no body is copied.
-///
-/// # Errors
-/// Returns the defect of the file.
 pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
     let Some((magic, rest)) = bytes.split_first_chunk() else {
         return Err("it is too short".to_owned());

@@ -116,9 +116,6 @@ impl NackBuilder {
 }
 
 /// Checks that a resource can be held under this name.
-///
-/// # Errors
-/// The reason why it cannot.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     match name {
         "" => Err("it has no name".to_owned()),

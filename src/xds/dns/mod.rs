@@ -50,9 +50,6 @@ struct WantedHosts {
 }
 
 /// Looks up the addresses of a name once.
-///
-/// # Errors
-/// The lookup failed, or the name has no address.
 pub async fn look_up(servers: &[SocketAddr], name: &str) -> Result<Vec<IpAddr>, String> {
     let answers = DnsClient::new(servers.to_vec()).look_up(name).await;
     let (mut addresses, mut error) = (Vec::new(), None);

@@ -73,15 +73,12 @@ pub struct PipeEnd(Arc<DescriptorPool>);
 /// Reason for which no descriptor is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LimitReached {
-    /// The holder has used up its share.
     #[error(
         "the source has used its share of the descriptors; see `strait status` for the holders"
     )]
     Share,
-    /// The process has reached its limit of open files.
     #[error("no descriptor is left; raise the limit of open files")]
     Files,
-    /// The process has no memory for more.
     #[error("memory is three quarters full; raise the memory limit")]
     Memory,
 }
@@ -235,17 +232,11 @@ impl Holders {
     }
 
     /// Takes a descriptor for a connection.
-    ///
-    /// # Errors
-    /// The share of the source or the pool is used up.
     pub fn connection(&self) -> Result<Descriptor, LimitReached> {
         self.take(TUNNEL_RESERVE_DIVISOR)
     }
 
     /// Takes a descriptor for a tunnel to an endpoint, and a place for its dial.
-    ///
-    /// # Errors
-    /// As [`Holders::connection`].
     pub fn dial(&self) -> Result<Dialling, LimitReached> {
         let dial = self.0.dials.take(1);
         let dial = dial.map_err(|limit| self.0.listener.pool.limit_reached(limit))?;
@@ -280,9 +271,6 @@ impl Descriptor {
     }
 
     /// Moves the count of a connection to its authenticated peer.
-    ///
-    /// # Errors
-    /// The peer's share is used up.
     pub fn move_to(&mut self, holders: &Holders) -> Result<(), LimitReached> {
         let listener = &holders.0.listener;
         let mut terms = listener.terms(TUNNEL_RESERVE_DIVISOR);
