@@ -49,6 +49,16 @@ pub(crate) fn join<T: ToString>(values: impl IntoIterator<Item = T>, separator: 
     values.join(separator)
 }
 
+/// Joins the first `max` values by commas, with the number of the others.
+pub(crate) fn join_first<T: ToString>(values: impl IntoIterator<Item = T>, max: usize) -> String {
+    let mut values = values.into_iter();
+    let first = join(values.by_ref().take(max), ", ");
+    match values.count() {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
 /// Escapes control characters, which a terminal would interpret, including line ends.
 pub(crate) fn escape_control(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

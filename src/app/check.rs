@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 
 use crate::config::{Examined, Identity, Source};
 use crate::datapath::accept;
+use crate::labels::join_first;
 use crate::yaml::Severity;
 
 use super::inputs::{Report, control_planes, load_and_check};
@@ -95,15 +96,9 @@ fn warning(examined: &Examined) -> Option<String> {
     let mut named: Vec<_> = examined.absent.iter().map(|(file, _)| file).collect();
     named.sort_unstable();
     named.dedup();
-    let first = named.iter().take(NAMED_MAX);
-    let first: Vec<_> = first.map(|file| file.display().to_string()).collect();
-    let more = match named.len() - first.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+    let named = join_first(named.iter().map(|file| file.display()), NAMED_MAX);
     Some(format!(
-        "{place}: warning: certificates were not checked: {}{more} do not exist here; put them \
-         there before `strait run`, which refuses to start without them",
-        first.join(", ")
+        "{place}: warning: certificates were not checked: {named} do not exist here; put them \
+         there before `strait run`, which refuses to start without them"
     ))
 }

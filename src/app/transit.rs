@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::config::{
     Audience, Config, ExposedService, HostPort, Link, TransitRule, parse_identity,
 };
+use crate::labels::join_first;
 use crate::snapshot::{RemoteGateway, Service, Snapshot};
 use crate::wire::Transit;
 
@@ -58,15 +59,11 @@ fn reachable(rule: &TransitRule, snapshot: &Snapshot) -> Option<String> {
     if rule.transit == Transit::Off || names.is_empty() {
         return None;
     }
-    let shown = names.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = match names.len().saturating_sub(NAMED_MAX) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
     Some(format!(
         "{}: warning: `exposure.transit` lets peers reach other networks through this gateway, \
-         whose gateways authorize this one and not the peer, for {shown}{more}",
-        rule.line
+         whose gateways authorize this one and not the peer, for {}",
+        rule.line,
+        join_first(names, NAMED_MAX)
     ))
 }
 
@@ -123,15 +120,8 @@ fn unlisted_gateways(config: &Config, entry: &ExposedService) -> Vec<String> {
 /// Returns whether an audience has a peer of this cluster, namespace and service account. A cluster
 /// that the configuration does not name may be any.
 fn admits(to: &Audience, cluster: Option<&str>, (namespace, account): (&str, &str)) -> bool {
-    let is_of_cluster = match (to.cluster.as_deref(), cluster) {
-        (Some(only), Some(cluster)) => only == cluster,
-        _ => true,
-    };
-    let mut accounts = to.service_accounts.iter();
-    let is_account = |(of, name): &(String, String)| **of == *namespace && **name == *account;
-    is_of_cluster
-        && (to.namespaces.is_empty() || to.namespaces.iter().any(|of| **of == *namespace))
-        && (to.service_accounts.is_empty() || accounts.any(is_account))
+    let named = to.cluster.as_deref().zip(cluster);
+    named.is_none_or(|(only, cluster)| only == cluster) && to.has_account(namespace, account)
 }
 
 /// Returns a finding for each gateway whose certificate nothing can prove, so that no tunnel opens

@@ -8,6 +8,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::policy::Permit;
 use crate::datapath::route::Route;
 use crate::datapath::{authorize, balance};
+use crate::labels::{join, join_first};
 use crate::outer::{ExpectedWorkloads, Failure};
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
@@ -185,10 +186,7 @@ fn held(state: &ExplainState<'_>, route: &Route, all: &[Candidate<'_>]) -> Optio
     let mut names: Vec<_> = [service.key(), target].into_iter().filter(kept).collect();
     let uids: BTreeSet<_> = all.iter().map(|one| one.endpoint.uid().to_string()).collect();
     names.extend(uids.into_iter().filter(kept));
-    let more = names.len().saturating_sub(HELD_SHOWN);
-    names.truncate(HELD_SHOWN);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    (!names.is_empty()).then(|| held.describe(&format!("{}{more}", names.join(", "))))
+    (!names.is_empty()).then(|| held.describe(&join_first(names, HELD_SHOWN)))
 }
 
 /// Formats the drop overloads of the control plane.
@@ -196,10 +194,9 @@ fn drops(route: &Route) -> String {
     let drops = route.drops().iter();
     let drops =
         drops.map(|(category, parts)| format!("{:.2}% for {category:?}", f64::from(*parts) / 1e4));
-    let drops: Vec<_> = drops.collect();
     format!(
         "drop_overloads of the control plane reject shares of the tunnels, one after another: {}",
-        drops.join(", ")
+        join(drops, ", ")
     )
 }
 

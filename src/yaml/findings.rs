@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::labels::escape_control;
+
 /// Maximum findings of a file: a hostile file must not cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
 
@@ -276,8 +278,9 @@ impl Report {
             self.left_out.set(self.left_out.get() + 1);
             return;
         }
-        // Keys and values are quoted in findings, and findings go to terminals and logs.
-        let (what, how) = (printable(what), printable(how));
+        // Keys and values are quoted in findings, and findings go to terminals and logs, of which a
+        // file must not forge a line.
+        let (what, how) = (escape_control(&what), escape_control(&how));
         found.push(Finding {
             place: position.place(&self.file, &self.origins),
             severity,
@@ -286,17 +289,6 @@ impl Report {
             namespace: Arc::clone(&self.namespace.borrow()),
         });
     }
-}
-
-/// Escapes control characters, so that a file cannot forge a line of a log or steer a terminal.
-fn printable(text: String) -> String {
-    if !text.chars().any(char::is_control) {
-        return text;
-    }
-    let escape = |c: char| {
-        if c.is_control() { c.escape_default().to_string() } else { c.to_string() }
-    };
-    text.chars().map(escape).collect()
 }
 
 #[cfg(test)]

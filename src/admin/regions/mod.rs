@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{AdminState, DRAIN_FILE_UNSET, ListenerState};
 use crate::config::{self, Listener, ListenerProtocol};
-use crate::labels::escape_control;
+use crate::labels::{escape_control, join_first};
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::{Drained, Override, is_part_of, is_service};
 use crate::snapshot::{
@@ -386,11 +386,7 @@ fn known_names_hint(snapshot: &Snapshot, requested: &DrainTarget) -> String {
 
 /// Joins the names, at most [`NAMED_MAX`] of them.
 fn join_names(names: &BTreeSet<String>) -> String {
-    let first: Vec<_> = names.iter().take(NAMED_MAX).map(|name| escape_control(name)).collect();
-    match names.len() - first.len() {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
-    }
+    join_first(names.iter().map(|name| escape_control(name)), NAMED_MAX)
 }
 
 /// Returns the services (`namespace/hostname`) and aliases that lose their last endpoint on a

@@ -470,6 +470,5 @@ fn until(now: SystemTime, end: SystemTime) -> String {
 /// Formats the two largest units of a duration.
 fn span(seconds: u64) -> String {
     let exact = humantime::format_duration(Duration::from_secs(seconds)).to_string();
-    let units: Vec<_> = exact.split(' ').take(2).collect();
-    units.join(" ")
+    join(exact.split(' ').take(2), " ")
 }

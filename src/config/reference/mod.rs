@@ -6,6 +6,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::Config;
 use super::define::{Absent, Key, Shape};
+use crate::labels::join;
 
 const HEAD: &str = "\
 # Configuration
@@ -83,8 +84,7 @@ fn rows_below(shape: &Shape, path: &str) -> Vec<String> {
             below.flat_map(|(key, path)| rows(key, &path, "")).collect()
         }
         Shape::Kinds(kinds) => {
-            let words: Vec<_> = kinds.iter().map(|(kind, _)| format!("`{kind}`")).collect();
-            let words = words.join(", ");
+            let words = join(kinds.iter().map(|(kind, _)| format!("`{kind}`")), ", ");
             let mut all = vec![format!(
                 "| `{path}.kind` | Kind, which determines the other keys. | {words} | required | \
                  {} |\n",
@@ -134,10 +134,7 @@ fn shown(value: &Json) -> String {
         Json::String(text) if text.is_empty() => "empty".to_owned(),
         Json::String(text) => format!("`{text}`"),
         Json::Array(items) if items.is_empty() => "none".to_owned(),
-        Json::Array(items) => {
-            let items: Vec<_> = items.iter().map(shown).collect();
-            items.join(", ")
-        }
+        Json::Array(items) => join(items.iter().map(shown), ", "),
         other => format!("`{other}`"),
     }
 }

@@ -312,20 +312,17 @@ impl Audience {
         let Some(cluster) = trust.cluster(caller) else {
             return false;
         };
-        let namespace = || {
-            self.namespaces.is_empty()
-                || self.namespaces.iter().any(|name| **name == *caller.namespace)
-        };
-        let account = || {
-            self.service_accounts.is_empty()
-                || self.service_accounts.iter().any(|(namespace, name)| {
-                    **namespace == *caller.namespace && **name == *caller.service_account
-                })
-        };
         self.anyone
             || (self.cluster.as_ref().is_none_or(|only| **only == *cluster)
-                && namespace()
-                && account())
+                && self.has_account(caller.namespace, caller.service_account))
+    }
+
+    /// Returns whether the audience has a service account of its cluster.
+    pub fn has_account(&self, namespace: &str, account: &str) -> bool {
+        let mut accounts = self.service_accounts.iter();
+        (self.namespaces.is_empty() || self.namespaces.iter().any(|of| *of == *namespace))
+            && (self.service_accounts.is_empty()
+                || accounts.any(|(of, name)| *of == *namespace && *name == *account))
     }
 }
 

@@ -19,6 +19,7 @@ mod tests;
 use claim::{Claim, Rank, VipClaim};
 
 use super::{Service, Snapshot, mesh};
+use crate::labels::join_first;
 
 /// Hostname or VIP of which at least one claimant does not answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -284,13 +285,8 @@ impl Collision {
 
 impl fmt::Display for Collision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = self.losers.iter().take(LOSERS_SHOWN);
-        let shown: Vec<_> = shown.map(String::as_str).collect();
-        write!(f, "{} is claimed by {}", self.claimed, shown.join(", "))?;
-        match self.losers.len().saturating_sub(LOSERS_SHOWN) {
-            0 => {}
-            more => write!(f, " and {more} more")?,
-        }
+        let losers = join_first(&self.losers, LOSERS_SHOWN);
+        write!(f, "{} is claimed by {losers}", self.claimed)?;
         match &self.winner {
             Some(winner) => write!(f, ", and {winner} answers: {}", self.rule),
             None => write!(f, ", and none answers: {}", self.rule),

@@ -136,9 +136,9 @@ impl Report {
             "{} to {}, {}{} of {}",
             self.work,
             self.to,
-            plural(self.connections as u64, "connection"),
+            count(self.connections, "connection"),
             if self.double { " by double HBONE" } else { "" },
-            plural(self.streams as u64, "stream"),
+            count(self.streams, "stream"),
         )?;
         if let Some(size) = self.size_bytes {
             write!(out, ", {size} bytes")?;
@@ -197,13 +197,6 @@ impl Report {
             writeln!(out, "  {count:>10}  {kind}")?;
         }
         Ok(())
-    }
-}
-
-fn plural(count: u64, what: &str) -> String {
-    match count {
-        1 => format!("1 {what}"),
-        _ => format!("{count} {what}s"),
     }
 }
 
