@@ -149,7 +149,7 @@ impl Grant {
 
     /// Applies the limits of the current exposure.
     pub fn update_limits(&mut self, snapshot: &Snapshot, peer: &Peer) {
-        if self.limits.is_none() && !snapshot.exposure.has_limits() {
+        if self.limits.is_none() && !snapshot.exposure.has_limits {
             return;
         }
         let (rules, name) = (peer.listener.rules(), peer.server_name.as_deref());
@@ -193,7 +193,7 @@ pub fn limiting_entries<'a>(
 /// Returns the free share of the tightest limit of concurrent tunnels on a route, in percent; 100
 /// without a limit.
 pub fn free_percent(snapshot: &Snapshot, peer: &Peer, route: &Route) -> u32 {
-    if !snapshot.exposure.has_limits() {
+    if !snapshot.exposure.has_limits {
         return 100;
     }
     let entries = limiting_entries(snapshot, peer, route).into_iter();

@@ -510,7 +510,7 @@ fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
             "its entries of `exposure` do not cover this kind of name and this port",
             admission().unwrap_or_else(new_entry),
         ),
-        _ if snapshot.exposure.exposes_all() && !peer.is_unauthenticated() => (
+        _ if snapshot.exposure.exposes_by_default && !peer.is_unauthenticated() => (
             "not exposed: `exportTo` limits it to its namespace, so `exposure.default: all` does \
              not apply",
             new_entry(),

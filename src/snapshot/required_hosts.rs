@@ -51,7 +51,7 @@ impl<'a> WantedHosts<'a> {
         let snapshot = self.snapshot;
         if let Some(network) = gateway_network(workload) {
             let is_other = *network != *snapshot.network();
-            let is_used = snapshot.exposure.has_transit() || snapshot.networks.has_bindings;
+            let is_used = snapshot.exposure.has_transit || snapshot.networks.has_bindings;
             return is_other && workload.capacity > 0 && is_used;
         }
         let hbone_only = snapshot.mesh.hbone_only && !snapshot.has_passthrough;

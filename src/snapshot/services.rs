@@ -77,7 +77,7 @@ impl Snapshot {
             } else {
                 HashMap::new()
             },
-            transit_ports: if self.exposure.has_transit() && !networks.is_empty() {
+            transit_ports: if self.exposure.has_transit && !networks.is_empty() {
                 own.keys().filter_map(|port| Some((*port, remote(*port)?))).collect()
             } else {
                 HashMap::new()

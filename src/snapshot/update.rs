@@ -23,7 +23,7 @@ use super::{Shards, Snapshot};
 /// visibility, a hostname is an alias of objects too, rules of a family may hold for another of its
 /// services, or a gateway of another network is new or has another identity.
 pub(super) fn apply(next: &mut Snapshot, before: &Snapshot, network: Arc<str>) -> bool {
-    let rules = |of: &Snapshot| (of.mesh.hbone_only, of.has_passthrough, of.exposure.has_transit());
+    let rules = |of: &Snapshot| (of.mesh.hbone_only, of.has_passthrough, of.exposure.has_transit);
     let is_rebuilt = *network != *before.network()
         || rules(next) != rules(before)
         || !Arc::ptr_eq(&next.networks, &before.networks);

@@ -70,7 +70,7 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     }
     if !audiences.is_empty() {
         Ok(audiences)
-    } else if snapshot.exposure.exposes_all() {
+    } else if snapshot.exposure.exposes_by_default {
         Err("nobody: it is visible only in its namespace".to_owned())
     } else {
         Err("nobody".to_owned())

@@ -27,7 +27,7 @@ pub use transit::TransitRule;
 pub struct ExposureTable {
     /// True if services without an entry are exposed to every peer of the trust set, except those
     /// that are visible only in their namespace.
-    exposes_by_default: bool,
+    pub exposes_by_default: bool,
     /// Entries by service hostname.
     services: HashMap<Box<str>, Vec<Exposure>>,
     /// Entries by host of an alias, each with the port that the authority must have; `None` matches
@@ -39,9 +39,9 @@ pub struct ExposureTable {
     /// Rules for entries and exports that state no transit, in order of precedence.
     transit_rules: Vec<TransitRule>,
     /// True if an entry or a rule grants transit to other networks.
-    has_transit: bool,
+    pub(super) has_transit: bool,
     /// True if an entry has limits.
-    has_limits: bool,
+    pub has_limits: bool,
     /// Hosts that routes of TLS listeners expose to anyone.
     routed: HashSet<Box<str>>,
 }
@@ -196,15 +196,6 @@ impl ExposureTable {
         entries.find_map(|entry| entry.route_by)
     }
 
-    /// Returns whether any entry or rule grants transit to other networks.
-    pub fn has_transit(&self) -> bool {
-        self.has_transit
-    }
-
-    pub fn has_limits(&self) -> bool {
-        self.has_limits
-    }
-
     /// Takes over the counts of open tunnels from the table that this one replaces. An entry for
     /// the same port and audiences of a service keeps its count.
     pub(super) fn keep_counts(&mut self, old: &Self) {
@@ -229,12 +220,6 @@ impl ExposureTable {
                 entry.open = Arc::clone(open);
             }
         }
-    }
-
-    /// Returns whether services without an entry are exposed to every peer of the trust set, except
-    /// those that are visible only in their namespace.
-    pub fn exposes_all(&self) -> bool {
-        self.exposes_by_default
     }
 
     /// Returns the service and port to which an alias leads.

@@ -27,7 +27,7 @@ impl Snapshot {
         matched_by: &MatchedBy,
     ) -> Vec<&Exposure> {
         let mut found = Vec::new();
-        if !self.exposure.has_limits() {
+        if !self.exposure.has_limits {
             return found;
         }
         for (to, matched_by) in self.exposed_ports(requested, to, matched_by) {

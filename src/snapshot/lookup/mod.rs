@@ -291,7 +291,7 @@ impl Snapshot {
     /// visible only in its namespace (`exportTo: ["."]`) needs an entry.
     pub fn is_exposed_by_default(&self, host: &str) -> bool {
         let is_private = |service: &Arc<Service>| service.private;
-        self.exposure.exposes_all() && !self.services.get(host).is_some_and(is_private)
+        self.exposure.exposes_by_default && !self.services.get(host).is_some_and(is_private)
     }
 
     /// Evaluates each service behind an alias; all must be exposed to the caller. Targets that do

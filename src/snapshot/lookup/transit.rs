@@ -20,7 +20,7 @@ impl Snapshot {
         to: ServicePort<'_>,
         matched_by: &MatchedBy,
     ) -> Transit {
-        if !self.exposure.has_transit() || self.is_cluster_local(to.host) {
+        if !self.exposure.has_transit || self.is_cluster_local(to.host) {
             return Transit::Off;
         }
         let ports = self.exposed_ports(requested, to, matched_by);

@@ -27,7 +27,7 @@ use super::Tunnel;
 pub struct Client {
     send: SendRequest<Bytes>,
     driver: ConnectionTask,
-    negotiated: Option<(NamedGroup, CipherSuite)>,
+    pub(crate) negotiated: Option<(NamedGroup, CipherSuite)>,
 }
 
 /// Task that drives the connection, aborted on drop.
@@ -135,10 +135,6 @@ impl Client {
     /// Returns the server's current limit of concurrent tunnels on this connection.
     pub fn max_tunnels(&self) -> usize {
         self.send.current_max_send_streams()
-    }
-
-    pub fn agreed(&self) -> Option<(NamedGroup, CipherSuite)> {
-        self.negotiated
     }
 
     pub fn is_closed(&self) -> bool {

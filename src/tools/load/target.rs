@@ -135,7 +135,7 @@ impl Target {
         let stream = BufReader::with_capacity(READ_BYTES, self.tcp().await?);
         let outer = Client::with_settings(stream, &hbone.tls, &hbone.settings).await?;
         add(&self.counts.connections, 1);
-        self.counts.negotiated.set(outer.agreed());
+        self.counts.negotiated.set(outer.negotiated);
         let Some(inner) = &hbone.inner else {
             return Ok(Connection { client: outer, outer: None });
         };

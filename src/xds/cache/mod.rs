@@ -55,8 +55,10 @@ pub struct Recorder {
     /// Removals that wait.
     pub(super) hold: Hold,
     kept: Option<Arc<Kept>>,
-    restored: Option<String>,
-    saved: Option<SystemTime>,
+    /// Description of the state that comes from the file, if any does.
+    pub(super) restored: Option<String>,
+    /// Time at which that state was saved.
+    pub(super) saved: Option<SystemTime>,
 }
 
 /// Content of the file, and the trigger of its writer.
@@ -191,16 +193,6 @@ impl Recorder {
             self.handle_rejection(type_url, SHARED_PLACEHOLDER);
         }
         holds
-    }
-
-    /// Returns a description of the state that comes from the file, if any does.
-    pub fn restored(&self) -> Option<&str> {
-        self.restored.as_deref()
-    }
-
-    /// Returns the time at which the restored state was saved.
-    pub fn saved(&self) -> Option<SystemTime> {
-        self.saved
     }
 
     /// Schedules a write if the state has changed. The state must be complete and in force.

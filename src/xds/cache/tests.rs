@@ -45,7 +45,7 @@ fn pair(name: &str, version: &str) -> (String, String) {
 fn what_was_accepted_is_there_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let mut recorder = filled(folder.path());
-    assert_eq!(recorder.restored(), None);
+    assert_eq!(recorder.restored, None);
     recorder.upsert(ADDRESS, &workload("c", "4")).unwrap();
     recorder.remove(ADDRESS, "c");
     let other = workload("b", "5");
@@ -62,7 +62,7 @@ fn what_was_accepted_is_there_after_a_restart() {
     let (one, other) = (restored.store.tables(), recorder.store.tables());
     assert_eq!(one.mesh(), other.mesh());
     assert_eq!(one.take_exports(), other.take_exports());
-    let notice = restored.restored().unwrap();
+    let notice = restored.restored.as_deref().unwrap();
     assert!(notice.contains(path.to_str().unwrap()), "{notice}");
     assert_eq!(
         versions(&mut client),
@@ -222,7 +222,7 @@ fn the_state_of_another_cluster_is_not_served() {
     let other = Cache { cluster: "west".into(), ..cache(folder.path()) };
     let mut client = client();
     let restored = Recorder::restore(other, Box::<Store>::default(), &mut client);
-    assert_eq!(restored.restored(), None);
+    assert_eq!(restored.restored, None);
     assert_eq!(versions(&mut client), []);
 }
 

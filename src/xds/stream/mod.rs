@@ -197,7 +197,7 @@ impl Feed {
             Cache { file, cluster: self.pod.cluster.clone(), network: self.pod.network.clone() };
         let mut store = Recorder::restore(cache, source, &mut client);
         store.hold = Hold::new(self.hold);
-        if let Some(saved) = store.saved() {
+        if let Some(saved) = store.saved {
             self.metrics.xds.set_cache_time(saved);
             self.status.set_discovery(|known| known.saved = Some(saved));
         }
@@ -211,7 +211,7 @@ impl Feed {
             }
             Err(error) => status.set_discovery(|known| known.save_error = Some(error)),
         }));
-        if let Some(notice) = store.restored().map(ToOwned::to_owned) {
+        if let Some(notice) = store.restored.clone() {
             store.store.set_policies_received();
             self.update(&mut store);
             store.save();
@@ -408,7 +408,7 @@ impl Feed {
         let rejected = client.rejected().map(|(_, name, why, _)| format!("{name}: {why}"));
         let rejected: Vec<_> = rejected.take(REJECTED_SHOWN).collect();
         let result = if rejected.is_empty() { Ok(()) } else { Err(rejected.join("; ")) };
-        let notice = store.restored().filter(|_| !client.is_synced());
+        let notice = store.restored.as_deref().filter(|_| !client.is_synced());
         let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
         self.status.set_reload(ReloadSource::Mesh, result);
         self.report_complete(state);
@@ -433,7 +433,7 @@ impl Feed {
             self.status.clear_pending(self.pending);
         }
         // A cached partial state would be served as complete, for example without its policies.
-        if complete || store.restored().is_some() {
+        if complete || store.restored.is_some() {
             store.save();
         }
     }
@@ -475,7 +475,7 @@ impl Feed {
             reported
         });
         let types = types.collect();
-        let from_disk = store.restored().filter(|_| !client.is_synced());
+        let from_disk = store.restored.as_deref().filter(|_| !client.is_synced());
         self.status.set_discovery(|known| {
             known.address = self.plane.address.to_string();
             known.from_disk = from_disk.map(ToOwned::to_owned);
