@@ -43,7 +43,6 @@ pub(crate) fn count(number: impl ToString, one: &str) -> String {
     format!("{number} {one}{plural}")
 }
 
-/// Joins the values with a separator.
 pub(crate) fn join<T: ToString>(values: impl IntoIterator<Item = T>, separator: &str) -> String {
     let values: Vec<_> = values.into_iter().map(|one| one.to_string()).collect();
     values.join(separator)

@@ -140,7 +140,6 @@ struct CheckArgs {
     form: check::Form,
 }
 
-/// Runs the parsed command and returns its exit code.
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Run(args) => app::run(&args.config.source(), None, args.take_over.as_deref()),

@@ -134,7 +134,6 @@ fn report_repeated_name<'a>(
     }
 }
 
-/// Reports an alias that leads to another alias.
 fn report_alias_of_alias<'a>(
     alias: &Alias,
     value: Value<'_>,

@@ -11,7 +11,6 @@ use super::pod::{Defaults, Environment, Flags, Pod};
 use super::{Config, Examined};
 use crate::yaml::{Document, Findings, Kind, Node, Place};
 
-/// Columns by which each level is indented.
 const INDENT: usize = 2;
 
 /// Column of the origins, after short values.

@@ -5,7 +5,6 @@ use super::define::words;
 /// Words for levels.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// Maximum bytes of a text.
 const BYTES_MAX: usize = 4096;
 
 words! {

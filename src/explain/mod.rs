@@ -431,7 +431,6 @@ fn enforcement(snapshot: &Snapshot) -> &'static str {
     }
 }
 
-/// Parses the identity of a hypothetical certificate.
 fn parse(uri: &str) -> Option<Identity> {
     let [trust_domain, namespace, service_account] = parse_identity(uri)?.map(Arc::from);
     Some(Identity {

@@ -239,7 +239,6 @@ pub(super) fn port(service: &Service) -> String {
     }
 }
 
-/// Lists the ports of a service; empty if it has none.
 pub(super) fn ports(service: &Service) -> String {
     let mut ports: Vec<_> = service.ports.keys().collect();
     ports.sort_unstable();

@@ -121,7 +121,6 @@ impl Messages {
     }
 }
 
-/// Checks the status in headers or trailers.
 fn check_status(headers: &http::HeaderMap) -> Result<(), Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),

@@ -451,7 +451,6 @@ impl State {
         let _ = suspect.wait_for(|is_suspect| *is_suspect).await;
     }
 
-    /// Notes the cause of the end, if it is an error.
     pub(super) fn note_error(&self, error: &h2::Error) {
         let is_code = error.reason().is_some_and(|code| code != h2::Reason::NO_ERROR);
         let io = error.get_io().map(io::Error::kind);

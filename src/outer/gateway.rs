@@ -469,7 +469,6 @@ impl GatewayConnections {
         self.connections.lock().attempts = usize::from(is_running);
     }
 
-    /// Limits tunnels and connections.
     #[cfg(test)]
     pub(super) fn simulate_limits(&self, places: usize, connections: usize) {
         self.places.set_max(places);

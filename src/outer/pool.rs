@@ -184,7 +184,6 @@ impl Pool {
         self.gateway(target).simulate_attempt(is_running);
     }
 
-    /// Limits the tunnels and connections of a gateway.
     #[cfg(test)]
     pub(super) fn simulate_limits(&self, target: &Target, places: usize, connections: usize) {
         self.gateway(target).simulate_limits(places, connections);

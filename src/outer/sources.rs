@@ -219,7 +219,6 @@ impl Connections {
         }
     }
 
-    /// Notes the cause for which an attempt failed.
     pub(super) fn note_cause(&mut self, failure: &Failure, started: Instant) {
         self.last_error.clone_from(&failure.detail);
         // This process may have no descriptor left.

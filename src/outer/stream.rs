@@ -69,7 +69,6 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Checks that the gateway is still the wanted one.
     pub fn check_gateway(&self, wanted: &RemoteGateway, snapshot: &Snapshot) -> Result<(), String> {
         self.gateway.peer.server().check_gateway(wanted, snapshot)
     }

@@ -52,7 +52,6 @@ impl Verified {
         Ok(verified)
     }
 
-    /// Returns the server for checks of its identity.
     pub(super) fn server(&self) -> ServerIdentity<'_> {
         ServerIdentity { identity: &self.identity, issuer: Some(&self.chain.issuer().spki) }
     }

@@ -56,7 +56,6 @@ impl Sockets {
         Ok(Self { udp, tcp })
     }
 
-    /// Returns the address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }

@@ -82,7 +82,6 @@ impl RemoteInstances {
         }
     }
 
-    /// Asserts that the clusters are those of all instances.
     #[cfg(test)]
     pub(super) fn assert_clusters(&self) {
         let mut clusters = HashMap::new();

@@ -116,7 +116,6 @@ impl EndpointState {
         self.ejected_until.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns whether the endpoint is ejected at `now`.
     pub fn is_ejected(&self, now: Instant) -> bool {
         self.millis(now) < self.ejected_until.load(Ordering::Relaxed) >> CAUSE_BITS
     }

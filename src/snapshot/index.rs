@@ -63,7 +63,6 @@ pub(super) struct Behind<'a> {
 pub(super) type Edits<'a> = Vec<(&'a str, Option<Member>)>;
 
 impl Index {
-    /// Returns the member for a workload, if it can be dialled.
     pub(super) fn member(&self, workload: &mesh::Workload) -> Option<&Member> {
         workload.services.keys().find_map(|service| {
             let members = self.members.get(service)?;

@@ -88,7 +88,6 @@ pub(super) fn ports(workload: &mesh::Workload, has_passthrough: bool) -> Vec<(u1
     ports.into_iter().collect()
 }
 
-/// Returns the port that is dialled for a target port.
 pub(super) fn dialled_port(workload: &mesh::Template, target: u16) -> u16 {
     match workload.protocol {
         Protocol::Hbone => HBONE_PORT,

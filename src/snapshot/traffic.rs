@@ -208,7 +208,6 @@ pub fn is_part_of(workload: &Workload, target: &DrainTarget) -> bool {
     }
 }
 
-/// Returns whether a pattern matches a locality.
 pub(super) fn matches_locality(pattern: &RegionPattern, locality: &Locality) -> bool {
     pattern.matches(&locality.region, &locality.zone, &locality.subzone)
 }

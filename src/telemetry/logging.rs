@@ -31,7 +31,6 @@ const BATCH_PAUSE: Duration = Duration::from_millis(5);
 /// Size in bytes above which a batch is written before its end.
 const BATCH_BYTES: usize = 64 * 1024;
 
-/// Error while the log is started.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     #[error("log level {0:?}: {1}")]

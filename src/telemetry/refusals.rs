@@ -44,7 +44,6 @@ pub struct Refusals {
     pub cluster: Arc<str>,
     /// Number since the entry was created.
     pub count: u64,
-    /// Time of the last one.
     pub last: SystemTime,
     /// Address of the peer of the last one.
     pub address: IpAddr,

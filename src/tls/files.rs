@@ -107,7 +107,6 @@ impl IdentityMaterial {
             && self.key == other.key
     }
 
-    /// Loads and checks the files of an identity.
     pub fn load(files: &IdentityFiles) -> Result<Self, TlsError> {
         let chain = certificates(&files.chain)?;
         let key = load_key(&files.key)?;
@@ -265,7 +264,6 @@ impl TrustedDomain {
 }
 
 impl PeerTrust {
-    /// Loads the files that `trust` names.
     pub fn load(trust: &Trust) -> Result<Self, TlsError> {
         let crls = trust.crl.as_ref().map(Crls::load).transpose()?;
         Ok(Self {
@@ -356,7 +354,6 @@ fn root_store(
     Ok(Arc::new(store))
 }
 
-/// Reads a private key from a PEM file.
 fn load_key(file: &PathBuf) -> Result<PrivateKeyDer<'static>, TlsError> {
     let loaded = PrivateKeyDer::from_pem_file(file);
     loaded.map_err(|source| {

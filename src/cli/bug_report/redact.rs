@@ -36,7 +36,6 @@ pub(super) struct Redactor {
     known: Vec<String>,
 }
 
-/// Returns whether a name is that of a secret.
 pub(super) fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     NAMES.iter().any(|part| name.contains(part))
@@ -54,7 +53,6 @@ impl Redactor {
         Self { known }
     }
 
-    /// Returns the text without secrets.
     pub(super) fn redact(&self, text: &str) -> String {
         let mut text = without_private_keys(text);
         for secret in &self.known {

@@ -222,7 +222,6 @@ impl<'a> View<'a> {
         Self { own, opens: opens.collect(), receives: receives.collect() }
     }
 
-    /// Returns the sections of `strait.yaml`.
     fn strait_yaml(&self, args: &LinkArgs) -> String {
         let own = self.own;
         let mut text = "trust:\n  domains:\n".to_owned();

@@ -423,7 +423,6 @@ fn services(text: &mut Text, services: &ServiceRows) {
     }
 }
 
-/// Writes one service with its endpoints.
 fn write_service(text: &mut Text, service: &ServiceRow) {
     text.heading("Service", &service.service);
     for peers in &service.exposed_to {
@@ -447,7 +446,6 @@ fn write_service(text: &mut Text, service: &ServiceRow) {
     text.more(service.more, "; see all by --all");
 }
 
-/// Formats the time since `at`.
 fn ago(now: SystemTime, at: SystemTime) -> String {
     match now.duration_since(at).unwrap_or_default().as_secs() {
         0 => "just now".to_owned(),
@@ -459,7 +457,6 @@ fn ago_or_never(now: SystemTime, at: Option<SystemTime>) -> String {
     at.map_or_else(|| "never".to_owned(), |at| ago(now, at))
 }
 
-/// Formats the time until `end`.
 fn until(now: SystemTime, end: SystemTime) -> String {
     match end.duration_since(now) {
         Ok(left) => format!("in {}", span(left.as_secs())),

@@ -244,7 +244,6 @@ fn service(value: Value<'_>, wanted: &str) -> Option<HostPort> {
     }
 }
 
-/// Returns the word of a variant.
 pub(in crate::config) fn word<T: PartialEq>(variant: &T, words: &[(&str, T)]) -> Json {
     let found = words.iter().find(|(_, other)| other == variant);
     json!(found.map(|(word, _)| word))

@@ -103,7 +103,6 @@ impl Environment {
         self.says("POD_NAME") && self.says("ISTIO_META_CLUSTER_ID")
     }
 
-    /// Returns a value of `PROXY_CONFIG` itself.
     pub(super) fn proxy_config(&self, key: &str) -> Option<Setting> {
         self.scalar(&self.proxy_config.as_ref()?.root, key, "")
     }

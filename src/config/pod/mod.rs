@@ -128,7 +128,6 @@ impl Defaults {
     }
 }
 
-/// Removes a key of a section.
 fn remove(root: &mut Node, section: &str, key: &str) {
     if let Some(Kind::Map(entries)) = root.get_mut(section).map(|own| &mut own.kind) {
         let others = entries.iter().filter(|entry| *entry.key != *key);
@@ -203,7 +202,6 @@ impl Builder<'_> {
         self.node(DEFAULT, entries)
     }
 
-    /// Puts a value at a path of keys.
     fn put(&mut self, path: &str, value: Node) {
         let nested = path.rsplit('.').fold(value, |value, key| self.map([(key, value)]));
         self.root = nested.over(&self.root);

@@ -25,12 +25,10 @@ const ALERT_HEAD: [u8; 5] = [23, 3, 3, 0, 2 + 1 + 16];
 const ALERT_BYTES: usize = ALERT_HEAD.len() + 19;
 
 impl InnerProgress {
-    /// Records bytes of the peer.
     pub fn record_peer_bytes(&mut self, bytes: &[u8]) {
         self.record(0, bytes);
     }
 
-    /// Records bytes of the endpoint.
     pub fn record_endpoint_bytes(&mut self, bytes: &[u8]) {
         self.record(1, bytes);
     }

@@ -174,7 +174,6 @@ impl FrameMeter {
         self.charge_first_peer(price, first_peer)
     }
 
-    /// Charges a price to the first peer of a stream, if it has one.
     pub fn charge_first_peer(
         &mut self,
         price: u64,

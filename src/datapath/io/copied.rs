@@ -8,7 +8,6 @@ thread_local! {
     static COPIED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Counts copied bytes.
 #[cfg(feature = "count-copies")]
 pub fn count(bytes: usize) {
     COPIED.set(COPIED.get() + bytes as u64);

@@ -154,7 +154,6 @@ impl Scheduler {
         Some(Next::AfterSockets(waker))
     }
 
-    /// Removes a task.
     fn remove(&mut self, id: usize) -> (Task, Option<Next>) {
         let task = self.tasks.remove(id);
         let mut next = None;

@@ -94,7 +94,6 @@ impl WorkerTime {
         settings.map_or(DEFAULT_WEIGHT, |settings| settings.weight.into())
     }
 
-    /// Returns the time of such a source.
     pub(super) fn of(&self, source: &Source) -> Arc<ClusterTime> {
         let label = source.metric_cluster().unwrap_or_default();
         let mut clusters = self.clusters.lock();

@@ -260,7 +260,6 @@ impl Exposure {
         self.service.port.is_none_or(|only| only == port)
     }
 
-    /// Returns whether the entry admits a caller.
     pub fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
         self.to.iter().any(|of| of.admits(caller, trust))
     }

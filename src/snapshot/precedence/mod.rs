@@ -94,7 +94,6 @@ impl Rank {
 }
 
 impl Snapshot {
-    /// Returns the service that answers to a hostname.
     pub(super) fn answering(&self, host: &str) -> Option<&Arc<mesh::Service>> {
         let namespace = self.required_namespace(host);
         let claims = self.index.claims(host).iter();

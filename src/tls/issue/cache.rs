@@ -30,7 +30,6 @@ const FILE: &str = "identity.json";
 const FORMAT: u32 = 1;
 /// Limit of the file's size: an authority's answer and a key.
 const FILE_BYTES_MAX: u64 = 2 << 20;
-/// Permission bits of group and others.
 const GROUP_AND_OTHERS: u32 = 0o077;
 /// Name of the system's roots in [`CacheFile::authority`].
 const SYSTEM: &str = "SYSTEM";

@@ -318,7 +318,6 @@ impl ClientVerifier {
         }
     }
 
-    /// Checks that a server has one of the expected identities.
     fn check_expected(&self, leaf: &CertificateDer<'_>) -> Result<(), Error> {
         let Some(expected) = &self.expected else { return Ok(()) };
         let uri = leaf_identity(leaf).map_err(refusal_error)?.uri;

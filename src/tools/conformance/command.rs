@@ -70,7 +70,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs `strait conformance` and returns its exit code.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

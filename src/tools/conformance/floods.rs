@@ -139,7 +139,6 @@ const LAST_FRAMES: Duration = Duration::from_secs(1);
 const PACE: Duration = Duration::from_millis(20);
 const LATENCY_MAX: Duration = Duration::from_secs(1);
 
-/// Returns all floods as cases of this duration each.
 pub(super) fn cases(duration: Duration) -> Vec<Case> {
     let line = |flood: Flood| {
         let run = move |to| withstands(to, flood, duration);

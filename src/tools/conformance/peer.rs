@@ -112,7 +112,6 @@ impl Limits {
     /// Defaults (RFC 9113 section 6.5.2).
     pub(super) const DEFAULT: Self = Self { frame: 16_384, window: 65_535 };
 
-    /// Reads the limits from a payload of SETTINGS.
     fn read(settings: &[u8]) -> Self {
         let (parameters, _) = settings.as_chunks::<6>();
         let mut limits = Self::DEFAULT;

@@ -204,7 +204,6 @@ impl Common {
         files(self.chain.clone(), self.key.clone(), self.roots.clone())
     }
 
-    /// Returns the files of the inner connections, if there are any.
     pub(super) fn inner_files(&self) -> Option<IdentityFiles> {
         let or_outer = |own: &Option<PathBuf>, outer: &Option<PathBuf>| {
             own.as_ref().or(outer.as_ref()).cloned()

@@ -77,7 +77,6 @@ const EXAMPLES: &str = "Example, with deploy/local and the certificates of `stra
 
 `strait load COMMAND --help` has an example of each.";
 
-/// Runs `strait load` and returns its exit code.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = runtime()?;
     let plan = match &args.what {

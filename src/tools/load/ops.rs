@@ -14,7 +14,6 @@ use super::run::RunState;
 use super::serve;
 use super::target::{OpenTunnel, ReconnectingConnection, add};
 
-/// Returns true if the job consists of operations.
 pub(super) fn is_operation(job: Work, plan: &Plan) -> bool {
     match job {
         Work::Rr | Work::Churn | Work::Handshake => true,

@@ -235,7 +235,6 @@ impl Client {
         self.known(type_url).map_or(0, |known| known.unanswered.len())
     }
 
-    /// Returns the number of held resources of a type.
     pub fn held(&self, type_url: &str) -> usize {
         self.known(type_url).map_or(0, TypeState::len)
     }

@@ -367,7 +367,6 @@ fn set_health(status: i32, workload: &mut Workload) {
     }
 }
 
-/// Returns the string of a filter's metadata under a key.
 fn metadata_string<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Option<&'a str> {
     let value = metadata.filter_metadata.get(filter)?.fields.get(key)?;
     match value.kind.as_ref()? {

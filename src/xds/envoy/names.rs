@@ -64,7 +64,6 @@ pub(super) fn service_of(host: &str) -> (&str, &str) {
     }
 }
 
-/// Returns the namespace of a host's service.
 pub(in crate::xds) fn namespace_of_host(host: &str) -> &str {
     service_of(host).0
 }

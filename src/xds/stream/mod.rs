@@ -447,7 +447,6 @@ impl Feed {
             .set_discovery(|known| known.record_answer(display_name(url), version, accepted));
     }
 
-    /// Updates the status page of each type.
     fn update_types(&self, State { client, store, .. }: &State) {
         let now = SystemTime::now();
         let types = client.types().map(|url| {

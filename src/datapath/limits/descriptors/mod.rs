@@ -145,7 +145,6 @@ impl DescriptorPool {
         self.tunnels.holders().into_iter().filter_map(of_peer).collect()
     }
 
-    /// Returns the free share of the pool, in percent.
     pub fn free_percent(&self) -> u32 {
         let max = self.pool.max().max(1);
         u32::try_from(self.pool.free().saturating_mul(100) / max).unwrap_or(100)
@@ -231,7 +230,6 @@ impl Holders {
         self.of(&group.identity(principal))
     }
 
-    /// Takes a descriptor for a connection.
     pub fn connection(&self) -> Result<Descriptor, LimitReached> {
         self.take(TUNNEL_RESERVE_DIVISOR)
     }
