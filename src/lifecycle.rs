@@ -4,8 +4,10 @@
 //! the drain, the second ends it immediately.
 
 use std::future::Future;
+use std::io;
 use std::time::Duration;
 
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -24,6 +26,35 @@ pub enum Phase {
     Draining,
     /// The drain deadline has passed: open tunnels are reset with their own code.
     Closing,
+}
+
+/// Handlers of SIGTERM and SIGINT (Ctrl-C).
+#[derive(Debug)]
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    pub was_signalled: bool,
+}
+
+impl StopSignals {
+    /// Installs the handlers. From then on, the signals no longer end the process by themselves.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            was_signalled: false,
+        })
+    }
+
+    /// Waits for the next signal and returns its name.
+    pub async fn next(&mut self) -> &'static str {
+        let name = tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        };
+        self.was_signalled = true;
+        name
+    }
 }
 
 /// Time for resets and close messages to leave after the start of [`Phase::Closing`]. One round

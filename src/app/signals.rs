@@ -1,31 +1,8 @@
-//! Signals of the gateway's process.
+//! Signal of a reload.
 
 use std::future;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-
-pub(super) struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl StopSignals {
-    /// Installs the handlers.
-    pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Waits for the next signal and returns its name.
-    pub(super) async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
-    }
-}
 
 /// SIGHUP, which requests a reload of all files. `None` if it was ignored at the start, as under
 /// `nohup`: a handler would replace that.

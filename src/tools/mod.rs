@@ -13,7 +13,6 @@ pub mod dev;
 pub mod hbone;
 pub mod load;
 pub mod samples;
-mod stop;
 
 /// Returns the result of printing. A reader that closes the pipe is not an error.
 fn printed(written: io::Result<()>) -> io::Result<()> {

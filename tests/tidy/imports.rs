@@ -25,7 +25,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("telemetry", &["labels", "wire", "config", "limits", "reason", "status"]),
     ("grpc", &["config"]),
     ("tls", &["wire", "config", "replace_file", "status", "grpc", "reason"]),
-    ("tools", &["labels", "config", "tls", "telemetry"]),
+    ("tools", &["labels", "config", "lifecycle", "tls", "telemetry"]),
     (
         "datapath",
         &[

@@ -7,7 +7,7 @@ use anyhow::{anyhow, ensure};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::tools::stop::StopSignals;
+use crate::lifecycle::StopSignals;
 
 use super::client::{DemoClient, Tally};
 use super::report::Report;
@@ -58,14 +58,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             shown = timeout(DEADLINE, run_steps(args, &mut report, &mut world)) => {
                 shown.unwrap_or_else(|_| Err(anyhow!("not done within 55 s")))
             }
-            () = stop.recv() => Err(anyhow!("stopped by a signal")),
+            _ = stop.next() => Err(anyhow!("stopped by a signal")),
         };
         let shown = shown.map_err(|error| report.name_step(error));
         report.end(shown.as_ref().err());
         if let Some(world) = world {
             if args.keep && !stop.was_signalled {
                 report.print_hints(&world);
-                stop.recv().await;
+                stop.next().await;
             }
             world.stop().await;
         }

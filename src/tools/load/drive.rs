@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use crate::tools::stop::StopSignals;
+use crate::lifecycle::StopSignals;
 
 use super::args::{Plan, Work};
 use super::pace::PreciseTimer;
@@ -36,7 +36,7 @@ pub(super) async fn run_plan(plan: Plan) -> anyhow::Result<Report> {
         .collect();
     let slots = tokio::select! {
         slots = open(&run, &lines) => slots,
-        () = stop.recv() => bail!("stopped before everything was open"),
+        _ = stop.next() => bail!("stopped before everything was open"),
     };
     // Figures for a smaller load than requested would mislead.
     let (slots, took) = match run.tally.failures.get() {
@@ -46,7 +46,7 @@ pub(super) async fn run_plan(plan: Plan) -> anyhow::Result<Report> {
     let report = Report::new(&run, &took);
     tokio::select! {
         () = close_all(slots, lines) => {}
-        () = stop.recv() => {}
+        _ = stop.next() => {}
     }
     Ok(report)
 }
@@ -136,7 +136,7 @@ async fn run_slots(
     tokio::select! {
         led = run.pace.release_operations(async |moment| alarm.wait(moment).await) => led?,
         () = all(&mut working, &mut slots) => {}
-        () = stop.recv() => {}
+        _ = stop.next() => {}
     }
     let interrupted = stop.was_signalled;
     let missed = run.pace.end();
@@ -147,7 +147,7 @@ async fn run_slots(
     // Operations under way have their own deadlines. A second signal does not wait for them.
     tokio::select! {
         () = all(&mut working, &mut slots) => {}
-        () = stop.recv() => {}
+        _ = stop.next() => {}
     }
     let took = RunCost { time: begun.elapsed(), cpu: cpu_time().saturating_sub(cpu), interrupted };
     progress.shutdown().await;

@@ -19,11 +19,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
+use crate::lifecycle::StopSignals;
 use crate::tls::{self, IdentityMaterial};
 use crate::tools::conformance::endpoint;
 use crate::tools::hbone::{self, IncomingTunnel};
 use crate::tools::printed;
-use crate::tools::stop::StopSignals;
 
 use super::alert::HELLO_RESPONSE;
 use super::args;
@@ -118,7 +118,7 @@ pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
     printed(line.and_then(|()| out.flush()))?;
     tokio::select! {
         () = serving => bail!("the listener failed"),
-        () = stop.recv() => Ok(()),
+        _ = stop.next() => Ok(()),
     }
 }
 
