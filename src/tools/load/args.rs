@@ -101,10 +101,7 @@ enum KeyExchange {
 #[derive(Debug, clap::Args)]
 pub(super) struct BulkArgs {
     #[command(flatten)]
-    pub(super) common: Common,
-    /// Number of streams of each connection.
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub(super) streams: NonZeroUsize,
+    pub(super) common: StreamArgs,
     /// Bytes of each tunnel, such as 64KiB; without it, tunnels do not end.
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     pub(super) size: Option<NonZeroU64>,
@@ -117,10 +114,7 @@ pub(super) struct BulkArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct RequestArgs {
     #[command(flatten)]
-    pub(super) common: Common,
-    /// Number of streams of each connection.
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub(super) streams: NonZeroUsize,
+    pub(super) common: StreamArgs,
     #[command(flatten)]
     pub(super) request: Request,
 }
@@ -149,15 +143,15 @@ pub(super) struct Request {
 #[derive(Debug, clap::Args)]
 pub(super) struct Idle {
     #[command(flatten)]
-    pub(super) held: HeldArgs,
+    pub(super) common: StreamArgs,
     /// Bytes to send through every fourth stream first, and to read back; needs an echo.
     #[arg(long, value_name = "SIZE", value_parser = units::request_size)]
     pub(super) burst: Option<NonZeroU64>,
 }
 
-/// Arguments of `stall`, and some of those of `idle`.
+/// Arguments of `stall`, and some of those of all but `handshake`.
 #[derive(Debug, clap::Args)]
-pub(super) struct HeldArgs {
+pub(super) struct StreamArgs {
     #[command(flatten)]
     pub(super) common: Common,
     /// Number of streams of each connection.
@@ -179,18 +173,19 @@ pub(super) struct Plan {
     pub(super) rate: Option<NonZeroU64>,
 }
 
-impl Common {
+impl StreamArgs {
     /// Returns the plan of a kind of work with these further arguments.
     pub(super) fn plan(
         &self,
         work: Work,
-        streams: NonZeroUsize,
         size: Option<NonZeroU64>,
         rate: Option<NonZeroU64>,
     ) -> Plan {
-        Plan { work, common: self.clone(), streams: streams.get(), size, rate }
+        Plan { work, common: self.common.clone(), streams: self.streams.get(), size, rate }
     }
+}
 
+impl Common {
     /// Returns the only key exchange to offer, if there is one.
     pub(super) fn key_exchange(&self) -> Option<NamedGroup> {
         self.key_exchange.map(|only| match only {
@@ -229,7 +224,7 @@ pub(super) fn files(
 impl RequestArgs {
     pub(super) fn plan(&self, work: Work) -> Plan {
         let Request { size, rate } = self.request;
-        self.common.plan(work, self.streams, Some(size), rate)
+        self.common.plan(work, Some(size), rate)
     }
 }
 

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Subcommand;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
-use super::args::{self, BulkArgs, HandshakeArgs, HeldArgs, Idle, RequestArgs, Work};
+use super::args::{self, BulkArgs, HandshakeArgs, Idle, Request, RequestArgs, StreamArgs, Work};
 use super::{drive, serve};
 
 /// Generates load for an HBONE gateway and measures it, or serves the endpoints for that.
@@ -57,7 +57,7 @@ enum Command {
     ///
     /// The default of --window is 64 KiB here.
     #[command(after_help = args::example("stall", "--streams 100"))]
-    Stall(HeldArgs),
+    Stall(StreamArgs),
     /// As rr, beside a bulk and a stalled stream of the same connection; needs `serve --mode echo`.
     ///
     /// The bulk stream sends and receives as fast as possible. The stalled stream sends twice its
@@ -80,19 +80,17 @@ const EXAMPLES: &str = "Example, with deploy/local and the certificates of `stra
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = runtime()?;
     let plan = match &args.what {
-        Command::Up(of) => of.common.plan(Work::Up, of.streams, of.size, of.rate),
-        Command::Down(of) => of.common.plan(Work::Down, of.streams, of.size, of.rate),
+        Command::Up(of) => of.common.plan(Work::Up, of.size, of.rate),
+        Command::Down(of) => of.common.plan(Work::Down, of.size, of.rate),
         Command::Rr(of) => of.plan(Work::Rr),
         Command::Churn(of) => of.plan(Work::Churn),
         Command::Handshake(of) => {
-            let (size, rate) = (Some(of.request.size), of.request.rate);
-            of.common.plan(Work::Handshake, NonZeroUsize::MIN, size, rate)
+            let (common, streams) = (of.common.clone(), NonZeroUsize::MIN);
+            let Request { size, rate } = of.request;
+            StreamArgs { common, streams }.plan(Work::Handshake, Some(size), rate)
         }
-        Command::Idle(of) => {
-            let held = &of.held;
-            held.common.plan(Work::Idle, held.streams, of.burst, None)
-        }
-        Command::Stall(of) => of.common.plan(Work::Stall, of.streams, None, None),
+        Command::Idle(of) => of.common.plan(Work::Idle, of.burst, None),
+        Command::Stall(of) => of.plan(Work::Stall, None, None),
         Command::Mixed(of) => of.plan(Work::Mixed),
         Command::Serve(args) => {
             runtime.block_on(serve::serve(args))?;
