@@ -2,9 +2,9 @@
 //!
 //! First a table of allocations, system calls, copied bytes and processor time of the gateway's
 //! thread, for a connection, a tunnel, a request and a mebibyte, which fails above limits of system
-//! calls; then criterion's benches of each
-//! step. `-- NAME` runs the benches whose names contain NAME. `-- allocations` prints only the
-//! table. `-- alike` prints the durations of rejections that a peer must not be able to
+//! calls and of the time of traces; then criterion's benches of each step.
+//! `-- NAME` runs the benches whose names contain NAME. `-- allocations` prints only the table.
+//! `-- alike` prints the durations of rejections that a peer must not be able to
 //! distinguish.
 
 // As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
@@ -26,6 +26,8 @@ mod pieces;
 mod syscalls;
 #[cfg(test)]
 mod table;
+#[cfg(test)]
+mod traces;
 
 #[cfg(test)]
 #[global_allocator]

@@ -128,17 +128,18 @@ fn deny(criterion: &mut Criterion) {
 }
 
 /// Counting of a tunnel, of an old connection or a new one; the log is off.
-fn record(criterion: &mut Criterion) {
-    let metrics = Arc::new(Metrics::new());
+/// Returns a function that records a tunnel of a source, with a `traceparent` of its peer.
+pub fn recorder(metrics: Arc<Metrics>) -> impl Fn(Arc<Source>, Option<&[u8]>) {
     let set = mesh::endpoints(1);
-    let endpoint = &set.endpoints[0];
     let service = DestinationService {
         hostname: mesh::hostname(0).into(),
         name: "service-0".into(),
         namespace: "app".into(),
     };
-    let tunnel = |source: Arc<Source>| {
+    move |source: Arc<Source>, traceparent: Option<&[u8]>| {
+        let endpoint = &set.endpoints[0];
         let mut record = Record::new(&metrics, &source, "service-0.app.svc.cluster.local:80");
+        record.begin_trace(traceparent, None);
         record.set_service(service.clone(), None);
         let destination =
             Destination { address: endpoint.address, pod: Arc::clone(&endpoint.definition) as _ };
@@ -147,12 +148,17 @@ fn record(criterion: &mut Criterion) {
         record.set_open(destination, endpoint.labels(), None, Proximity::Zone);
         record.add_sent(1);
         record.finish(Reason::Completed);
-    };
+    }
+}
+
+fn record(criterion: &mut Criterion) {
+    let tunnel = recorder(Arc::new(Metrics::new()));
     let mut group = criterion.benchmark_group("record");
     let source = Arc::new(samples::source());
-    group.bench_function("same connection", |b| b.iter(|| tunnel(Arc::clone(&source))));
+    group.bench_function("same connection", |b| b.iter(|| tunnel(Arc::clone(&source), None)));
     group.bench_function("new connection", |b| {
-        b.iter_batched(|| Arc::new(samples::source()), tunnel, BatchSize::SmallInput);
+        let new = || Arc::new(samples::source());
+        b.iter_batched(new, |source| tunnel(source, None), BatchSize::SmallInput);
     });
     group.finish();
 }

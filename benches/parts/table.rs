@@ -2,7 +2,8 @@
 //! tunnel, and in the steady state for a mebibyte and a request.
 //!
 //! They include TLS and HTTP/2. They exclude the peer and the endpoint, which have separate
-//! threads, and the log, which is off. Rows of [`CALLS_MAX`] fail above their limit.
+//! threads, and the log, which is off. Rows of [`CALLS_MAX`] fail above their limit, and the part
+//! of traces above [`TRACES_MAX`].
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::allocations::Usage;
 use crate::gateway::{Endpoint, Running, THREAD, runtime};
 use crate::handshake::Identities;
 use crate::syscalls::{self, Counter, Counts};
+use crate::traces;
 
 const CONNECTIONS: u32 = 300;
 const TUNNELS: u32 = 3_000;
@@ -36,6 +38,8 @@ const REQUEST: &str = "request of 128 bytes";
 /// 17, 21 and 4, and few of the allocator.
 const CALLS_MAX: [(&str, f64); 3] = [(TUNNEL, 17.2), (SNI, 21.2), (REQUEST, 4.1)];
 const WAIT: &str = "epoll_wait";
+/// Limit of the part of the time of a tunnel that traces of 1 % of the tunnels add.
+const TRACES_MAX: f64 = 0.01;
 
 /// Row of the table.
 struct Row {
@@ -47,7 +51,8 @@ struct Row {
     calls: Option<Counts>,
 }
 
-/// Prints the table. Fails if a row has more system calls than its limit.
+/// Prints the table. Fails if a row has more system calls than its limit, or traces add more time
+/// than theirs.
 #[expect(clippy::print_stdout, reason = "this is what it is run for")]
 pub fn print() -> ExitCode {
     let mut code = ExitCode::SUCCESS;
@@ -72,6 +77,15 @@ pub fn print() -> ExitCode {
             && active > *limit
         {
             println!("MISS {what}: {active:.1} system calls besides {WAIT}, more than {limit}");
+            code = ExitCode::FAILURE;
+        }
+    }
+    if let Some(row) = rows.iter().find(|row| row.what == TUNNEL) {
+        let (added, tunnel) = (traces::added_time(), row.usage.time / row.count);
+        let part = added.as_secs_f64() / tunnel.as_secs_f64();
+        println!("traces of 1 % add {added:?} to a {TUNNEL}, {:.2} %", part * 100.0);
+        if part > TRACES_MAX {
+            println!("MISS traces: more than {:.0} %", TRACES_MAX * 100.0);
             code = ExitCode::FAILURE;
         }
     }

@@ -21,6 +21,7 @@ mod signals;
 mod state;
 mod supervise;
 mod thread;
+mod traces;
 mod traffic;
 mod transit;
 mod trust;
@@ -167,6 +168,7 @@ impl App {
         if let Some(drops) = log.drops() {
             metrics.count_log_drops(drops);
         }
+        traces::start(&metrics)?;
         let publisher = Arc::new(Publisher::new());
         let sockets = Sockets::bind(&config, &hand_over.sockets)?;
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
@@ -333,6 +335,7 @@ impl App {
             left = &mut stopped => left,
         };
         self.data_path.metrics.close();
+        traces::flush(&self.data_path.metrics).await;
         info!(left, "stopped");
         Ok(())
     }

@@ -9,7 +9,7 @@ use rustls::pki_types::CertificateDer;
 use crate::limits::{self, turns};
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, PeerCluster, Snapshot};
-use crate::telemetry::Source;
+use crate::telemetry::{Handshake, Source};
 use crate::tls::{Chain, Identity, Issuer, leaf_identity};
 use crate::wire::SpkiHash;
 
@@ -37,6 +37,8 @@ pub struct Peer {
     pub issuer: Option<Arc<Issuer>>,
     /// Chain that it presented, which may lose trust. `None` if nothing was verified.
     pub chain: Option<Arc<Chain>>,
+    /// Handshake of its connection, for the trace of the first tunnel.
+    pub handshake: Option<Handshake>,
     /// Load balancer that has stated its address.
     pub balanced: Option<Arc<Balanced>>,
 }
@@ -66,6 +68,7 @@ impl Peer {
             holders: None,
             issuer: None,
             chain: None,
+            handshake: None,
             balanced: None,
         }
     }
@@ -109,6 +112,7 @@ impl Peer {
             holders: None,
             issuer,
             chain: None,
+            handshake: None,
             balanced: None,
         })
     }

@@ -59,7 +59,8 @@ async fn read_client_hello(
         balanced: accepted.balanced,
         ..Peer::unauthenticated(accepted.address, Arc::clone(&listener), sni.clone())
     });
-    let record = Record::for_client_hello(&data_path.metrics, &peer.source, sni);
+    let mut record = Record::for_client_hello(&data_path.metrics, &peer.source, sni);
+    record.begin_trace(None, None);
     // Obtains the generation before the rules are read, so that no change of them is missed.
     let tunnel = NewTunnel::new(&data_path, &peer, record);
     let target = listener.rules().target(&hello);

@@ -95,8 +95,8 @@ async fn authenticate(
     let (certificates, resources) = (&session.peer_certificates, &mut session.resources);
     let from = (address, listener);
     let peer = identity::admit(data_path, certificates, from, &mut resources.descriptor)?;
-    data_path.metrics.times().handshake_done(&peer.source, since.elapsed());
-    Ok((session, Arc::new(Peer { balanced, ..peer })))
+    let handshake = Some(data_path.metrics.times().handshake_done(&peer.source, since));
+    Ok((session, Arc::new(Peer { balanced, handshake, ..peer })))
 }
 
 #[cfg(test)]

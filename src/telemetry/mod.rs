@@ -12,6 +12,7 @@ mod process;
 mod record;
 mod refusals;
 mod sets;
+mod spans;
 mod tcp;
 mod times;
 mod xds;
@@ -23,7 +24,8 @@ pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
 pub use record::{Record, connection_refused, report_refused_handshake};
 pub use refusals::{Refusals, Refused};
 pub use sets::OLD_NAMES;
-pub use times::{Proximity, Times};
+pub use spans::{Sampling, Tracer};
+pub use times::{Handshake, Proximity, Times};
 pub use xds::XdsMetrics;
 
 pub use crate::status::{ReloadSource, WorkloadLabels};

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use prometheus_client::collector::Collector;
@@ -182,6 +182,21 @@ impl ClusterTimes {
     }
 }
 
+/// Completed handshake of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Handshake {
+    since: Instant,
+    /// End of the handshake.
+    pub end: Instant,
+}
+
+impl Handshake {
+    /// Returns its duration.
+    pub fn time(self) -> Duration {
+        self.end.saturating_duration_since(self.since)
+    }
+}
+
 /// Histograms of all connections and tunnels.
 #[derive(Clone, Debug, Default)]
 pub struct Times(Arc<Inner>);
@@ -205,9 +220,11 @@ impl Times {
         self.0.accept.observe(time);
     }
 
-    /// Records the duration of the handshake of a peer that was authenticated.
-    pub fn handshake_done(&self, source: &Source, time: Duration) {
-        self.of_cluster(&source.counted_cluster).handshake.observe(time);
+    /// Records the handshake of a peer that was authenticated, from `since` until now.
+    pub fn handshake_done(&self, source: &Source, since: Instant) -> Handshake {
+        let handshake = Handshake { since, end: Instant::now() };
+        self.of_cluster(&source.counted_cluster).handshake.observe(handshake.time());
+        handshake
     }
 
     /// Records the time from the reception of a push to the snapshot with its resources.

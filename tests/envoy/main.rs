@@ -28,6 +28,8 @@ mod support;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod traces;
+#[cfg(test)]
 mod traffic;
 #[cfg(test)]
 mod waypoint;

@@ -160,6 +160,8 @@ mod times;
 #[cfg(test)]
 mod tls;
 #[cfg(test)]
+mod traces;
+#[cfg(test)]
 mod transit;
 #[cfg(test)]
 mod transit_shares;

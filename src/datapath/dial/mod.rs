@@ -104,7 +104,8 @@ pub async fn run(
                 Some(target) => {
                     let account = data_path.budget.account(dialling.source());
                     let through = (&target, &account);
-                    let open = remote::open(&pick, through, (data_path, peer), deadline);
+                    let trace = record.traceparent();
+                    let open = remote::open(&pick, through, (data_path, peer), trace, deadline);
                     let opened = Box::pin(open).await;
                     opened.map(|stream| EndpointStream::outer(stream, account))
                 }

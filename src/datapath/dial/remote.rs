@@ -87,11 +87,13 @@ pub fn avoid(data_path: &DataPath, endpoints: &EndpointSet, endpoint: &Endpoint)
 }
 
 /// Opens a tunnel through the gateway of the picked endpoint and, for a binding without
-/// `inner: tcp`, the connection to the workload in it, whose bytes are on `account`.
+/// `inner: tcp`, the connection to the workload in it, whose bytes are on `account`. `traceparent`
+/// is that of the tunnel's own span.
 pub(super) async fn open(
     pick: &Pick,
     (target, account): (&Target, &Arc<BufferAccount>),
     (data_path, peer): (&DataPath, &Peer),
+    traceparent: Option<String>,
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     let binding = pick.route().binding();
@@ -99,7 +101,7 @@ pub(super) async fn open(
         let what = "endpoints of other networks are reached only from HBONE listeners";
         return Err(Failure::new(Reason::DialDenied, what));
     }
-    let request = request(data_path, peer, pick)?;
+    let request = request(data_path, peer, pick, traceparent.as_deref())?;
     let Some(holders) = pick.holders() else {
         return Err(Failure::new(Reason::OverShare, "the tunnel has no source"));
     };
@@ -254,20 +256,30 @@ fn is_alternative(data_path: &DataPath, other: &Endpoint, target: &Target, now: 
 }
 
 /// Creates the CONNECT for the service of the picked endpoint, with our hash in `x-strait-via`.
-/// Headers of traces that the gateway could refuse are left out. That of a binding has no first
-/// peer.
+/// The tunnel's own `traceparent`, if it has one, replaces the received one. Headers of traces that
+/// the gateway could refuse are left out. That of a binding has no first peer.
 ///
 /// # Errors
 /// The tunnel has passed too many gateways, its first peer has no header, or this gateway has no
 /// certificate for a binding yet.
-fn request(data_path: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, Failure> {
+fn request(
+    data_path: &DataPath,
+    peer: &Peer,
+    pick: &Pick,
+    traceparent: Option<&str>,
+) -> Result<Request, Failure> {
     let fail = |detail: &str| Failure::new(Reason::GatewayLoop, detail);
     let forwarded = pick.route().forwarded();
+    let traceparent = traceparent.map(str::as_bytes);
     let own = data_path.outer.own_hash(&data_path.reader.load());
     if let Some(binding) = pick.route().binding() {
         let via = own.and_then(|own| Via::default().with(own));
         let early = || Failure::new(Reason::GatewayUnreachable, "no certificate yet");
-        return Ok(Request::new(binding.authority.to_string(), &via.ok_or_else(early)?));
+        let mut request = Request::new(binding.authority.to_string(), &via.ok_or_else(early)?);
+        if let Some(traceparent) = traceparent {
+            request.set(TRACEPARENT, traceparent);
+        }
+        return Ok(request);
     }
     let via = extend_via(own, forwarded).map_err(|detail| fail(&detail))?;
     let authority = pick.endpoint().remote_authority();
@@ -283,10 +295,9 @@ fn request(data_path: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, Fa
         let detail = "x-strait-source does not fit into a request";
         return Err(Failure::new(Reason::BadSource, detail));
     }
-    let traces = forwarded.map(|forwarded| {
-        [(TRACEPARENT, forwarded.traceparent.as_deref()), (BAGGAGE, forwarded.baggage.as_deref())]
-    });
-    for (name, value) in traces.into_iter().flatten() {
+    let received = forwarded.and_then(|forwarded| forwarded.traceparent.as_deref());
+    let baggage = forwarded.and_then(|forwarded| forwarded.baggage.as_deref());
+    for (name, value) in [(TRACEPARENT, traceparent.or(received)), (BAGGAGE, baggage)] {
         if let Some(value) = value
             && !(is_forwarded(name, value) && request.set(name, value))
         {

@@ -64,6 +64,7 @@ async fn establish(
         };
     let counted = data_path.metrics.connection_opened();
     let mut record = Record::new(&data_path.metrics, &peer.source, &binding.authority);
+    record.begin_trace(None, peer.handshake);
     record.set_service(labels(&binding.service), None);
     let mut tunnel = NewTunnel::new(&data_path, &Arc::new(peer), record);
     let of_binding = listener.clients.open(address.ip(), binding.limits).map_err(|full| {
@@ -113,9 +114,9 @@ async fn verify_client(
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let descriptor = &mut resources.descriptor;
         let peer = identity::admit(data_path, certificates, (address, listener), descriptor)?;
-        data_path.metrics.times().handshake_done(&peer.source, since.elapsed());
+        let handshake = Some(data_path.metrics.times().handshake_done(&peer.source, since));
         return Ok(VerifiedClient {
-            peer,
+            peer: Peer { handshake, ..peer },
             socket: stream.get_ref().0.clone(),
             tls: Some(Box::new(stream)),
             resources,

@@ -2,6 +2,7 @@
 //! event from outside requires it.
 
 use std::future::poll_fn;
+use std::mem::replace;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -21,6 +22,7 @@ use crate::datapath::handshake::{HandshakeError, Session, Transport};
 use crate::datapath::http2::server::ConnectionError;
 use crate::datapath::http2::slots::StreamSlots;
 use crate::datapath::http2::streams::StreamKey;
+use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
 use crate::datapath::io::gate::WakeGate;
 use crate::datapath::io::linger;
@@ -407,7 +409,7 @@ impl ConnectionDriver<'_> {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let NewRequest { key, request, setup, price } = new;
-        self.is_used = true;
+        let is_first = !replace(&mut self.is_used, true);
         self.refresh_peer();
         let server = &mut connection.downstream.server;
         server.meter.set_for_gateway(self.is_for_gateway);
@@ -431,6 +433,9 @@ impl ConnectionDriver<'_> {
             self.data_path.metrics.baggage_mismatch(source);
         }
         let mut record = Record::new(&self.data_path.metrics, source, &request.authority);
+        let forwarded = request.target.as_ref().ok().and_then(Target::forwarded);
+        let traceparent = forwarded.and_then(|it| it.traceparent.as_deref());
+        record.begin_trace(traceparent, self.peer.handshake.filter(|_| is_first));
         let connect = match connect.if_open() {
             Ok(connect) => connect,
             Err(reason) => return record.finish(reason),

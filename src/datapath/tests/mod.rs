@@ -121,6 +121,7 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
         holders: None,
         issuer: None,
         chain: None,
+        handshake: None,
         balanced: None,
     })
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
+use opentelemetry_sdk::trace::SpanExporter;
 use parking_lot::Mutex;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -23,6 +24,7 @@ use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
 use super::process::Process;
 use super::refusals::{RefusalTable, Refusals};
 use super::sets::{Counters, metric, metrics};
+use super::spans::{Sampling, Tracer};
 use super::tcp::{Handles, Tcp};
 use super::times::Times;
 use super::xds::{XdsMetrics, unix_seconds};
@@ -159,6 +161,8 @@ metrics! {
         pub(crate) traces_dropped: Counters = "strait_trace_headers_dropped",
             "Malformed or too large headers of traces, not sent to gateways of other networks",
             by "header" of [TRACEPARENT, BAGGAGE];
+        spans_dropped: Counter = "strait_spans_dropped",
+            "Sampled spans that were lost because the queue was full or no collector took them";
         pub(crate) loads_malformed: Counter = "strait_remote_loads_malformed",
             "Malformed values of x-strait-load from gateways of other networks, which were ignored";
     } besides {
@@ -173,6 +177,7 @@ metrics! {
         pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
             "Access log lines about refusals that rate limits suppressed"));
         log_drops: OnceLock<ErrorCounter> = OnceLock::new();
+        tracer: OnceLock<Tracer> = OnceLock::new();
         pub(crate) budgets: Budgets = Budgets::register(r);
         policy_lines: Mutex<Rate> = Mutex::new(lines_per_second(POLICY_LINES_A_SECOND));
         registry: Registry = Registry::default();
@@ -233,6 +238,22 @@ impl Metrics {
             let gauge = self.crls.get_or_create(&[("state", state)]);
             gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+    }
+
+    /// Begins to trace tunnels, once. Up to `capacity` spans wait for the exporter.
+    pub fn trace(
+        &self,
+        sampling: Sampling,
+        exporter: impl SpanExporter + 'static,
+        capacity: usize,
+    ) {
+        let tracer = Tracer::new(sampling, exporter, capacity, self.spans_dropped.clone());
+        let _ = self.tracer.set(tracer);
+    }
+
+    /// Returns the tracer of tunnels, if traces are exported.
+    pub fn tracer(&self) -> Option<&Tracer> {
+        self.tracer.get()
     }
 
     /// Counts a dial that reached its endpoint.

@@ -1,6 +1,8 @@
 //! Record of one tunnel. It counts bytes; its drop updates the metrics and writes the access log
 //! line, however the tunnel ended.
 
+mod span;
+
 use std::fmt;
 use std::mem::replace;
 use std::net::SocketAddr;
@@ -14,9 +16,11 @@ use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::labels::TunnelFacts;
 use crate::telemetry::metrics::OpenTunnel;
 use crate::telemetry::refusals::Refused;
+use crate::telemetry::spans::{Step, Trace};
 use crate::telemetry::times::{Stage, micros};
 use crate::telemetry::{
-    Destination, DestinationService, Metrics, Proximity, RemoteNetwork, Source, WorkloadLabels,
+    Destination, DestinationService, Handshake, Metrics, Proximity, RemoteNetwork, Source,
+    WorkloadLabels,
 };
 
 /// Bytes of a text from a peer that are logged. A valid authority is never longer.
@@ -40,7 +44,7 @@ pub struct Record {
     proximity: Proximity,
     reason: Option<Reason>,
     /// Boxed, because few tunnels have any.
-    texts: Option<Box<Texts>>,
+    details: Option<Box<Details>>,
 }
 
 /// Progress of a tunnel. Both variants take the same room.
@@ -59,11 +63,13 @@ struct Dials {
     last: u32,
 }
 
-/// Texts that few records have.
+/// Facts that few records have.
 #[derive(Debug, Default)]
-struct Texts {
+struct Details {
     /// Detail of the reason.
     detail: Option<Box<str>>,
+    /// Trace that the tunnel is a part of, if traces are exported.
+    trace: Option<Box<Trace>>,
     /// Identity of the first peer of a tunnel through a trusted gateway.
     first_peer: Option<Box<str>>,
 }
@@ -103,6 +109,7 @@ macro_rules! access {
             "dst.identity" = $record.workload.as_ref().and_then(|it| non_empty(&it.principal)),
             "dst.cluster" = $record.workload.as_ref().and_then(|it| non_empty(&it.cluster)),
             listener = non_empty(&$record.source.listener),
+            trace_id = $record.trace().map(Trace::id).as_deref(),
             direction = "inbound",
             $($($extra)+,)?
             $message
@@ -164,7 +171,33 @@ impl Record {
             dialled_micros: 0,
             proximity: Proximity::Network,
             reason: None,
-            texts: None,
+            details: None,
+        }
+    }
+
+    /// Begins the trace of the tunnel, if traces are exported: a part of the trace that a
+    /// `traceparent` states, or one of its own. The first tunnel of a connection shows the
+    /// handshake.
+    pub fn begin_trace(&mut self, traceparent: Option<&[u8]>, handshake: Option<Handshake>) {
+        let tracer = self.metrics.tracer();
+        if let Some(trace) = tracer.and_then(|tracer| tracer.begin(traceparent, handshake)) {
+            self.details().trace = Some(Box::new(trace));
+        }
+    }
+
+    /// Returns the `traceparent` of the tunnel through the next gateway, if this one is sampled.
+    pub fn traceparent(&self) -> Option<String> {
+        self.trace()?.traceparent()
+    }
+
+    fn trace(&self) -> Option<&Trace> {
+        self.details.as_ref()?.trace.as_deref()
+    }
+
+    /// Records the instant of a step in the trace.
+    fn mark(&mut self, step: Step, now: Instant) {
+        if let Some(trace) = self.details.as_mut().and_then(|details| details.trace.as_mut()) {
+            trace.mark(step, now);
         }
     }
 
@@ -180,7 +213,7 @@ impl Record {
     pub fn set_service(&mut self, service: DestinationService, first_peer: Option<&str>) {
         self.service = service;
         if first_peer.is_some() {
-            self.texts().first_peer = first_peer.map(Into::into);
+            self.details().first_peer = first_peer.map(Into::into);
         }
     }
 
@@ -192,6 +225,7 @@ impl Record {
         {
             dials.picked = picked;
         }
+        self.mark(Step::Policy, now);
     }
 
     /// Records the end of a dial that took `time`.
@@ -200,6 +234,7 @@ impl Record {
         if let Progress::Dialling(dials) = &mut self.progress {
             dials.last = to_micros(time);
         }
+        self.mark(Step::Dial, now);
     }
 
     /// Records that the endpoint was dialled and the peer was answered: the tunnel is open.
@@ -213,8 +248,8 @@ impl Record {
         self.destination = Some(destination);
         self.workload = Some(Arc::clone(workload));
         // Details of failed dials do not explain a later end.
-        if let Some(texts) = &mut self.texts {
-            texts.detail = None;
+        if let Some(details) = &mut self.details {
+            details.detail = None;
         }
         self.proximity = proximity;
         let open = self.metrics.tunnel_opened(self.facts(), workload, remote);
@@ -244,8 +279,10 @@ impl Record {
     /// Counts bytes from the endpoint to the peer.
     pub fn add_sent(&mut self, bytes: u64) {
         if self.sent == 0 && bytes > 0 {
-            let now = to_micros(self.age());
-            self.took(Stage::FirstByte, now.saturating_sub(self.dialled_micros).into());
+            let now = Instant::now();
+            let age = to_micros(now.saturating_duration_since(self.start));
+            self.took(Stage::FirstByte, age.saturating_sub(self.dialled_micros).into());
+            self.mark(Step::FirstByte, now);
         }
         self.sent = self.sent.saturating_add(bytes);
         if let Progress::Open(open) = &self.progress {
@@ -297,20 +334,20 @@ impl Record {
 
     /// Sets the log's `error` field, which explains the end to the operator.
     pub fn set_detail(&mut self, text: String) {
-        self.texts().detail = Some(text.into());
+        self.details().detail = Some(text.into());
     }
 
-    fn texts(&mut self) -> &mut Texts {
-        self.texts.get_or_insert_default()
+    fn details(&mut self) -> &mut Details {
+        self.details.get_or_insert_default()
     }
 
     fn first_peer(&self) -> Option<&str> {
-        self.texts.as_ref()?.first_peer.as_deref()
+        self.details.as_ref()?.first_peer.as_deref()
     }
 
     /// Returns the `error` field, if there is a detail and the reason is not logged at INFO.
     fn error(&self, reason: Reason) -> Option<&str> {
-        let detail = self.texts.as_ref()?.detail.as_deref()?;
+        let detail = self.details.as_ref()?.detail.as_deref()?;
         (reason.level() != Level::INFO).then(|| truncated(detail))
     }
 
@@ -385,6 +422,9 @@ impl Drop for Record {
         self.metrics.tunnel_ended(self.facts(), self.open(), reason);
         if self.open().is_none() && reason.level() != Level::INFO {
             self.metrics.refusals.add(&self.source, self.refused(reason), self.error(reason));
+        }
+        if let (Some(tracer), Some(span)) = (self.metrics.tracer(), self.span(reason)) {
+            tracer.push(span);
         }
         self.log(age, reason);
     }

@@ -6,6 +6,7 @@ use super::super::logging;
 use super::super::tests::{Captured, source, value};
 use super::*;
 use crate::config::{Log, LogFormat};
+use crate::telemetry::spans::tests::{Collector, sampling};
 
 const LABELS: &str = "reporter=\"gateway\",source_workload=\"unknown\",\
     source_canonical_service=\"unknown\",source_canonical_revision=\"unknown\",\
@@ -270,4 +271,54 @@ async fn the_stages_of_a_tunnel_are_timed_one_after_the_other() {
         let all = labels.replacen('{', "{le=\"+Inf\",", 1);
         assert!(has(&format!("{name}_bucket{all} 1")), "{stage}: {text}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sampled_tunnel_is_a_span_and_its_line_has_the_trace() {
+    let (metrics, collector) = (Arc::new(Metrics::new()), Collector::default());
+    metrics.trace(sampling(0.0), collector.clone(), 4);
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    let mut next = Vec::new();
+    let events = logged("info", || {
+        for flag in ["01", "00"] {
+            let mut record = record(&metrics, "[2001:db8::1]:80");
+            record
+                .begin_trace(Some(format!("00-{trace}-b7ad6b7169203331-{flag}").as_bytes()), None);
+            record.set_service(service(), None);
+            record.begin_dial(Instant::now());
+            record.set_detail("10.0.0.1:80 refused".into());
+            next.push(record.traceparent());
+            record.finish(Reason::DialRefused);
+        }
+        let mut record = record(&metrics, "echo.app.mesh.internal:80");
+        record.begin_trace(None, None);
+        record.finish(Reason::DialRefused);
+    });
+    let ids: Vec<_> = events.iter().map(|event| event["trace_id"].as_str()).collect();
+    assert_eq!(ids, [Some(trace), Some(trace), None]);
+    let tracer = metrics.tracer().expect("a tracer");
+    tracer.shut_down(Duration::from_secs(60)).expect("an export");
+    let spans = collector.spans.lock();
+    let [span] = &spans[..] else {
+        panic!("one sampled tunnel: {spans:?}");
+    };
+    let (context, parent) = (&span.span_context, span.parent_span_id.to_string());
+    assert_eq!((&*context.trace_id().to_string(), &*parent), (trace, "b7ad6b7169203331"));
+    assert_eq!(next, [Some(format!("00-{trace}-{}-01", context.span_id())), None]);
+    let names: Vec<_> = span.events.iter().map(|event| &*event.name).collect();
+    assert_eq!((&*span.name, &names[..]), ("tunnel echo.app.mesh.internal", &["policy"][..]));
+    assert_eq!(span.status, opentelemetry::trace::Status::error("10.0.0.1:80 refused"));
+    let value = |key: &str| {
+        let found = span.attributes.iter().find(|attribute| attribute.key.as_str() == key)?;
+        Some(found.value.to_string())
+    };
+    for (key, text) in [
+        ("error.type", "dial_refused"),
+        ("server.address", "2001:db8::1"),
+        ("server.port", "80"),
+        ("strait.src.cluster", "west"),
+    ] {
+        assert_eq!(value(key).as_deref(), Some(text), "{key}");
+    }
+    assert_eq!(value("strait.dst.addr"), None);
 }

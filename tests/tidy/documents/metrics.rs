@@ -87,7 +87,7 @@ fn sampled(metrics: &Arc<Metrics>) {
     );
     metrics.listeners.set(|| vec![("hbone".into(), true)]);
     metrics.set_config_hash(1);
-    metrics.times().handshake_done(&source, Duration::ZERO);
+    metrics.times().handshake_done(&source, std::time::Instant::now());
     metrics.baggage_mismatch(&source);
     metrics.set_certificate_expiry("identity", &[("leaf", SystemTime::now())]);
     let xds = &metrics.xds;
