@@ -7,14 +7,21 @@
 //!   answers. The Host header still contains `evil.example`; only addresses and `localhost` pass.
 //! - A form that posts to `http://127.0.0.1:15000/quitquitquit`. The browser sends the origin of
 //!   the page as Origin, which differs from Host.
+//!
+//! A page cannot read the answer to a request without Origin, such as that of an image. Browsers
+//! describe it by Sec-Fetch-Site, and it is refused too: it would take a place of
+//! `/dashboard/events`.
 
 use std::net::IpAddr;
 
 use axum::extract::Request;
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
 /// Refuses requests with 403 that could come from a foreign web page.
 pub(super) async fn refuse_foreign_pages(request: Request, next: Next) -> Response {
@@ -36,7 +43,12 @@ fn is_local(headers: &HeaderMap) -> bool {
         Some(origin) => origin.strip_prefix("http://") == Some(host),
         None => !headers.contains_key(header::ORIGIN),
     };
-    from_here && names_this_host(host)
+    from_here && names_this_host(host) && !is_embedded(text(SEC_FETCH_SITE), text(SEC_FETCH_DEST))
+}
+
+/// Returns true for a request that another page makes for itself, and not to open a new page.
+fn is_embedded(site: Option<&str>, dest: Option<&str>) -> bool {
+    site.is_some_and(|site| site != "same-origin" && site != "none") && dest != Some("document")
 }
 
 fn names_this_host(host: &str) -> bool {
@@ -71,6 +83,21 @@ mod tests {
             assert!(!answered(Some(host), None), "{host}");
         }
         assert!(!answered(None, None));
+    }
+
+    #[test]
+    fn an_image_of_a_foreign_page_is_refused_and_a_link_is_followed() {
+        for (site, dest, refused) in [
+            (None, None, false),
+            (Some("none"), Some("document"), false),
+            (Some("same-origin"), Some("empty"), false),
+            (Some("cross-site"), Some("document"), false),
+            (Some("cross-site"), Some("image"), true),
+            (Some("cross-site"), Some("iframe"), true),
+            (Some("same-site"), None, true),
+        ] {
+            assert_eq!(is_embedded(site, dest), refused, "{site:?} {dest:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! admin pages can stop the process and are bound to loopback. `app` binds the listeners and
 //! passes each to [`serve`].
 
+mod dashboard;
 mod dump;
 mod explain;
 mod guard;
@@ -104,6 +105,7 @@ strait admin
 
 GET  /certs             the certificates, as JSON
 GET  /config_dump       state of the data path, as JSON for `istioctl ztunnel-config --file`
+GET  /dashboard         this state as a page for a browser, read-only
 GET  /explain           outcome of a hypothetical tunnel, as JSON: see `strait explain --help`
 GET  /peers             gateways of other networks, and links, as JSON: `strait status peers`
 GET  /ready             readiness, as on the readiness port
@@ -135,7 +137,7 @@ const METRICS_PAGE_LIFETIME: Duration = Duration::from_secs(1);
 
 /// Creates the router of the metrics port: `/metrics` and `/stats/prometheus`.
 pub fn metrics_router(metrics: Arc<Metrics>) -> Router {
-    let scrapes = Scrapes::new(metrics, METRICS_PAGE_LIFETIME);
+    let scrapes = Scrapes::new(&metrics, METRICS_PAGE_LIFETIME);
     Router::new().route("/metrics", stats(&scrapes)).route("/stats/prometheus", stats(&scrapes))
 }
 
@@ -143,7 +145,7 @@ pub fn metrics_router(metrics: Arc<Metrics>) -> Router {
 /// that could come from a foreign web page in a browser.
 pub fn admin_router(state: AdminState) -> Router {
     // Operators see current metrics.
-    let scrapes = Scrapes::new(Arc::clone(&state.metrics), Duration::ZERO);
+    let scrapes = Scrapes::new(&state.metrics, Duration::ZERO);
     Router::new()
         .route("/", get(INDEX))
         .route("/certs", get(dump::certs))
@@ -158,6 +160,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/quitquitquit", post(quit))
         .route("/ready", ready(Arc::clone(&state.status), state.lifecycle.clone()))
         .route("/stats/prometheus", stats(&scrapes))
+        .merge(dashboard::router(&state))
         .layer(middleware::from_fn(guard::refuse_foreign_pages))
         .with_state(state)
 }

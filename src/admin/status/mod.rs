@@ -32,7 +32,7 @@ use crate::wire::DrainTarget;
 use exposure::{AnonymousAccess, exposed_to};
 
 /// Maximum number of services, or of endpoints of one service, without `?all`.
-const SERVICES_MAX: usize = 50;
+pub(super) const SERVICES_MAX: usize = 50;
 /// Maximum number of holders of one resource.
 const HOLDERS_SHOWN: usize = 10;
 
@@ -97,7 +97,7 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
 }
 
 /// Returns the page. Endpoints are listed if services are requested by name.
-fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> StatusPage {
+pub(super) fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> StatusPage {
     let snapshot = state.reader.snapshot();
     let config = state.config.load_full();
     let status = &state.status;

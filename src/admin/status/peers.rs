@@ -36,7 +36,8 @@ pub(in crate::admin) async fn peers(
     }
 }
 
-fn page(state: &AdminState) -> PeersPage {
+/// Returns the page.
+pub(in crate::admin) fn page(state: &AdminState) -> PeersPage {
     let (snapshot, config) = (state.reader.snapshot(), state.config.load_full());
     let gateways = (state.remote_gateways)();
     let issuers = (state.issuers)();

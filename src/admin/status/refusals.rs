@@ -22,10 +22,14 @@ pub(in crate::admin) async fn refusals(
     if let Some(refusal) = form.refusal("strait status refusals") {
         return refusal;
     }
+    Json(page(&state)).into_response()
+}
+
+/// Returns the page.
+pub(in crate::admin) fn page(state: &AdminState) -> RefusalsPage {
     let config = state.config.load();
     let list = state.metrics.list_refusals().into_iter();
-    let refusals = list.map(|entry| row(&config, entry)).collect();
-    Json(RefusalsPage { refusals }).into_response()
+    RefusalsPage { refusals: list.map(|entry| row(&config, entry)).collect() }
 }
 
 fn row(config: &Config, entry: Refusals) -> RefusalRow {

@@ -224,7 +224,7 @@ async fn every_endpoint_of_the_index_exists() {
             count += 1;
         }
     }
-    assert_eq!(count, 18);
+    assert_eq!(count, 19);
 }
 
 #[tokio::test]
