@@ -30,6 +30,13 @@ CHECKS ?= licenses bans sources
 # Debian's package, of which only promtool is unpacked.
 PROMTOOL := .promtool/usr/bin/promtool
 
+# Driver of a browser, and axe-core, whose rules find what keeps people from using a page.
+BROWSER_PACKAGES := playwright==1.65.2 axe-playwright-python==0.1.8
+# Debian's browser, of which the package and what it lacks here are only unpacked.
+CHROMIUM_PACKAGE := chromium-headless-shell
+CHROMIUM         := .browser/chromium
+BROWSER_STAMP    := .browser/installed-1.65.2
+
 # Arguments of `make demo` and `make certs`: make demo ARGS='--json'
 ARGS ?=
 # Output folder of `make certs`: make certs DIR=/tmp/certs
@@ -55,7 +62,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy strict-client promtool peers check-chart certs compare-identity fuzz floods sources fairness soak faults upgrades bench bench-xds \
+.PHONY: help demo quick test check lint envoy strict-client promtool peers check-chart check-dashboard certs compare-identity fuzz floods sources fairness soak faults upgrades bench bench-xds \
   parts protos \
   check-deploy image check-image dist check-dist deny
 
@@ -127,7 +134,7 @@ parts: ## measure what is ours alone, and count its work, 3 minutes (ARGS=pick f
 	cargo bench --locked --features count-copies --bench parts -- $(ARGS)
 
 check: FEATURES = kubernetes
-check: lint deny test check-deploy check-chart check-dist check-image ## what continuous integration runs: lints, tests, manifests, chart, package, image
+check: lint deny test check-deploy check-chart check-dashboard check-dist check-image ## what continuous integration runs: lints, tests, manifests, chart, dashboard, package, image
 
 deny: ## check licences, bans and sources of all dependencies by cargo-deny (CHECKS=advisories)
 	@if command -v cargo-deny >/dev/null || $(MAKE) --no-print-directory --silent $(DENY_STAMP); \
@@ -194,6 +201,21 @@ check-chart: ## render deploy/helm by Helm, and check what comes out (STRAIT_UPD
 	  then .kubernetes/bin/python tests/deploy/chart.py $(HELM) $(PROMTOOL); \
 	  else echo 'SKIPPED check-chart: Helm could not be installed, see above'; \
 	  [ "$$STRAIT_CI" != 1 ]; fi
+
+# The same features as for the tests, so that nothing is built again.
+check-dashboard: ## open /dashboard in a headless Chromium, with axe-core (STRAIT_UPDATE=1 for screenshots)
+	@if $(MAKE) --no-print-directory --silent $(BROWSER_STAMP); \
+	  then cargo build --locked --quiet $(CARGO_FEATURES) --bin strait --examples && \
+	    .browser/bin/python tests/dashboard/check.py \
+	      "$${CARGO_TARGET_DIR:-target}/debug/strait" $(CHROMIUM); \
+	  else echo 'SKIPPED check-dashboard: Chromium could not be installed, see above'; \
+	  [ "$$STRAIT_CI" != 1 ]; fi
+
+$(BROWSER_STAMP):
+	python3 -m venv --clear .browser
+	.browser/bin/python -m pip install --quiet --disable-pip-version-check $(BROWSER_PACKAGES)
+	tests/dashboard/install $(CHROMIUM_PACKAGE) .browser
+	touch '$@'
 
 $(HELM): | $(KUBERNETES_STAMP)
 	rm -rf .helm && mkdir .helm
