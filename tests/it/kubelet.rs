@@ -23,7 +23,8 @@ use crate::support::{
 /// The dialects, each a folder of manifests.
 const DIALECTS: [&str; 2] = ["istio", "solo"];
 /// Manifests beside those folders.
-const SHARED: [&str; 3] = ["workload.yaml", "overlay.yaml", "network-policy.yaml"];
+const SHARED: [&str; 5] =
+    ["crds.yaml", "watch.yaml", "workload.yaml", "overlay.yaml", "network-policy.yaml"];
 /// The manifests of a dialect.
 const GATEWAYS: [&str; 3] = ["managed.yaml", "manual.yaml", "remote.yaml"];
 
