@@ -46,6 +46,8 @@ use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::aging::Aging;
+#[cfg(feature = "kubernetes")]
+use crate::lifecycle::Phase;
 use crate::lifecycle::{Lifecycle, StopSignals};
 use crate::limits::turns::{ClusterSettings, WorkerTime};
 use crate::outer::run_probes;
@@ -286,7 +288,9 @@ impl App {
         let Some((api, live)) = config.kubernetes().zip(self.live.clone()) else {
             return Ok(());
         };
-        let watches = client::run(api.kubeconfig.clone(), live);
+        let lifecycle = self.data_path.lifecycle.clone();
+        let may_write = move || lifecycle.phase() == Phase::Running;
+        let watches = client::run(api.kubeconfig.clone(), live, may_write);
         spawn_thread(&self.status, "strait-kubernetes", watches).map(drop)
     }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Discovery, Examined, Identity, Source};
@@ -37,6 +37,9 @@ use super::{traffic, trust};
 /// Minimum interval between two applications of changes of an API server. Each reads the changed
 /// objects alone, and joins all.
 const LIVE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Limit of the findings in one line of the log. `strait status` has all.
+const LINES_MAX: usize = 50;
 
 /// Interval at which rejected certificates are tried again.
 const CERTIFICATE_RETRY: Duration = Duration::from_secs(10);
@@ -73,6 +76,10 @@ pub(super) struct Reloader {
     live: Option<Arc<LiveSource>>,
     /// Number of their contents in force, and the time at which these were read.
     live_read: (u64, Instant),
+    /// Time that the last reconciliation took.
+    took: Duration,
+    /// Time at which rejected certificates are tried again.
+    retry_at: Instant,
     /// Outcome of the last reload of each kind.
     outcomes: BTreeMap<ReloadSource, Outcome>,
     /// Files that a rejected configuration names: the configuration may become valid with one of
@@ -106,6 +113,8 @@ impl Reloader {
             files: inputs.files.clone(),
             live: app.live.clone(),
             live_read: (0, Instant::now()),
+            took: Duration::ZERO,
+            retry_at: Instant::now() + CERTIFICATE_RETRY,
             outcomes: BTreeMap::new(),
             files_of_rejected: Vec::new(),
             last_warnings: HashSet::new(),
@@ -160,17 +169,20 @@ impl Reloader {
             }
         };
         let (live, (version, at)) = (self.live.clone(), self.live_read);
+        // Changes of objects take at most a quarter of the thread.
+        let rest = LIVE_INTERVAL.max(4 * self.took);
         let live_changed = async {
             match &live {
                 Some(live) => live.changed(version).await,
                 None => std::future::pending().await,
             }
-            sleep_until(at + LIVE_INTERVAL).await;
+            sleep_until(at + rest).await;
         };
         tokio::select! {
             () = changed => {}
             () = live_changed => self.reconcile(&BTreeSet::new(), &BTreeSet::new()),
-            () = sleep(CERTIFICATE_RETRY) => {
+            () = sleep_until(self.retry_at) => {
+                self.retry_at = Instant::now() + CERTIFICATE_RETRY;
                 if self.has_failed(ReloadSource::Certificates) {
                     self.reconcile(&[ReloadSource::Certificates].into(), &BTreeSet::new());
                 }
@@ -217,6 +229,7 @@ impl Reloader {
     /// Reads the sources that are due, and applies what they change. Listeners that are closed are
     /// tried again.
     fn reconcile(&mut self, due: &BTreeSet<ReloadSource>, changed: &BTreeSet<ReloadSource>) {
+        let started = Instant::now();
         let before = self.files.clone();
         let old = self.outcomes.clone();
         for &what in due {
@@ -235,13 +248,17 @@ impl Reloader {
         let of_live = inputs.as_mut().map(|inputs| mem::take(&mut inputs.of_live));
         let in_force = self.app.config.load_full();
         if let Err(error) = self.apply(Some(&in_force), inputs, own) {
-            self.outcomes.entry(ReloadSource::Certificates).or_default().errors.push(error);
+            let outcome = self.outcomes.entry(ReloadSource::Certificates).or_default();
+            if !outcome.errors.contains(&error) {
+                outcome.errors.push(error);
+            }
         }
         self.record(&old, changed);
         if let Some((live, contents)) = self.live.as_ref().zip(self.files.live.as_ref()) {
             self.app.status.clear_pending(self.live_condition());
             of_live.iter().for_each(|found| live.judge(contents, found));
         }
+        self.took = started.elapsed();
     }
 
     /// Takes the newest objects of an API server, once it has listed all kinds.
@@ -392,8 +409,11 @@ impl Reloader {
             data_path.metrics.reload(what, false);
             status.set_reload(what, Err(error));
         }
-        if !left.is_empty() && (is_usable || new.left != old.left) {
-            error!(what = label, error = %left, "file applied in part");
+        // Only what is new: objects of an API server change without an operator.
+        let added = new.left.iter().filter(|line| is_changed || !old.left.contains(line));
+        let added: Vec<_> = added.take(LINES_MAX).map(String::as_str).collect();
+        if !added.is_empty() {
+            error!(what = label, error = %added.join("\n"), "file applied in part");
         }
         if is_usable {
             data_path.metrics.reload(what, left.is_empty());

@@ -203,11 +203,15 @@ impl Sections {
         for value in root.find("exposure").into_iter().filter(|_| !is_live) {
             if !exposure.auto.is_empty() {
                 let what = "selects Services of `exposure.files`, and there are none";
-                value.at("exposure", "auto").error(what, "`files: [DIRECTORY]` beside it");
+                value
+                    .at("exposure", "auto")
+                    .error(what, "`files: [DIRECTORY]` or `kubernetes: {}` beside it");
             }
             if exposure.bindings.is_some() {
                 let what = "is for objects of `exposure.files`, and there are none";
-                value.at("exposure", "bindings").error(what, "`files: [DIRECTORY]` beside it");
+                value
+                    .at("exposure", "bindings")
+                    .error(what, "`files: [DIRECTORY]` or `kubernetes: {}` beside it");
             }
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderName, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Serialize;
@@ -72,7 +72,7 @@ pub(super) fn router(state: &AdminState) -> Router<AdminState> {
         .route("/dashboard", file("text/html; charset=utf-8", HTML))
         .route("/dashboard/page.css", file("text/css; charset=utf-8", CSS))
         .route("/dashboard/page.js", file("text/javascript; charset=utf-8", SCRIPT))
-        .route("/dashboard/events", get(async move || events.subscribe()))
+        .route("/dashboard/events", get(async move |headers: HeaderMap| events.subscribe(&headers)))
 }
 
 /// Returns an answer that a browser uses for what it is, and keeps nowhere.
@@ -103,8 +103,11 @@ fn encode(state: &AdminState) -> String {
 
 impl Events {
     /// Answers with events until the client is gone or the process leaves the port; 503 if all
-    /// places are taken.
-    fn subscribe(&self) -> Response {
+    /// places are taken, and 403 for a window of its own, as a foreign page could open eight.
+    fn subscribe(&self, headers: &HeaderMap) -> Response {
+        if headers.get("sec-fetch-dest").is_some_and(|dest| dest == "document") {
+            return (StatusCode::FORBIDDEN, "events are for /dashboard\n").into_response();
+        }
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
             let text = format!("{SUBSCRIBERS_MAX} dashboards are open; close one\n");
             return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();

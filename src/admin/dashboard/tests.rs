@@ -164,7 +164,11 @@ async fn events_end_when_the_process_leaves_the_port() {
 async fn a_foreign_page_gets_no_events() {
     let Fixture { state, _log, .. } = fixture();
     let router = admin_router(state);
-    for header in [("origin", "http://evil.example"), ("sec-fetch-site", "cross-site")] {
+    for header in [
+        ("origin", "http://evil.example"),
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-dest", "document"),
+    ] {
         let answer = request(&router, "/dashboard/events", &[header]).await;
         assert_eq!(answer.status(), StatusCode::FORBIDDEN, "{header:?}");
     }

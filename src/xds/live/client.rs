@@ -14,17 +14,21 @@ use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchP
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Client, Config};
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::StreamExt;
 use tracing::{info, warn};
 
-use super::{Condition, LiveObject, LiveSource, Problem};
+use super::{Condition, LiveObject, LiveSource, Problem, condition, is_of_tenants};
 use crate::xds::objects::KINDS;
 
-/// Number of objects of a page. An object has at most 1.5 MiB.
+/// Number of objects of a page.
 const PAGE: u32 = 200;
+
+/// The same for kinds whose objects tenants write freely. A page is in memory as a whole, and an
+/// object has at most 1.5 MiB.
+const PAGE_OF_TENANTS: u32 = 20;
 
 /// Time after which the API server ends a watch, which is then begun again at the same place.
 const WATCH_SECONDS: u32 = 60;
@@ -42,14 +46,19 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 /// Delay before conditions that could not be written are tried again.
 const WRITE_RETRY: Duration = Duration::from_secs(60);
 
-/// Type of the conditions.
-const CONDITION: &str = "Accepted";
+/// Longest time without a look at the conditions.
+const WRITE_IDLE: Duration = Duration::from_secs(3600);
 
 /// Owner of the conditions at the API server: that of all replicas.
 const MANAGER: &str = "strait";
 
 /// Watches all kinds, and does not return. Without a kubeconfig the API server is that of the pod.
-pub async fn run(kubeconfig: Option<PathBuf>, live: Arc<LiveSource>) {
+/// Conditions are written until `may_write` says no.
+pub async fn run(
+    kubeconfig: Option<PathBuf>,
+    live: Arc<LiveSource>,
+    may_write: impl Fn() -> bool + Send + 'static,
+) {
     let mut delays = DefaultBackoff::default();
     let client = loop {
         match client(kubeconfig.as_deref()).await {
@@ -68,7 +77,7 @@ pub async fn run(kubeconfig: Option<PathBuf>, live: Arc<LiveSource>) {
     for (kind, versions) in KINDS {
         watches.spawn(watch(client.clone(), kind, versions, Arc::clone(&live)));
     }
-    watches.spawn(write_conditions(client, Arc::clone(&live)));
+    watches.spawn(write_conditions(client, Arc::clone(&live), may_write));
     while let Some(ended) = watches.join_next().await {
         if let Err(error) = ended {
             // A panic: the thread ends by it, and readiness shows that.
@@ -108,7 +117,10 @@ async fn watch(
                 }
                 End::Missing => continue,
                 End::Gone => wait = delays.next(),
-                End::Over => wait = Some(OVER_DELAY),
+                End::Over => {
+                    warn!(kind, "more objects of Kubernetes than the limits permit");
+                    wait = Some(OVER_DELAY);
+                }
                 End::Failed(why) => problem = Problem::Failed(why),
             }
             break;
@@ -150,7 +162,8 @@ enum End {
 async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSource) -> End {
     let kind = &*resource.kind;
     let api = Api::<DynamicObject>::all_with(client.clone(), resource);
-    let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
+    let page = if is_of_tenants(kind) { PAGE_OF_TENANTS } else { PAGE };
+    let config = watcher::Config::default().page_size(page).timeout(WATCH_SECONDS);
     let mut events = pin!(watcher(api, config));
     while let Some(event) = events.next().await {
         match event {
@@ -195,56 +208,72 @@ fn put(
 }
 
 /// Writes the conditions that differ from those at the API server, after each application.
-async fn write_conditions(client: Client, live: Arc<LiveSource>) {
+/// Ends when they may not be written any more: a successor may judge otherwise.
+async fn write_conditions(
+    client: Client,
+    live: Arc<LiveSource>,
+    may_write: impl Fn() -> bool + Send + 'static,
+) {
     let mut verdicts = live.verdicts();
-    let mut written = HashMap::<(&'static str, String), Condition>::new();
-    let mut failing = None;
+    let mut written = HashMap::<Key, (Arc<LiveObject>, Condition)>::new();
+    let mut again = HashMap::<Key, Instant>::new();
+    let mut last_error = None;
     loop {
         let now = verdicts.borrow_and_update().clone().unwrap_or_default();
-        let key = |object: &LiveObject| (object.kind.0, object.name.clone());
         let objects: HashSet<_> = now.iter().map(|(object, _)| key(object)).collect();
-        written.retain(|object, _| objects.contains(object));
-        let mut failed = None;
+        written.retain(|key, _| objects.contains(key));
+        again.retain(|key, at| objects.contains(key) && *at > Instant::now());
         for (object, condition) in now.iter() {
+            let Some(condition) = condition else { continue };
             let is_there = match written.get(&key(object)) {
-                Some(known) => known == condition,
-                None => is_found(object, condition),
+                Some((of, known)) if Arc::ptr_eq(of, object) => known == condition,
+                _ => is_found(object, condition),
             };
+            if again.contains_key(&key(object)) {
+                continue;
+            }
             if !is_there {
+                if !may_write() {
+                    return;
+                }
                 let done = timeout(WRITE_DEADLINE, write(&client, object, condition)).await;
                 if let Err(error) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
-                    failed = Some((object.kind.0, error));
+                    again.insert(key(object), Instant::now() + WRITE_RETRY);
+                    let error = Some((object.kind.0, error));
+                    if let Some((kind, error)) = error.as_ref().filter(|_| error != last_error) {
+                        warn!(kind, error, "cannot write conditions of Kubernetes objects");
+                    }
+                    last_error = error;
                     continue;
                 }
             }
-            written.insert(key(object), condition.clone());
+            written.insert(key(object), (Arc::clone(object), condition.clone()));
             if verdicts.has_changed().unwrap_or_default() {
                 break;
             }
         }
-        if let Some((kind, error)) = failed.as_ref().filter(|_| failing != failed) {
-            warn!(kind, error, "cannot write conditions of Kubernetes objects");
-        }
-        let delay = if failed.is_some() { WRITE_RETRY } else { Duration::MAX };
-        failing = failed;
+        let next = again.values().min().copied();
+        let next = next.unwrap_or_else(|| Instant::now() + WRITE_IDLE);
         // The sender lives as long as `live`.
-        let _ = timeout(delay, verdicts.changed()).await;
+        let _ = timeout_at(next, verdicts.changed()).await;
     }
+}
+
+/// Kind, and namespace and name.
+type Key = (&'static str, String);
+
+fn key(object: &LiveObject) -> Key {
+    (object.kind.0, object.name.clone())
 }
 
 /// Returns whether an object had a condition when it was read.
 fn is_found(object: &LiveObject, wanted: &Condition) -> bool {
-    found(object).is_some_and(|one| {
+    object.condition.as_ref().is_some_and(|one| {
         one["status"] == status(wanted)
             && one["reason"] == wanted.reason
             && one["message"] == *wanted.message
             && one["observedGeneration"] == json!(object.generation)
     })
-}
-
-fn found(object: &LiveObject) -> Option<&Json> {
-    let mut all = object.conditions.as_array().into_iter().flatten();
-    all.find(|one| one["type"] == CONDITION)
 }
 
 fn status(condition: &Condition) -> &'static str {
@@ -255,20 +284,21 @@ fn status(condition: &Condition) -> &'static str {
 async fn write(client: &Client, object: &LiveObject, condition: &Condition) -> Result<(), String> {
     let Some((namespace, name)) = object.name.split_once('/') else { return Ok(()) };
     let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let same = found(object).filter(|one| one["status"] == status(condition));
+    let same = object.condition.as_ref().filter(|one| one["status"] == status(condition));
     let since = same.map_or_else(|| json!(now), |one| one["lastTransitionTime"].clone());
     let (kind, version) = &object.kind;
     let patch = json!({
         "apiVersion": version, "kind": kind, "metadata": {"name": name},
         "status": {"conditions": [{
-            "type": CONDITION, "status": status(condition), "reason": condition.reason,
+            "type": condition::TYPE, "status": status(condition), "reason": condition.reason,
             "message": condition.message, "observedGeneration": object.generation,
             "lastTransitionTime": since,
         }]},
     });
     let resource = resource(kind, version);
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
-    match api.patch_status(name, &PatchParams::apply(MANAGER), &Patch::Apply(&patch)).await {
+    match api.patch_status(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&patch)).await
+    {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(describe(&error)),

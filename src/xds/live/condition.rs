@@ -3,7 +3,10 @@
 use crate::yaml::{Finding, Severity};
 
 /// Limit of the findings that one condition names.
-const FINDINGS_OF_CONDITION: usize = 5;
+pub(super) const FINDINGS_MAX: usize = 5;
+
+/// Type of the condition.
+pub(super) const TYPE: &str = "Accepted";
 
 /// Limit of the message of a condition in characters: that of Kubernetes.
 pub(super) const MESSAGE_MAX: usize = 32_768;
@@ -30,7 +33,7 @@ pub(super) fn of(read: &[Finding], joined: &[&Finding]) -> Condition {
         ([], joined) => (false, if is_refused { "Refused" } else { "NoEffect" }, joined.to_vec()),
         _ => (false, "Invalid", wrong),
     };
-    let lines = found.into_iter().take(FINDINGS_OF_CONDITION).map(|one| match &*one.how {
+    let lines = found.into_iter().take(FINDINGS_MAX).map(|one| match &*one.how {
         "" => one.what.clone(),
         how => format!("{}; write {how}", one.what),
     });

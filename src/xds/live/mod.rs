@@ -12,7 +12,7 @@ mod condition;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ pub struct LiveSource {
     hasher: RandomState,
 }
 
-/// Object, and its condition by the last application.
-pub type Verdict = (Arc<LiveObject>, Condition);
+/// Object, and its condition by the last application, as far as that is known.
+pub type Verdict = (Arc<LiveObject>, Option<Condition>);
 
 /// Contents of a source at one time. Copies are cheap.
 #[derive(Clone, Debug, Default)]
@@ -80,8 +80,9 @@ pub struct LiveObject {
     pub name: String,
     /// Number of its last change by a user.
     pub generation: Option<i64>,
-    /// Its conditions when it was read.
-    pub conditions: Json,
+    uid: Box<str>,
+    /// Its condition when it was read.
+    pub condition: Option<Json>,
     bytes: usize,
     hash: u64,
 }
@@ -156,19 +157,34 @@ impl LiveSource {
             return true;
         };
         let generation = json.pointer("/metadata/generation").and_then(Json::as_i64);
-        let conditions = json.pointer("/status/conditions").filter(|_| JUDGED.contains(kind));
-        let conditions = conditions.cloned().unwrap_or_default();
+        let uid = json.pointer("/metadata/uid").and_then(Json::as_str).unwrap_or_default();
+        let uid: Box<str> = uid.into();
+        let is_judged = JUDGED.contains(kind);
+        let conditions = json.pointer("/status/conditions").and_then(Json::as_array);
+        let conditions = conditions.into_iter().flatten().filter(|_| is_judged);
+        let mut conditions = conditions.filter(|one| one["type"] == condition::TYPE);
+        let condition = conditions.next().cloned();
         let (json, text) = trim(kind, json);
         let hash = self.hasher.hash_one(&text);
         let bytes = text.len();
-        let known = self.known(kind, &name).filter(|known| known.hash == hash);
+        // Another generation or object of the name gets its own condition.
+        let known = self.known(kind, &name).filter(|known| {
+            let is_same = (known.generation, &known.uid) == (generation, &uid);
+            known.hash == hash && (is_same || !is_judged)
+        });
         let object = known.unwrap_or_else(|| {
             let place = format!("{kind} {name}");
             let version = json.get("apiVersion").and_then(Json::as_str).unwrap_or_default();
             let kind = (*kind, version.to_owned());
-            let (read, findings) = objects::of_json(Path::new(&place), json);
+            let (read, mut findings) = objects::of_json(Path::new(&place), json);
+            // Errors first: a small object may have many findings, which its bytes do not count.
+            findings.0.sort_by_key(|one| one.severity == Severity::Warning);
+            findings.0.truncate(condition::FINDINGS_MAX);
+            findings.0.shrink_to_fit();
             let name = name.clone();
-            Arc::new(LiveObject { read, findings, kind, name, generation, conditions, bytes, hash })
+            let object =
+                LiveObject { read, findings, kind, name, generation, uid, condition, bytes, hash };
+            Arc::new(object)
         });
         let mut fits = true;
         self.change(kind, |watched, others| {
@@ -223,10 +239,18 @@ impl LiveSource {
         let mut is_new = false;
         self.change(kind, |watched, _| {
             is_new = watched.problem.as_ref() != Some(&problem);
-            watched.is_listed |= problem == Problem::Missing;
+            let is_missing = problem == Problem::Missing;
+            watched.is_listed |= is_missing;
+            // The second answer in a row: nothing of the kind is left, whatever was missed.
+            let is_gone = is_missing && !is_new;
+            let has_rest = watched.is_over || !watched.objects.objects.is_empty();
+            if is_gone {
+                watched.objects = List::default();
+                watched.is_over = false;
+            }
             watched.problem = Some(problem);
             watched.next = None;
-            is_new
+            is_new || (is_gone && has_rest)
         });
         is_new
     }
@@ -282,21 +306,23 @@ impl LiveSource {
     }
 
     /// Notes that contents are applied, and derives their conditions from the findings of their
-    /// join. Objects without a finding are left out if there may be more findings than those.
+    /// join. If there may be more findings than those, objects without one keep their condition in
+    /// namespaces that have some: those of a namespace are never all omitted.
     pub fn judge(&self, contents: &LiveObjects, found: &[Finding]) {
         let is_complete = found.len() < WARNINGS_MAX;
+        let namespaces: HashSet<_> = found.iter().map(|one| &*one.namespace).collect();
         let mut by_place = HashMap::<_, Vec<_>>::new();
         for one in found {
             by_place.entry(one.place.file.as_path()).or_default().push(one);
         }
         let judged = contents.objects.iter().filter(|one| JUDGED.contains(&one.kind.0));
-        let verdicts = judged.filter_map(|object| {
+        let verdicts = judged.map(|object| {
             let place = format!("{} {}", object.kind.0, object.name);
             let joined = by_place.get(Path::new(&place)).map_or(&[][..], Vec::as_slice);
-            if joined.is_empty() && !is_complete {
-                return None;
-            }
-            Some((Arc::clone(object), condition::of(&object.findings.0, joined)))
+            let namespace = object.name.split_once('/').map_or("", |(namespace, _)| namespace);
+            let is_known = is_complete || !joined.is_empty() || !namespaces.contains(namespace);
+            let condition = is_known.then(|| condition::of(&object.findings.0, joined));
+            (Arc::clone(object), condition)
         });
         self.verdicts.send_replace(Some(Arc::new(verdicts.collect())));
     }
@@ -322,7 +348,10 @@ impl LiveSource {
     fn change(&self, kind: &str, change: impl FnOnce(&mut Watched, (usize, usize)) -> bool) {
         let mut state = self.state.lock();
         let others = state.kinds.iter().filter(|(other, _)| **other != kind);
-        let others = others.map(|(_, one)| (one.objects.objects.len(), one.objects.bytes));
+        let others = others.map(|(_, one)| {
+            let next = one.next.as_ref().map_or((0, 0), |next| (next.objects.len(), next.bytes));
+            (one.objects.objects.len().max(next.0), one.objects.bytes.max(next.1))
+        });
         let others = others.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
         let Some(watched) = state.kinds.get_mut(kind) else { return };
         if change(watched, others) {
@@ -373,6 +402,12 @@ fn problems<'a>(lists: impl Iterator<Item = (&'static str, &'a Watched)>) -> Vec
     found
 }
 
+/// Returns whether tenants write the objects of a kind as they like.
+#[cfg(feature = "kubernetes")]
+fn is_of_tenants(kind: &str) -> bool {
+    JUDGED.contains(&kind) || kind == "ServiceImport"
+}
+
 /// Returns whether a selector has the namespace of an object. One that is not listed has no labels,
 /// and is not selected. Nodes have no namespace.
 fn is_selected(
@@ -386,7 +421,11 @@ fn is_selected(
         _ => object.name.split_once('/').map_or("", |(namespace, _)| namespace),
     };
     let of = namespaces.and_then(|all| all.get(namespace));
-    of.is_some_and(|of| selector.matches(|label| of.read.label_of_namespace(label)))
+    // The labels of an invalid one are unknown, and its objects may restrict others.
+    of.is_some_and(|of| {
+        of.read.has_invalid_namespace()
+            || selector.matches(|label| of.read.label_of_namespace(label))
+    })
 }
 
 fn finding(severity: Severity, what: String) -> Finding {

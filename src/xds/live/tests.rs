@@ -124,16 +124,20 @@ fn objects_without_a_finding_keep_their_condition_if_findings_may_be_omitted() {
     list(&live, &[policy]);
     assert!(live.put("ServiceExport", export, false) && live.put("ServiceExport", other, false));
     let place = Place { file: "ServiceExport app/a".into(), line: 0 };
-    let found = Finding::warning(&place, "w".to_owned(), "");
+    let found = Finding::warning(&place, "w".to_owned(), "").of("app");
     let judged = |found: &[Finding]| {
         live.judge(&live.contents().unwrap(), found);
         let verdicts = live.verdicts().borrow().clone().unwrap();
-        verdicts.iter().map(|(one, of)| (one.name.clone(), of.reason)).collect::<Vec<_>>()
+        verdicts
+            .iter()
+            .map(|(one, of)| (one.name.clone(), of.as_ref().map(|of| of.reason)))
+            .collect::<Vec<_>>()
     };
-    let first = ("app/a".to_owned(), "NoEffect");
-    let second = ("app/b".to_owned(), "Accepted");
+    let first = ("app/a".to_owned(), Some("NoEffect"));
+    let second = ("app/b".to_owned(), Some("Accepted"));
     assert_eq!(judged(std::slice::from_ref(&found)), [first.clone(), second]);
-    assert_eq!(judged(&vec![found; WARNINGS_MAX]), [first]);
+    let unknown = ("app/b".to_owned(), None);
+    assert_eq!(judged(&vec![found; WARNINGS_MAX]), [first, unknown]);
 }
 
 #[test]
@@ -176,4 +180,49 @@ fn objects_beyond_the_limits_change_nothing_until_a_list_fits() {
     let small = LiveSource::with_limits(None, 2, 10);
     list(&small, &[service("a", 80)]);
     assert!(small.contents().is_none());
+}
+
+#[test]
+fn an_object_of_the_same_text_and_another_generation_gets_its_own_condition() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    list(&live, &[]);
+    let mut export = service("a", 80);
+    export["kind"] = json!("ServiceExport");
+    export["apiVersion"] = json!("multicluster.x-k8s.io/v1beta1");
+    for (generation, uid) in [(1, "x"), (2, "x"), (2, "y")] {
+        export["metadata"]["generation"] = json!(generation);
+        export["metadata"]["uid"] = json!(uid);
+        let version = live.version();
+        assert!(live.put("ServiceExport", export.clone(), false));
+        assert_ne!(live.version(), version, "{generation} {uid}");
+        assert_eq!(live.contents().unwrap().objects[0].generation, Some(generation));
+    }
+    let version = live.version();
+    assert!(live.put("ServiceExport", export, false));
+    assert_eq!(live.version(), version);
+}
+
+#[test]
+fn a_kind_that_is_gone_twice_leaves_nothing_and_no_limit() {
+    let live = LiveSource::with_limits(None, 1, BYTES_MAX);
+    list(&live, &[service("a", 80)]);
+    assert_eq!(live.contents().unwrap().objects.len(), 1);
+    assert!(!live.put("Service", service("b", 80), false));
+    live.failed("Service", Problem::Missing);
+    assert_eq!(live.contents().unwrap().objects.len(), 1, "the last state");
+    live.failed("Service", Problem::Missing);
+    assert!(live.contents().unwrap().objects.is_empty());
+}
+
+#[test]
+fn an_object_keeps_a_few_findings_and_errors_first() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    let mut policy = service("a", 80);
+    policy["kind"] = json!("ServiceExpositionPolicy");
+    policy["apiVersion"] = json!("multicluster.istio.io/v1alpha1");
+    policy["spec"] = json!({"exposed": vec![1; 200]});
+    list(&live, &[]);
+    assert!(live.put("ServiceExpositionPolicy", policy, false));
+    let contents = live.contents().unwrap();
+    assert_eq!(contents.objects[0].findings.0.len(), condition::FINDINGS_MAX);
 }

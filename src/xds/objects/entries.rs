@@ -34,6 +34,9 @@ const DEFAULT_ENVIRONMENT: &str = "default";
 /// EndpointSlice.
 const LIST_MAX: usize = 100;
 
+/// Limit of the name of a cluster in bytes: that of a DNS name.
+const CLUSTER_BYTES_MAX: usize = 253;
+
 /// Entries of one object.
 #[derive(Clone, Debug)]
 pub(super) struct Entries {
@@ -221,7 +224,17 @@ fn clusters(value: Value<'_>) -> Vec<String> {
     if value.is_vacant() {
         value.error("is empty", "the clusters that may reach the service");
     }
-    unique(value, value.all(|item| item.text().map(str::to_owned)))
+    unique(value, value.all(|item| cluster_name(item).map(str::to_owned)))
+}
+
+/// Reads the name of a cluster. Findings repeat it.
+fn cluster_name(value: Value<'_>) -> Option<&str> {
+    let text = value.text()?;
+    if text.len() > CLUSTER_BYTES_MAX {
+        value.error("is too long", "the name of a cluster");
+        return None;
+    }
+    Some(text)
 }
 
 /// Returns the items of a list. Repeated ones and more than [`LIST_MAX`] are an error: each port of
@@ -262,7 +275,7 @@ fn remote(item: Value<'_>, namespace: &Arc<str>) -> Vec<BoundService> {
     let Some(mut fields) = item.fields(REMOTE) else {
         return Vec::new();
     };
-    let cluster = fields.need("cluster", "west").and_then(Value::text);
+    let cluster = fields.need("cluster", "west").and_then(cluster_name);
     let services = fields.need("services", "[{name: echo, port: 80}]");
     fields.finish();
     let items = services.into_iter().flat_map(Value::items);

@@ -154,6 +154,10 @@ impl Objects {
         self.namespaces.first()?.label(label)
     }
 
+    pub(super) fn has_invalid_namespace(&self) -> bool {
+        !self.passed_over.namespaces.is_empty()
+    }
+
     /// Returns these objects and `others`, which come last.
     pub fn with<'a>(&self, others: impl Iterator<Item = &'a Self>) -> Self {
         let mut all = self.clone();
