@@ -69,7 +69,7 @@ pub struct Inputs {
     pub(super) skipped_objects: Vec<String>,
     /// Claims of objects that have no effect because of other claims.
     pub(super) conflicts: Vec<String>,
-    /// Findings of the join about objects of an API server, which become their conditions.
+    /// Findings of the join about objects, which become the conditions of those of an API server.
     pub(super) of_live: Vec<Finding>,
 }
 
@@ -261,22 +261,20 @@ impl Report {
             None => &files.objects.0,
         };
         let (mesh, _) = &files.mesh.0;
-        let (mut config, findings) = objects::merge(files.config(), objects, mesh);
-        self.note(&findings);
-        let mut of_live = findings.0;
+        let (mut config, merged) = objects::merge(files.config(), objects, mesh);
+        self.note(&merged);
         let mut joined = objects::join(mesh, objects, &config, &files.holders);
         let is_of_file = config.discovery.is_of_objects();
         if !is_of_file {
             (joined.mesh, joined.conflicts) = (mesh.clone(), Findings::default());
         }
         let of_file = is_of_file.then_some(&joined.mesh);
-        let findings = objects::distribute(&mut config, objects, of_file);
-        self.note(&findings);
-        of_live.extend(findings.0.into_iter().chain(joined.warnings.0.iter().cloned()));
-        of_live.retain(|_| files.live.is_some());
+        let distributed = objects::distribute(&mut config, objects, of_file);
+        self.note(&distributed);
         let conflicts = joined.conflicts.lines();
         self.warnings.extend(conflicts.iter().cloned());
         self.warnings.extend(joined.warnings.lines());
+        let of_live = merged.0.into_iter().chain(distributed.0).chain(joined.warnings.0).collect();
         files.holders = Arc::new(joined.holders);
         let (mesh, scope) = (joined.mesh, joined.scope);
         let (warnings, skipped_objects) = (Vec::new(), self.skipped_objects.clone());

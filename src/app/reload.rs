@@ -433,7 +433,9 @@ fn files(config: &Config, what: ReloadSource) -> Vec<PathBuf> {
         ReloadSource::Config => vec![config.file.clone()],
         ReloadSource::Mesh => match &config.discovery {
             Discovery::File { path } => vec![path.clone()],
-            _ => Vec::new(),
+            Discovery::Kubernetes(_) | Discovery::Istio { .. } | Discovery::Envoy { .. } => {
+                Vec::new()
+            }
         },
         ReloadSource::Objects => with_contents(&config.exposure.files),
         ReloadSource::Certificates => {

@@ -191,27 +191,30 @@ impl Sections {
     /// Rejects keys about objects where there are none, and a second API server. A mesh file would
     /// be served before the objects that restrict it are known.
     fn objects(&self, root: Value<'_>) {
-        let is_live = matches!(self.discovery, Some(Discovery::Kubernetes(_)) | None);
         let Some(exposure) = &self.exposure else { return };
+        let is_live = matches!(self.discovery, Some(Discovery::Kubernetes(_)) | None);
         let is_own =
             matches!(self.discovery, Some(Discovery::File { .. } | Discovery::Kubernetes(_)));
         for value in root.find("exposure.kubernetes").into_iter().filter(|_| is_own) {
             let what = "is for `discovery.kind: istio` and `envoy`";
             value.error(what, "`discovery: {kind: kubernetes}` alone");
         }
-        let is_live = is_live || exposure.kubernetes.is_some() || !exposure.files.is_empty();
-        for value in root.find("exposure").into_iter().filter(|_| !is_live) {
+        if is_live || exposure.kubernetes.is_some() || !exposure.files.is_empty() {
+            return;
+        }
+        let how = if is_own {
+            "`files: [DIRECTORY]` beside it"
+        } else {
+            "`files: [DIRECTORY]` or `kubernetes: {}` beside it"
+        };
+        for value in root.find("exposure") {
             if !exposure.auto.is_empty() {
                 let what = "selects Services of `exposure.files`, and there are none";
-                value
-                    .at("exposure", "auto")
-                    .error(what, "`files: [DIRECTORY]` or `kubernetes: {}` beside it");
+                value.at("exposure", "auto").error(what, how);
             }
             if exposure.bindings.is_some() {
                 let what = "is for objects of `exposure.files`, and there are none";
-                value
-                    .at("exposure", "bindings")
-                    .error(what, "`files: [DIRECTORY]` or `kubernetes: {}` beside it");
+                value.at("exposure", "bindings").error(what, how);
             }
         }
     }

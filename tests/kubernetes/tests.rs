@@ -1,5 +1,6 @@
 //! Objects that come, change and go, and an API server that is slow, away or forgets.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
@@ -11,6 +12,9 @@ use crate::server::{Cluster, Server};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until};
 
 const HOST: &str = "echo.app.svc.cluster.local";
+
+/// Any free port.
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Time in which a gateway that may ask a control plane would do so.
 const SHORT: Duration = Duration::from_millis(500);
@@ -130,7 +134,7 @@ fn each_kind_applies_when_it_is_created_changed_and_removed() {
     run(async {
         let net = Net::new();
         let cluster = Cluster::new();
-        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let server = Server::start(&cluster, ANY).await;
         let _first = named(net.listen(11, 9000).await, 11);
         let _second = named(net.listen(12, 9000).await, 12);
         let gateway = started(net, &server).await;
@@ -167,7 +171,7 @@ fn imports_distributions_and_bindings_of_objects_come_and_go() {
     run(async {
         let net = Net::new();
         let cluster = cluster(net, 11);
-        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let server = Server::start(&cluster, ANY).await;
         let gateway = started(net, &server).await;
         let import = |ip: &str| json!({"spec": {"ips": [ip], "ports": ports(80)}});
         cluster.put("ServiceImport", "echo", import("240.9.8.7"));
@@ -198,7 +202,7 @@ fn an_api_server_that_goes_leaves_the_last_state_until_it_is_back() {
     run(async {
         let net = Net::new();
         let cluster = cluster(net, 11);
-        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let server = Server::start(&cluster, ANY).await;
         let _first = named(net.listen(11, 9000).await, 11);
         let _second = named(net.listen(12, 9000).await, 12);
         let gateway = started(net, &server).await;
@@ -220,7 +224,7 @@ fn forgotten_changes_are_listed_again() {
     run(async {
         let net = Net::new();
         let cluster = cluster(net, 11);
-        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let server = Server::start(&cluster, ANY).await;
         let _second = named(net.listen(12, 9000).await, 12);
         let gateway = started(net, &server).await;
         let client = gateway.client(identities()).await;
@@ -243,7 +247,7 @@ fn a_gateway_is_ready_once_a_slow_api_server_has_listed_everything() {
             cluster.put("Service", &format!("other-{number}"), service());
         }
         cluster.set_slow(true);
-        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let server = Server::start(&cluster, ANY).await;
         let _first = named(net.listen(11, 9000).await, 11);
         let mut gateway = spawn(net, &server);
         let readiness = async || gateway.readiness().await;
@@ -262,7 +266,7 @@ fn missing_kinds_and_invalid_objects_are_reported_and_open_nothing() {
         let net = Net::new();
         let cluster = cluster(net, 11);
         cluster.set_missing(&["GlobalTrafficPolicy", "RemoteServiceBinding"]);
-        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let server = Server::start(&cluster, ANY).await;
         let _first = named(net.listen(11, 9000).await, 11);
         let gateway = started(net, &server).await;
         let client = gateway.client(identities()).await;
@@ -286,7 +290,7 @@ fn objects_get_conditions_with_what_check_would_print() {
     run(async {
         let net = Net::new();
         let cluster = cluster(net, 11);
-        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let server = Server::start(&cluster, ANY).await;
         let _gateway = started(net, &server).await;
         let export = ("ServiceExport", "echo");
         judged(&cluster, export, ("True", "Accepted", "")).await;
@@ -311,7 +315,7 @@ fn objects_restrict_what_a_control_plane_exports_before_it_is_asked() {
         let net = Net::new();
         let cluster = cluster(net, 11);
         cluster.set_slow(true);
-        let server = Server::start(&cluster, "127.0.0.1:0".parse().expect("an address")).await;
+        let server = Server::start(&cluster, ANY).await;
         let plane = net.listen(13, 15012).await;
         let asked = async || tokio::time::timeout(SHORT, plane.accept()).await.is_ok();
         let mut settings = Settings::new(net, identities());

@@ -134,7 +134,7 @@ async fn watch(
             Problem::Failed(why) => why,
         };
         let error = error.to_owned();
-        if live.failed(kind, problem) && live.contents().is_none() {
+        if live.failed(kind, problem) && !live.missing().is_empty() {
             warn!(kind, error, "cannot list objects of Kubernetes");
         }
         sleep(delays.next().unwrap_or(OVER_DELAY)).await;
@@ -224,30 +224,29 @@ async fn write_conditions(
         written.retain(|key, _| objects.contains(key));
         again.retain(|key, at| objects.contains(key) && *at > Instant::now());
         for (object, condition) in now.iter() {
-            let Some(condition) = condition else { continue };
-            let is_there = match written.get(&key(object)) {
+            let (Some(condition), key) = (condition, key(object)) else { continue };
+            let is_there = match written.get(&key) {
                 Some((of, known)) if Arc::ptr_eq(of, object) => known == condition,
                 _ => is_found(object, condition),
             };
-            if again.contains_key(&key(object)) {
+            if is_there || again.contains_key(&key) {
                 continue;
             }
-            if !is_there {
-                if !may_write() {
-                    return;
-                }
-                let done = timeout(WRITE_DEADLINE, write(&client, object, condition)).await;
-                if let Err(error) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
-                    again.insert(key(object), Instant::now() + WRITE_RETRY);
-                    let error = Some((object.kind.0, error));
-                    if let Some((kind, error)) = error.as_ref().filter(|_| error != last_error) {
-                        warn!(kind, error, "cannot write conditions of Kubernetes objects");
-                    }
-                    last_error = error;
-                    continue;
-                }
+            if !may_write() {
+                return;
             }
-            written.insert(key(object), (Arc::clone(object), condition.clone()));
+            let done = timeout(WRITE_DEADLINE, write(&client, object, condition)).await;
+            if let Err(error) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
+                again.insert(key, Instant::now() + WRITE_RETRY);
+                let error = Some((object.kind.0, error));
+                if let Some((kind, error)) = error.as_ref().filter(|_| error != last_error) {
+                    warn!(kind, error, "cannot write conditions of Kubernetes objects");
+                }
+                last_error = error;
+            } else {
+                written.insert(key, (Arc::clone(object), condition.clone()));
+            }
+            // Only after a write, so that each pass has some progress.
             if verdicts.has_changed().unwrap_or_default() {
                 break;
             }

@@ -319,8 +319,8 @@ impl LiveSource {
         let verdicts = judged.map(|object| {
             let place = format!("{} {}", object.kind.0, object.name);
             let joined = by_place.get(Path::new(&place)).map_or(&[][..], Vec::as_slice);
-            let namespace = object.name.split_once('/').map_or("", |(namespace, _)| namespace);
-            let is_known = is_complete || !joined.is_empty() || !namespaces.contains(namespace);
+            let has_findings = namespaces.contains(object.namespace());
+            let is_known = is_complete || !joined.is_empty() || !has_findings;
             let condition = is_known.then(|| condition::of(&object.findings.0, joined));
             (Arc::clone(object), condition)
         });
@@ -357,6 +357,12 @@ impl LiveSource {
         if change(watched, others) {
             self.version.send_modify(|version| *version += 1);
         }
+    }
+}
+
+impl LiveObject {
+    fn namespace(&self) -> &str {
+        self.name.split_once('/').map_or("", |(namespace, _)| namespace)
     }
 }
 
@@ -418,7 +424,7 @@ fn is_selected(
     let namespace = match object.kind.0 {
         "Node" => return true,
         "Namespace" => &*object.name,
-        _ => object.name.split_once('/').map_or("", |(namespace, _)| namespace),
+        _ => object.namespace(),
     };
     let of = namespaces.and_then(|all| all.get(namespace));
     // The labels of an invalid one are unknown, and its objects may restrict others.
