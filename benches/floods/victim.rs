@@ -25,8 +25,8 @@ const REQUEST: &[u8; 64] = &[b'e'; 64];
 pub enum Way {
     /// Tunnels of one HBONE connection.
     Hbone(Client),
-    /// Connections to a listener of a binding, from this address.
-    Binding { from: IpAddr, to: SocketAddr },
+    /// TCP connections from this address to a listener of a binding, or to the endpoint itself.
+    Tcp { from: IpAddr, to: SocketAddr },
 }
 
 /// Byte stream to the endpoint.
@@ -48,7 +48,7 @@ impl Way {
                 let tunnel = client.tunnel(ECHO).await.map_err(io::Error::other)?;
                 Ok(Box::new(tunnel))
             }
-            Self::Binding { from, to } => {
+            Self::Tcp { from, to } => {
                 let socket = TcpSocket::new_v4()?;
                 socket.bind((*from, 0).into())?;
                 let stream = socket.connect(*to).await?;

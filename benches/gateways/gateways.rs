@@ -56,8 +56,8 @@ const SPLICE: [&str; 2] =
 /// Endpoints, and everything needed to start gateways in front of them.
 pub struct BenchEnvironment {
     net: Net,
-    /// Addresses of another build or of two workers. No run has both.
-    variants: Net,
+    /// Addresses of another build or of two workers, of which no run has both, and of four workers.
+    variants: [Net; 2],
     /// Addresses of two gateways in a row.
     hops: [Net; 2],
     /// Another build of Strait.
@@ -109,7 +109,7 @@ impl BenchEnvironment {
         let peers = Kind::ALL.into_iter();
         Self {
             net,
-            variants: Net::new(),
+            variants: [Net::new(), Net::new()],
             hops: [Net::new(), Net::new()],
             before,
             envoy: envoy.to_owned(),
@@ -216,7 +216,11 @@ impl BenchEnvironment {
     /// Returns the settings of a variant of Strait.
     fn strait(&self, kind: Kind) -> Settings<'static> {
         let net = self.net_of(kind);
-        let workers = if kind == Kind::TwoWorkers { 2 } else { 1 };
+        let workers = match kind {
+            Kind::FourWorkers => 4,
+            Kind::TwoWorkers => 2,
+            _ => 1,
+        };
         let mut settings = Settings::new(net, identities());
         let exposed =
             |name| format!("    - {{service: \"{name}.bench:80\", to: [{{cluster: west}}]}}\n");
@@ -367,7 +371,7 @@ impl BenchEnvironment {
     async fn program(&self, kind: Kind) -> (Program, String) {
         let (net, host) = (self.net_of(kind), last_byte(kind));
         match kind {
-            Kind::Strait | Kind::TwoWorkers | Kind::Before => {
+            Kind::Strait | Kind::TwoWorkers | Kind::FourWorkers | Kind::Before => {
                 let gateway = Gateway::start(&self.strait(kind)).await;
                 let folder = folder_name(&gateway.folder);
                 (Program::Strait(gateway), folder)
@@ -414,7 +418,8 @@ impl BenchEnvironment {
     /// Returns the addresses of a gateway, of the first one if there are two.
     fn net_of(&self, kind: Kind) -> Net {
         match kind {
-            Kind::TwoWorkers | Kind::Before => self.variants,
+            Kind::TwoWorkers | Kind::Before => self.variants[0],
+            Kind::FourWorkers => self.variants[1],
             Kind::TwoStraits | Kind::TwoEnvoys => self.hops[0],
             _ => self.net,
         }
@@ -422,7 +427,11 @@ impl BenchEnvironment {
 
     fn text(&self, kind: Kind) -> String {
         match kind {
-            Kind::Strait | Kind::TwoStraits | Kind::TwoWorkers | Kind::Before => self.mesh(),
+            Kind::Strait
+            | Kind::TwoStraits
+            | Kind::TwoWorkers
+            | Kind::FourWorkers
+            | Kind::Before => self.mesh(),
             Kind::Envoy => self.envoy_yaml(),
             Kind::TwoEnvoys => TRANSIT_YAML.to_owned(),
             Kind::Haproxy | Kind::HaproxySplice => self.haproxy_cfg(kind),
@@ -435,7 +444,7 @@ impl BenchEnvironment {
 /// Returns the last byte of a gateway's address.
 fn last_byte(kind: Kind) -> u8 {
     match kind {
-        Kind::Strait | Kind::TwoStraits | Kind::TwoWorkers | Kind::Before => 1,
+        Kind::Strait | Kind::TwoStraits | Kind::TwoWorkers | Kind::FourWorkers | Kind::Before => 1,
         Kind::Envoy | Kind::TwoEnvoys => 2,
         Kind::Haproxy => 3,
         Kind::HaproxySplice => 4,

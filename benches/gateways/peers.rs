@@ -23,6 +23,7 @@ pub fn program(kind: Kind) -> Option<PathBuf> {
     let needed: &[&str] = match kind {
         Kind::Strait
         | Kind::TwoWorkers
+        | Kind::FourWorkers
         | Kind::Before
         | Kind::Envoy
         | Kind::TwoStraits

@@ -130,8 +130,8 @@ The floor of processor time is a copy loop of one thread: accept, dial, `recv` a
 floor of latency is a bare connection straight to the endpoint. In brackets is Strait's multiple of
 the floor.
 
-Two workers are threads of one process on the processor of the gateways, beside Strait with one
-worker, with four connections. So the row shows what the division costs, and not what two
+Two and four workers are threads of one process on the processor of the gateways, beside Strait with
+one worker, with four connections. So the rows show what the division costs, and not what more
 processors gain.
 
 Two hops are two gateways in a row, each of a network of its own; the first forwards all tunnels to

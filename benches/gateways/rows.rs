@@ -9,6 +9,7 @@ pub enum Kind {
     Strait,
     /// Strait with two workers, on the same processor.
     TwoWorkers,
+    FourWorkers,
     /// Another build, given by `--before`.
     Before,
     Envoy,
@@ -27,9 +28,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Strait,
         Self::TwoWorkers,
+        Self::FourWorkers,
         Self::Before,
         Self::Envoy,
         Self::TwoStraits,
@@ -45,6 +47,7 @@ impl Kind {
         match self {
             Self::Strait => "Strait",
             Self::TwoWorkers => "Strait with two workers",
+            Self::FourWorkers => "Strait with four workers",
             Self::Before => "Strait before",
             Self::Envoy => "Envoy",
             Self::TwoStraits => "two Straits",
@@ -130,12 +133,13 @@ const fn hbone(
     }
 }
 
-/// Row of Strait with two workers beside Strait with one.
-const fn two_workers(row: (&'static str, &'static str, &'static str), what: Measurement) -> Row {
-    Row {
-        subject: Kind::TwoWorkers,
-        ..hbone(row, what, &[(Kind::Strait, Limit::Ratio(1.05))], ZTUNNEL_UNKNOWN)
-    }
+/// Row of Strait with several workers beside Strait with one.
+const fn workers(
+    subject: Kind,
+    row: (&'static str, &'static str, &'static str),
+    what: Measurement,
+) -> Row {
+    Row { subject, ..hbone(row, what, &[(Kind::Strait, Limit::Ratio(1.05))], ZTUNNEL_UNKNOWN) }
 }
 
 /// Row of two gateways in a row. The processor time is that of both, the memory that of the first.
@@ -200,7 +204,7 @@ const ADDED: [(Kind, Limit); 2] = [(Kind::Envoy, Limit::None), (Kind::Direct, Li
 const BULK: &str = "0.66 to 0.81";
 const MIXED: &str = "mixed --streams 8 --rate 200";
 
-pub const ROWS: [Row; 32] = [
+pub const ROWS: [Row; 35] = [
     hbone(
         ("idle tunnel", "echo", "idle"),
         Measurement::Memory(&IDLE),
@@ -273,16 +277,34 @@ pub const ROWS: [Row; 32] = [
         &[(Kind::Envoy, Limit::Ratio(0.55))],
         "0.75 to 1.0",
     ),
-    two_workers(
+    workers(
+        Kind::TwoWorkers,
         ("two workers, bulk up", "sink", "up --connections 4"),
         Measurement::Cpu(Unit::GbSent),
     ),
-    two_workers(
+    workers(
+        Kind::TwoWorkers,
         ("two workers, bulk down", "source", "down --connections 4"),
         Measurement::Cpu(Unit::GbReceived),
     ),
-    two_workers(
+    workers(
+        Kind::TwoWorkers,
         ("two workers, request of 128 B", "echo", "rr --connections 4 --streams 16"),
+        Measurement::Cpu(Unit::Request),
+    ),
+    workers(
+        Kind::FourWorkers,
+        ("four workers, bulk up", "sink", "up --connections 4"),
+        Measurement::Cpu(Unit::GbSent),
+    ),
+    workers(
+        Kind::FourWorkers,
+        ("four workers, bulk down", "source", "down --connections 4"),
+        Measurement::Cpu(Unit::GbReceived),
+    ),
+    workers(
+        Kind::FourWorkers,
+        ("four workers, request of 128 B", "echo", "rr --connections 4 --streams 16"),
         Measurement::Cpu(Unit::Request),
     ),
     two_hops(

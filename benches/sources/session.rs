@@ -31,11 +31,12 @@ const NOISE_TIME: Duration = Duration::from_millis(2);
 /// Name of this build.
 const THIS: &str = "this";
 /// Columns of the table.
-const COLUMNS: [&str; 8] = [
+const COLUMNS: [&str; 9] = [
     "attack",
     "build",
     "p50 alone → beside it",
     "p99 alone → beside it",
+    "the same without a gateway",
     "lost",
     "tunnels ended",
     "memory grown",
@@ -64,8 +65,10 @@ pub struct Options {
 
 /// Outcome of one attack.
 struct Row {
-    rest: Latency,
-    under: Latency,
+    /// Latency alone and beside the attack.
+    latency: [Latency; 2],
+    /// The same of requests to the endpoint itself, which share the load's processor.
+    straight: [Latency; 2],
     ended: usize,
     grown: u64,
     /// Work of a noisy cluster, per second; none of an attacker.
@@ -165,9 +168,11 @@ fn about_noise(options: &Options, commit: &str) -> String {
 Made by `make fairness SECONDS={}`: PINNED, one worker each, fresh processes for each row.
 The quiet cluster opens 200 tunnels a second, and holds {TUNNELS} others. The noisy one has an
 identity, a service and an endpoint of its own, and the lowest priority on the processor of the
-load. Lost are requests without an answer; ended are held tunnels. A row of this build misses its
+load, where the quiet one and its endpoint have a real-time priority as root. Lost are requests without an answer; ended are held tunnels. A row of this build misses its
 bar if something is lost or ended, or if p99 is more than 1.5 times that alone, and more than 2 ms
-above it. Noise is what the noisy cluster has completed: tunnels, requests, KiB, handshakes.
+above it. Beside it, the quiet cluster sends the same requests to its endpoint without a gateway. If
+their p99 misses the bar too, the row measures the processor of the load. Noise is what the noisy
+cluster has completed: tunnels, requests, KiB, handshakes.
 
 ",
         options.seconds
@@ -177,12 +182,16 @@ above it. Noise is what the noisy cluster has completed: tunnels, requests, KiB,
 /// Measures the victim at rest and under an attack, for these times.
 async fn measure(world: &World, attack: &Attack, (rest, time): (Duration, Duration)) -> Row {
     let process: Process = world.first;
+    // Without the right to do so, the load waits for the kernel's network threads, too.
+    let is_first = schedule("--fifo", "1");
     let way = async || match attack.victim {
         Entrance::Hbone => Way::hbone(world.address).await,
-        Entrance::Binding => Way::Binding { from: world.client, to: world.binding },
+        Entrance::Binding => Way::Tcp { from: world.client, to: world.binding },
     };
     let held = HeldTunnels::open(way().await).await;
     let victim = Victim::start(way().await);
+    let straight = Way::Tcp { from: world.client, to: world.endpoint };
+    let straight = Victim::start(straight);
     sleep(WARM_UP).await;
     let at_rest = Instant::now();
     sleep(rest).await;
@@ -207,12 +216,16 @@ async fn measure(world: &World, attack: &Attack, (rest, time): (Duration, Durati
     sleep(time).await;
     let (ended, tunnels) = (Instant::now(), held.ended());
     let noise = (DONE.load(Ordering::Relaxed) - before) / time.as_secs().max(1);
-    let requests = victim.finish().await;
+    let (victim, straight) = tokio::join!(victim.finish(), straight.finish());
     drop(stop);
     attacker.join().expect("an attacker that stops");
+    if is_first {
+        schedule("--other", "0");
+    }
+    let times = [(at_rest, rested), (begun, ended)];
     Row {
-        rest: requests.latency(at_rest, rested),
-        under: requests.latency(begun, ended),
+        latency: times.map(|(from, to)| victim.latency(from, to)),
+        straight: times.map(|(from, to)| straight.latency(from, to)),
         ended: tunnels,
         grown: peak.bytes().saturating_sub(memory),
         noise,
@@ -222,36 +235,49 @@ async fn measure(world: &World, attack: &Attack, (rest, time): (Duration, Durati
 /// Lets this thread run while no other one of its processor does. A lower priority alone would
 /// leave it up to 3 ms before another one that becomes ready.
 fn run_when_idle() {
+    assert!(schedule("--idle", "0"), "chrt fails");
+}
+
+/// Sets the scheduling policy of this thread, and of those that it starts. Returns false without the
+/// right to do so.
+fn schedule(policy: &str, priority: &str) -> bool {
     let thread = rustix::thread::gettid().to_string();
     // chrt is in util-linux, as taskset.
-    let set = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).output().expect("chrt");
-    assert!(set.status.success(), "chrt: {set:?}");
+    let set = Command::new("chrt").args([policy, "--pid", priority, &thread]).output();
+    set.expect("chrt").status.success()
 }
 
 impl Row {
     fn is_harmed(&self) -> bool {
-        self.under.lost + self.ended > 0
+        self.latency[1].lost + self.ended > 0
     }
 
-    /// Returns whether p99 beside noise is worse than alone by more than its bar.
+    /// Returns whether p99 beside noise misses its bar, and that without a gateway does not.
     fn is_slow(&self) -> bool {
-        let (Some(rest), Some(under)) = (self.rest.p99, self.under.p99) else { return true };
-        under > rest.mul_f64(NOISE_FACTOR).max(rest + NOISE_TIME)
+        is_slow(self.latency) && !is_slow(self.straight)
     }
 
     fn line(&self, attack: &str, build: &str) -> String {
-        let Self { rest, under, .. } = self;
+        let [rest, under] = self.latency;
+        let [straight_rest, straight_under] = self.straight;
         line(&[
             attack.to_owned(),
             build.to_owned(),
             times(rest.p50, under.p50),
             times(rest.p99, under.p99),
+            times(straight_rest.p99, straight_under.p99),
             format!("{} of {}", under.lost, under.requests),
             format!("{} of {TUNNELS}", self.ended),
             format!("{} KiB", self.grown / 1024),
             if self.noise == 0 { "–".to_owned() } else { self.noise.to_string() },
         ])
     }
+}
+
+/// Returns whether p99 beside noise is worse than alone by more than its bar.
+fn is_slow([rest, under]: [Latency; 2]) -> bool {
+    let (Some(rest), Some(under)) = (rest.p99, under.p99) else { return true };
+    under > rest.mul_f64(NOISE_FACTOR).max(rest + NOISE_TIME)
 }
 
 fn times(rest: Option<Duration>, under: Option<Duration>) -> String {

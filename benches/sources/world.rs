@@ -44,6 +44,8 @@ pub struct World {
     pub address: SocketAddr,
     /// Plaintext listener of the binding.
     pub binding: SocketAddr,
+    /// Address of the endpoint.
+    pub endpoint: SocketAddr,
     /// Address of the endpoint of a noisy cluster.
     pub noise: SocketAddr,
     /// Address of the victim at the binding. Attackers have the default one of the host.
@@ -71,7 +73,8 @@ impl World {
     /// Starts the gateways.
     pub async fn start(build: &Build, topology: Topology) -> Self {
         let net = Net::new();
-        let endpoint = Endpoint::echo_or_endless(listen(net.address(11, 9000)));
+        let endpoint = net.address(11, 9000);
+        let running_endpoint = Endpoint::echo_or_endless(listen(endpoint));
         let (descriptors, count) = match topology {
             Topology::One => (DESCRIPTORS, 0),
             Topology::Two => (DESCRIPTORS, 1),
@@ -97,11 +100,12 @@ impl World {
         Self {
             address: here.address(1, 15008),
             binding: here.address(1, BINDING),
+            endpoint,
             noise: here.address(NOISE_HOST, 9000),
             client: here.ip(21),
             first: processes[processes.len() - 1],
             _gateways: gateways,
-            _endpoint: endpoint,
+            _endpoint: running_endpoint,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! task answers by commands, which the connection carries out in its next turn.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::mem::{swap, take};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,7 +44,7 @@ pub type Field = (&'static str, Cow<'static, str>);
 #[derive(Debug)]
 pub struct Mailbox {
     /// None once the connection has ended.
-    commands: Mutex<Option<Vec<Command>>>,
+    commands: Mutex<Option<VecDeque<Command>>>,
     woken: Mutex<Vec<StreamKey>>,
     task: AtomicWaker,
 }
@@ -51,7 +52,7 @@ pub struct Mailbox {
 impl Default for Mailbox {
     fn default() -> Self {
         Self {
-            commands: Mutex::new(Some(Vec::new())),
+            commands: Mutex::new(Some(VecDeque::new())),
             woken: Mutex::default(),
             task: AtomicWaker::new(),
         }
@@ -67,20 +68,20 @@ impl Mailbox {
     /// Sends a command. Returns it if the connection has ended.
     fn send(&self, command: Command) -> Result<(), Command> {
         match &mut *lock(&self.commands) {
-            Some(commands) => commands.push(command),
+            Some(commands) => commands.push_back(command),
             None => return Err(command),
         }
         self.task.wake();
         Ok(())
     }
 
-    /// Takes the commands that were sent, in order.
-    pub fn take_commands(&self) -> Vec<Command> {
-        lock(&self.commands).as_mut().map(take).unwrap_or_default()
+    /// Takes the first command that was sent and not taken.
+    pub fn take_command(&self) -> Option<Command> {
+        lock(&self.commands).as_mut().and_then(VecDeque::pop_front)
     }
 
     /// Rejects all later commands. Returns those that were not taken.
-    pub fn close(&self) -> Vec<Command> {
+    pub fn close(&self) -> VecDeque<Command> {
         lock(&self.commands).take().unwrap_or_default()
     }
 

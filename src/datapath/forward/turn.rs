@@ -210,9 +210,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Runs one round. Returns true if there may be more to do at once.
     fn poll_round(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
-        for command in self.mailbox.take_commands() {
-            self.run_command(command);
-        }
+        let has_commands = self.run_commands();
         let skips_read = self.downstream.is_stalled();
         let has_read = !skips_read && self.poll_read(cx)?;
         self.downstream.write_control()?;
@@ -233,6 +231,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 self.step(key);
                 self.downstream.write_control()?;
             }
+            if turns::is_over() {
+                break;
+            }
         }
         let is_flushed = self.downstream.poll_flush(cx, &mut self.socket)?;
         if self.downstream.server.is_finished() && is_flushed {
@@ -243,7 +244,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
         // A read that was skipped has registered no waker.
         let can_send = !self.ready.is_empty() || self.downstream.server.has_writable();
-        Ok(has_read || is_flushed && (skips_read || can_send))
+        Ok(has_commands || has_read || is_flushed && (skips_read || can_send))
     }
 
     /// Lists the tunnels that were woken.
@@ -256,6 +257,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         if woken.capacity() <= EVENTS_KEPT {
             self.woken = woken;
         }
+    }
+
+    /// Runs the commands of tasks until the turn is over. Returns true if there may be more.
+    fn run_commands(&mut self) -> bool {
+        while let Some(command) = self.mailbox.take_command() {
+            self.run_command(command);
+            if turns::is_over() {
+                return true;
+            }
+        }
+        false
     }
 
     fn run_command(&mut self, command: Command) {

@@ -60,11 +60,13 @@ const DROPPED_BYTES_PER_CREDIT: u64 = 8 * 1024;
 /// Streams per credit for a change of the windows of all streams.
 const STREAMS_PER_CREDIT: usize = 8;
 /// Limit of the work in a turn of a connection, in credits, after which other tasks of the worker
-/// run. It is exceeded by one frame at most. 256 small DATA frames, each with a write of its own,
-/// take about half a millisecond.
+/// run. It is exceeded by one frame at most.
 const TURN_WORK_MAX: u64 = 512;
 /// Limit while other sources have tasks on the worker.
 const SHARED_TURN_WORK_MAX: u64 = 128;
+/// Work of a write to an endpoint, in the same unit: 6 to 9 µs of the kernel on the loopback
+/// interface. The bytes of the frame pay for it.
+const WRITE_WORK: u64 = 16;
 
 /// Credit that prices use up, and that time, bytes and answers earn.
 #[derive(Debug)]
@@ -198,8 +200,7 @@ impl FrameMeter {
         }
         self.earn(0, bytes, first_peer);
         let paid = PRICE_CONTROL.min(bytes / DATA_BYTES_PER_CREDIT);
-        // It is work, too.
-        self.turn += paid;
+        self.turn += WRITE_WORK + paid;
         self.charge(PRICE_CONTROL - paid, first_peer)
     }
 
@@ -518,7 +519,7 @@ mod tests {
                 let charged = meter.received_data(length, true, None);
                 charged.is_ok() && !meter.is_turn_over()
             });
-            assert_eq!(frames.count(), 255, "{length} bytes");
+            assert_eq!(frames.count(), 28, "{length} bytes");
             meter.begin_turn(false);
             assert!(!meter.is_turn_over());
         }
