@@ -1,11 +1,11 @@
 //! Open listeners: their rules, which change with the configuration, and their drain.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use derive_more::Display;
+use foldhash::HashMap;
 
 use crate::config::{self, Line, ListenerProtocol, TlsRouting};
 use crate::lifecycle::DrainScope;

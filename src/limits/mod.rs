@@ -16,7 +16,7 @@ use crate::labels::labelled;
 pub use self::places::{Place, Places};
 pub use self::pool::{Account, Held, OwnedPool, Pool, Terms};
 pub use self::rate::{Rate, Rates};
-pub use self::source::{Source, prefix};
+pub use self::source::{Source, SourceMap, prefix};
 
 labelled! {
     /// Resource that sources hold. Its label is also the metric label.

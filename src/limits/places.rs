@@ -1,13 +1,13 @@
 //! Places of a resource whose holders are evicted for others, such as handshakes.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{Held, LimitReached, Pool, Resource, Source};
+use super::{Held, LimitReached, Pool, Resource, Source, SourceMap};
 
 /// Places of one resource. While all are taken, the largest holder loses its oldest one to a source
 /// below its share. Nothing is queued: a queue would make good clients wait behind bad ones.
@@ -21,7 +21,7 @@ pub struct Places {
 struct Taken {
     next_serial: u64,
     /// Places of each source, oldest first.
-    by_source: HashMap<Source, VecDeque<Taking>>,
+    by_source: SourceMap<VecDeque<Taking>>,
 }
 
 #[derive(Debug)]

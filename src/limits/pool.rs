@@ -7,7 +7,7 @@
 //! the number of sources. What is free for the clusters behind a gateway is what the gateway itself
 //! may still take. So they and their identities divide the gateway's share in the same way.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::status::{Holder, ResourceUsage};
 
-use super::{LimitReached, Resource, Source};
+use super::{LimitReached, Resource, Source, SourceMap};
 
 /// Multiple of the free rest that a cluster or binding may hold: two thirds of the pool when it is
 /// alone. One identity of it may hold half, and leaves some to other identities.
@@ -43,7 +43,7 @@ pub struct Pool {
     used: AtomicUsize,
     /// Sources with an account. An entry is removed with its last account, so their number is
     /// bounded by what is held and asked for.
-    nodes: Mutex<HashMap<Source, Weak<Node>>>,
+    nodes: Mutex<SourceMap<Weak<Node>>>,
     /// Amounts that the clients of each listener with a reserve hold.
     listeners: ArcSwap<Vec<Arc<AtomicUsize>>>,
 }
@@ -175,7 +175,7 @@ impl Pool {
         Account(self.node(&mut self.nodes.lock(), source))
     }
 
-    fn node(self: &Arc<Self>, nodes: &mut HashMap<Source, Weak<Node>>, of: &Source) -> Arc<Node> {
+    fn node(self: &Arc<Self>, nodes: &mut SourceMap<Weak<Node>>, of: &Source) -> Arc<Node> {
         if let Some(node) = nodes.get(of).and_then(Weak::upgrade) {
             return node;
         }

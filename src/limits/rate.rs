@@ -1,9 +1,8 @@
 //! Credit over time.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::Source;
+use super::{Source, SourceMap};
 
 /// Minimum time between two passes over all sources.
 const SWEEP_PERIOD: Duration = Duration::from_secs(1);
@@ -13,7 +12,7 @@ const SWEEP_PERIOD: Duration = Duration::from_secs(1);
 pub struct Rates {
     initial: Rate,
     sources_max: usize,
-    by_source: HashMap<Source, Rate>,
+    by_source: SourceMap<Rate>,
     others: Rate,
     swept: Option<Instant>,
 }
@@ -22,7 +21,7 @@ impl Rates {
     /// Creates the rates, each of which is a copy of `initial`, for a number of sources.
     pub fn new(initial: Rate, sources_max: usize) -> Self {
         let others = initial.clone();
-        Self { initial, sources_max, by_source: HashMap::new(), others, swept: None }
+        Self { initial, sources_max, by_source: SourceMap::default(), others, swept: None }
     }
 
     pub fn of(&mut self, source: &Source, now: Instant) -> &mut Rate {

@@ -1,12 +1,18 @@
 //! Sources: what resources are charged to.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, Hash, Hasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, LazyLock};
 
+use foldhash::fast::FixedState;
+
 /// Secret of the hashes of sources: peers choose a part of their names.
 static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+/// Map by source. The hash in each source is secret, so a fixed hash of that is enough.
+pub type SourceMap<V> = HashMap<Source, V, FixedState>;
 
 /// Node of the tree of sources. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]

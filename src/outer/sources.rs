@@ -1,14 +1,13 @@
 //! Connections to one gateway by source, and its health, which is common to all.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::limits::{self, Held, LimitReached, Source};
+use crate::limits::{self, Held, LimitReached, Source, SourceMap};
 use crate::reason::Reason;
 use crate::snapshot::{EndpointState, Snapshot};
 use crate::tls::OutboundTls;
@@ -38,7 +37,7 @@ const PROBE_INTERVALS: u32 = 3;
 /// State of a gateway.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
-    pub(super) by_source: HashMap<Source, SourceConnections>,
+    pub(super) by_source: SourceMap<SourceConnections>,
     /// Number of attempts to connect that run or wait.
     pub(super) attempts: usize,
     pub(super) waiters: usize,

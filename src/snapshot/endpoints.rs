@@ -1,10 +1,10 @@
 //! Endpoint set of one service port, with its groups and their shares of tunnels.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use derive_more::{Deref, Display};
+use foldhash::HashMap;
 use tokio::time::Instant;
 
 use super::alias_table::AliasTable;

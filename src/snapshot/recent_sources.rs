@@ -1,7 +1,9 @@
 //! Sources whose tunnels an endpoint has recently served or failed, in constant memory.
 
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, Hash};
 use std::sync::LazyLock;
+
+use foldhash::quality::RandomState;
 
 use super::expiring::Expiring;
 
@@ -13,7 +15,7 @@ pub struct SourceHash(u32);
 impl SourceHash {
     /// Returns the hash of a source, which differs between processes.
     pub fn of(source: &impl Hash) -> Self {
-        static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::default);
         let hash = STATE.hash_one(source);
         Self((hash >> 32) as u32)
     }

@@ -1,8 +1,10 @@
 //! Services with their endpoints, also derived ones: the services behind an alias with several
 //! targets, a region or a subset, combined into one.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+use foldhash::HashMap;
 
 use super::endpoints::Entries;
 use super::exclusion::{remote_network, served, speaks_hbone};
@@ -75,12 +77,12 @@ impl Snapshot {
             passthrough_ports: if self.has_passthrough {
                 own.keys().map(|port| (*port, set(*port, true))).collect()
             } else {
-                HashMap::new()
+                HashMap::default()
             },
             transit_ports: if self.exposure.has_transit && !networks.is_empty() {
                 own.keys().filter_map(|port| Some((*port, remote(*port)?))).collect()
             } else {
-                HashMap::new()
+                HashMap::default()
             },
             ports: own,
             other_networks: networks.into_iter().collect(),

@@ -1,8 +1,10 @@
 //! Trust domains and issuers, and the cluster of each peer, which follows from the issuer of its
 //! certificate or from its trust domain.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
+
+use foldhash::HashMap;
 
 use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
 

@@ -195,10 +195,7 @@ pub(super) fn describe<'a>(
 /// Counters of one name, by a label whose values are known at the start. All are exported as 0 from
 /// then on, so that an alert on their rate detects the first event.
 #[derive(Clone, Debug)]
-pub(crate) struct Counters {
-    family: Family<[(&'static str, &'static str); 1], Counter>,
-    label: &'static str,
-}
+pub(crate) struct Counters(Arc<[(&'static str, Counter)]>);
 
 impl Counters {
     pub(super) fn register(
@@ -207,16 +204,16 @@ impl Counters {
         label: &'static str,
         values: impl IntoIterator<Item = &'static str>,
     ) -> Self {
-        let counters = Self { family: metric(registry, name, help), label };
-        for value in values {
-            drop(counters.family.get_or_create(&[(label, value)]));
-        }
-        counters
+        let family: Family<[(&str, &str); 1], Counter> = metric(registry, name, help);
+        let counter = |value| (value, family.get_or_create(&[(label, value)]).clone());
+        Self(values.into_iter().map(counter).collect())
     }
 
-    /// Counts an event.
+    /// Counts an event. The value is one of those known at the start.
     pub(crate) fn inc(&self, value: &'static str) {
-        self.family.get_or_create(&[(self.label, value)]).inc();
+        if let Some((_, counter)) = self.0.iter().find(|(known, _)| *known == value) {
+            counter.inc();
+        }
     }
 }
 

@@ -210,9 +210,14 @@ impl DenyList {
     /// Returns the rule that forbids dialling `address`, if there is one.
     pub fn denies(&self, address: SocketAddr) -> Option<&'static str> {
         match self.leads_back(address) {
-            Ok(true) => return Some("a listener of this gateway"),
-            Err(_) => return Some("perhaps a listener of this gateway"),
-            Ok(false) => {}
+            Ok(is_own) => self.rule(address, is_own),
+            Err(_) => Some("perhaps a listener of this gateway"),
+        }
+    }
+
+    fn rule(&self, address: SocketAddr, is_own: bool) -> Option<&'static str> {
+        if is_own {
+            return Some("a listener of this gateway");
         }
         let ip = address.ip().to_canonical();
         let rule = fixed_rule(ip)?;
@@ -224,12 +229,12 @@ impl DenyList {
     /// # Errors
     /// A rule forbids it, or the lookup of the addresses of this host has failed.
     pub fn check(&self, address: SocketAddr) -> Result<(), Failure> {
-        if let Err(error) = self.leads_back(address) {
+        let is_own = self.leads_back(address).map_err(|error| {
             let detail =
                 format!("{address} cannot be distinguished from addresses of this host: {error}");
-            return Err(Failure::new(Reason::Overloaded, detail));
-        }
-        let denied = self.denies(address).map(|rule| {
+            Failure::new(Reason::Overloaded, detail)
+        })?;
+        let denied = self.rule(address, is_own).map(|rule| {
             let detail = format!("{address} is {rule}, which is never dialled");
             Failure::new(Reason::DialDenied, detail)
         });

@@ -1,6 +1,8 @@
 //! Streams of one connection: their states and flow-control windows (RFC 9113 sections 5.1, 5.2).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use foldhash::HashMap;
 
 use super::frame::{DEFAULT_WINDOW, WINDOW_MAX};
 use super::meter::FirstPeerId;

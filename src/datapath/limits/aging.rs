@@ -10,14 +10,13 @@
 //! with too much load retires a connection only if the worker with the least load, which the peer
 //! gets next, would not have more than this one then.
 
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::limits::Source;
+use crate::limits::{Source, SourceMap};
 use crate::reason::RetirementReason;
 
 use super::load::{LoadGuard, WorkerLoad};
@@ -48,7 +47,7 @@ struct State {
     /// Time from which the next connection may be retired.
     next: Option<Instant>,
     /// Number of retiring connections by peer; without entries of 0.
-    retiring: HashMap<Source, u32>,
+    retiring: SourceMap<u32>,
 }
 
 /// Open connection. On drop it is no longer counted.

@@ -1,12 +1,12 @@
 //! Order of tasks: deficit round robin between sources, at each level of their tree.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use slab::Slab;
 
 use super::time::{ClusterTime, DEFAULT_WEIGHT, Nanos, WorkerTime};
-use crate::limits::Source;
+use crate::limits::{Source, SourceMap};
 
 /// Time that a cluster of weight 1 uses in a round, and so before others that are ready. Bindings,
 /// all prefixes together, and other clusters have ten times as much: about five short tunnels.
@@ -26,7 +26,7 @@ const UNVERIFIED: usize = 1;
 pub(super) struct Tree {
     time: Arc<WorkerTime>,
     nodes: Slab<Node>,
-    by_source: HashMap<Source, usize>,
+    by_source: SourceMap<usize>,
     /// Number of times that nothing was ready. All credit is full after each of them.
     idle: u64,
 }
@@ -97,7 +97,7 @@ impl Tree {
         for _ in [ROOT, UNVERIFIED] {
             nodes.insert(Node::new(None, ROOT, QUANTUM * DEFAULT_WEIGHT));
         }
-        Self { time, nodes, by_source: HashMap::new(), idle: 0 }
+        Self { time, nodes, by_source: SourceMap::default(), idle: 0 }
     }
 
     /// Returns the node of a source for one more task, until [`Self::leave`].
@@ -121,14 +121,14 @@ impl Tree {
 
     /// Removes a task, which must not be ready.
     pub(super) fn leave(&mut self, node: usize) {
-        let Node { source: Some(source), parent, .. } = &self.nodes[node] else { return };
-        let (parent, source) = (*parent, source.clone());
-        self.nodes[node].users -= 1;
-        if self.nodes[node].users > 0 {
+        let left = &mut self.nodes[node];
+        let Some(source) = &left.source else { return };
+        left.users -= 1;
+        if left.users > 0 {
             return;
         }
-        self.by_source.remove(&source);
-        let place = self.nodes.remove(node).place;
+        self.by_source.remove(source);
+        let Node { parent, place, .. } = self.nodes.remove(node);
         let lists = &mut self.nodes[parent];
         match place {
             Place::None => {}
@@ -299,6 +299,9 @@ impl Tree {
     fn renew(&mut self, node: usize) -> Nanos {
         let (idle, round) = (self.idle, self.nodes[self.nodes[node].parent].rounds);
         let node = &mut self.nodes[node];
+        if (node.idle, node.round) == (idle, round) {
+            return node.credit;
+        }
         if node.idle != idle {
             node.credit = node.quantum;
         } else {

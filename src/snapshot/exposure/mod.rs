@@ -1,11 +1,12 @@
 //! Exposure rules: the peers that may reach a service, the names that they may use, and the
 //! visibility of services by exports and links.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
 use derive_more::Deref;
+use foldhash::HashMap;
 
 use crate::config::{Config, DefaultExposure, ExposedService, HostPort, Listener};
 use crate::reason::Reason;
@@ -200,7 +201,7 @@ impl ExposureTable {
     /// the same port and audiences of a service keeps its count.
     pub(super) fn keep_counts(&mut self, old: &Self) {
         for (host, entries) in &mut self.services {
-            let mut earlier = HashMap::<_, Vec<_>>::new();
+            let mut earlier = HashMap::<_, Vec<_>>::default();
             for old in old.entries(host).iter().rev() {
                 let same = earlier.entry((old.service.port, &*old.to)).or_default();
                 same.push(&old.open);

@@ -4,12 +4,13 @@
 //! files or the free memory (`DescriptorPool::set_memory`) bounds the pool, whichever is lower.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use thiserror::Error;
 
-use crate::limits::{self, Account, Pool, Resource, Source, Terms};
+use crate::limits::{self, Account, Pool, Resource, Source, SourceMap, Terms};
 use crate::reason::Reason;
 
 /// Memory estimate of one descriptor: an idle tunnel takes 1 KiB, a connection while it opens up
@@ -40,6 +41,8 @@ pub struct DescriptorPool {
 pub struct ListenerReserve {
     pool: Arc<DescriptorPool>,
     held: Arc<AtomicUsize>,
+    /// Holders in use. Connections of one source share them.
+    holders: Mutex<SourceMap<Weak<HolderAccounts>>>,
 }
 
 /// Listener and source that a connection and its tunnels are counted for.
@@ -127,7 +130,7 @@ impl DescriptorPool {
     pub fn register_listener(self: &Arc<Self>) -> Arc<ListenerReserve> {
         let held = self.pool.reserve_for_listener();
         let pool = Arc::clone(self);
-        Arc::new(ListenerReserve { pool, held })
+        Arc::new(ListenerReserve { pool, held, holders: Mutex::default() })
     }
 
     /// Returns the pools of descriptors, tunnels and dials.
@@ -185,12 +188,18 @@ impl ListenerReserve {
     }
 
     pub fn holders(self: &Arc<Self>, source: &Source) -> Holders {
-        Holders(Arc::new(HolderAccounts {
+        let mut all = self.holders.lock();
+        if let Some(accounts) = all.get(source).and_then(Weak::upgrade) {
+            return Holders(accounts);
+        }
+        let accounts = Arc::new(HolderAccounts {
             listener: Arc::clone(self),
             descriptors: self.pool.pool.account(source),
             tunnels: self.pool.tunnels.account(source),
             dials: self.pool.dials.account(source),
-        }))
+        });
+        all.insert(source.clone(), Arc::downgrade(&accounts));
+        Holders(accounts)
     }
 
     /// Returns the number of descriptors that are free for this listener's clients, without the
@@ -207,6 +216,16 @@ impl ListenerReserve {
 impl Drop for ListenerReserve {
     fn drop(&mut self) {
         self.release();
+    }
+}
+
+impl Drop for HolderAccounts {
+    fn drop(&mut self) {
+        let (mut all, source) = (self.listener.holders.lock(), self.descriptors.source());
+        // Another thread may have replaced the entry after the last reference was dropped.
+        if all.get(source).is_some_and(|it| it.strong_count() == 0) {
+            all.remove(source);
+        }
     }
 }
 

@@ -30,7 +30,7 @@ fn one_peer_reaches_what_its_link_exposes_and_another_its_selection() {
         let patterns = patterns.iter().map(|text| SniPattern::parse(text));
         let patterns: Result<Vec<_>, _> = patterns.collect();
         let scope = ServiceVisibility {
-            by_link: [("west".into(), patterns.expect("patterns"))].into(),
+            by_link: [("west".into(), patterns.expect("patterns"))].into_iter().collect(),
             local: local.iter().map(|&host| host.into()).collect(),
             ..ServiceVisibility::default()
         };
@@ -110,7 +110,7 @@ fn a_peer_that_only_a_link_admits_has_the_limits_of_all_entries() {
     let pattern = SniPattern::parse("*").expect("a pattern");
     let change = Change {
         scope: Some(ServiceVisibility {
-            by_link: [("west".into(), vec![pattern])].into(),
+            by_link: [("west".into(), vec![pattern])].into_iter().collect(),
             ..ServiceVisibility::default()
         }),
         ..Change::default()
