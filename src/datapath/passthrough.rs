@@ -68,6 +68,7 @@ async fn read_client_hello(
         tunnel,
         stream,
         client_hello: hello.bytes,
+        random: hello.random,
         target,
         guards: ConnectionGuards {
             resources: accepted.resources,

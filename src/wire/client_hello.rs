@@ -1,5 +1,7 @@
-//! Incremental parser of the random and the end of a ClientHello, which may come in any number of
-//! records and segments. The random identifies the same ClientHello on another connection.
+//! Parser of a ClientHello, which may come in any number of records and segments.
+//!
+//! The scanner is incremental and finds the random and the end. The random identifies the same
+//! ClientHello on another connection. The fields are read from the whole message.
 
 /// Random of a ClientHello (RFC 8446 section 4.1.2).
 pub type ClientRandom = [u8; 32];
@@ -13,7 +15,14 @@ const HEAD_BYTES: usize = 4 + 2;
 /// Bytes of the header of a record: content type, version and length.
 const RECORD_HEADER_BYTES: usize = 1 + 2 + 2;
 /// Limit of the bytes of the message, which TLS libraries have too.
-const MESSAGE_BYTES_MAX: usize = 64 * 1024;
+const MESSAGE_BYTES_MAX: usize = 4 + 0xffff;
+/// Extensions with the server name (RFC 6066 section 3) and the protocols (RFC 7301 section 3.1).
+const SERVER_NAME: &[u8] = &[0, 0];
+const ALPN: &[u8] = &[0, 16];
+/// Type of the only kind of server names.
+const HOST_NAME: u8 = 0;
+/// Limit of the bytes of a session ID.
+const SESSION_ID_BYTES_MAX: usize = 32;
 
 /// Scanner of the bytes of a connection up to the end of its ClientHello.
 #[derive(Debug, Default)]
@@ -108,6 +117,90 @@ impl ClientHelloScanner {
         let is_in_bounds = (self.head.0.len()..=MESSAGE_BYTES_MAX).contains(&self.message_length());
         let is_head_read = self.message_bytes >= self.head.0.len();
         (kind == CLIENT_HELLO && (is_in_bounds || !is_head_read)).then_some(count)
+    }
+}
+
+/// Fields of a ClientHello by which a connection is routed, as sent.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ClientHelloFields<'a> {
+    pub server_name: Option<&'a [u8]>,
+    /// ALPN protocols.
+    pub protocols: Vec<&'a [u8]>,
+}
+
+/// Returns the message in the records of a ClientHello up to its [`ClientHelloScanner::end`].
+pub fn message(records: &[u8]) -> Option<Vec<u8>> {
+    let (mut records, mut message) = (Rest(records), Vec::with_capacity(records.len()));
+    while !records.0.is_empty() {
+        let &[.., high, low] = records.take(RECORD_HEADER_BYTES)?.first_chunk::<5>()?;
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        message.extend_from_slice(records.take(length.min(records.0.len()))?);
+    }
+    Some(message)
+}
+
+impl<'a> ClientHelloFields<'a> {
+    /// Reads a whole message (RFC 8446 section 4.1.2). Other extensions are not examined, as they
+    /// are for the endpoint. Returns `None` if it is malformed.
+    pub fn read(message: &'a [u8]) -> Option<Self> {
+        let mut rest = Rest(message);
+        rest.take(HEAD_BYTES + 32)?;
+        let session_id = rest.take_sized(1)?;
+        let (suites, compressions) = (rest.take_sized(2)?, rest.take_sized(1)?);
+        let is_valid = session_id.len() <= SESSION_ID_BYTES_MAX
+            && suites.len() >= 2
+            && suites.len().is_multiple_of(2)
+            && compressions.contains(&0);
+        let mut extensions = Rest(if rest.0.is_empty() { &[] } else { rest.take_sized(2)? });
+        (is_valid && rest.0.is_empty()).then_some(())?;
+        let (mut server_name, mut protocols) = (None, None);
+        while !extensions.0.is_empty() {
+            let (kind, body) = (extensions.take(2)?, extensions.take_sized(2)?);
+            let field = match kind {
+                SERVER_NAME => &mut server_name,
+                ALPN => &mut protocols,
+                _ => continue,
+            };
+            // An endpoint might use the other one of two.
+            field.replace(Rest(body).take_list()?).is_none().then_some(())?;
+        }
+        let mut fields = Self::default();
+        if let Some(mut names) = server_name {
+            (names.take(1)? == [HOST_NAME]).then_some(())?;
+            fields.server_name = Some(names.take_sized(2)?);
+            (names.0.first() != Some(&HOST_NAME)).then_some(())?;
+        }
+        while let Some(all) = protocols.as_mut().filter(|all| !all.0.is_empty()) {
+            fields.protocols.push(all.take_sized(1).filter(|name| !name.is_empty())?);
+        }
+        Some(fields)
+    }
+}
+
+/// Part of a message that was not read yet.
+#[derive(Debug)]
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    /// Takes bytes after their length, which has `width` bytes.
+    fn take_sized(&mut self, width: usize) -> Option<&'a [u8]> {
+        let length = self.0.get(..width)?.iter();
+        let length = length.fold(0, |length, &byte| (length << 8) | usize::from(byte));
+        let sized = self.0.get(width..)?.get(..length)?;
+        self.take(width + length)?;
+        Some(sized)
+    }
+
+    /// Takes a list, which must not be empty, and is all of the rest.
+    fn take_list(mut self) -> Option<Self> {
+        let list = self.take_sized(2)?;
+        (!list.is_empty() && self.0.is_empty()).then_some(Self(list))
     }
 }
 

@@ -1,7 +1,7 @@
 //! ClientHello of a connection that is passed through: its server name and ALPN, and all its
 //! bytes for the replay.
 //!
-//! rustls parses it, as for a server that has to choose its certificate. Only
+//! The parser is in [`crate::wire::client_hello`], and rustls judges the name. Only
 //! [`read_client_hello`] does I/O, so that tests can cover every segmentation of a ClientHello.
 
 use std::future::poll_fn;
@@ -10,12 +10,13 @@ use std::pin::Pin;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use rustls::server::Acceptor;
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::reason::HandshakeRefusal;
+use crate::wire::client_hello::{self, ClientHelloFields, ClientHelloScanner, ClientRandom};
 use crate::wire::sni;
 
 use super::io::buffer::Buffer;
@@ -40,6 +41,7 @@ pub struct ClientHello {
     pub sni: Option<Box<str>>,
     /// True if one of Istio's protocols is offered.
     pub offers_istio: bool,
+    pub random: ClientRandom,
 }
 
 /// Returns whether an offered ALPN protocol is one of Istio's.
@@ -50,7 +52,8 @@ pub fn is_istio_alpn(protocol: &[u8]) -> bool {
 impl ClientHello {
     /// Returns a ClientHello with this server name and without bytes, for explanations.
     pub fn without_bytes(name: Option<&str>, offers_istio: bool) -> Self {
-        Self { bytes: Vec::new(), sni: name.and_then(sni::normalise), offers_istio }
+        let sni = name.and_then(sni::normalise);
+        Self { bytes: Vec::new(), sni, offers_istio, random: ClientRandom::default() }
     }
 }
 
@@ -69,13 +72,17 @@ impl ClientHelloError {
     pub fn new(refusal: HandshakeRefusal, detail: &dyn ToString) -> Self {
         Self { refusal, detail: detail.to_string(), alert: Vec::new() }
     }
+
+    fn with_alert(description: u8, detail: &str) -> Self {
+        let alert = alert(description).into();
+        Self { alert, ..Self::new(HandshakeRefusal::Other, &detail) }
+    }
 }
 
 /// Incremental parser of a ClientHello.
-#[derive(Default)]
-#[expect(missing_debug_implementations, reason = "rustls' acceptor has none")]
+#[derive(Debug, Default)]
 pub struct ClientHelloReader {
-    acceptor: Acceptor,
+    scanner: ClientHelloScanner,
     bytes: Vec<u8>,
 }
 
@@ -90,38 +97,34 @@ impl ClientHelloReader {
     /// ClientHello once it is complete; must not be called again after that.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Option<ClientHello>, ClientHelloError> {
         self.bytes.extend_from_slice(bytes);
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let read = self.acceptor.read_tls(&mut rest);
-            if !matches!(read, Ok(1..)) {
-                let what = "the ClientHello exceeds the buffer of the TLS library";
-                return Err(ClientHelloError::new(HandshakeRefusal::Other, &what));
-            }
-            match self.acceptor.accept() {
-                Ok(None) => {}
-                Ok(Some(accepted)) => {
-                    let hello = accepted.client_hello();
-                    return Ok(Some(ClientHello {
-                        sni: hello.server_name().and_then(sni::normalise),
-                        offers_istio: hello.alpn().is_some_and(|mut all| all.any(is_istio_alpn)),
-                        bytes: std::mem::take(&mut self.bytes),
-                    }));
-                }
-                Err((error, mut alert)) => {
-                    let mut refused = ClientHelloError::new(HandshakeRefusal::Other, &error);
-                    // Writes to memory do not fail.
-                    let _ = alert.write_all(&mut refused.alert);
-                    return Err(refused);
-                }
-            }
+        let malformed =
+            || ClientHelloError::with_alert(DECODE_ERROR, "the bytes are no valid ClientHello");
+        self.scanner.push(bytes).ok_or_else(malformed)?;
+        if let Some(end) = self.scanner.end() {
+            let whole = self.bytes.get(..end).and_then(client_hello::message);
+            let fields = whole.as_deref().and_then(ClientHelloFields::read);
+            let (fields, random) = fields.zip(self.scanner.random()).ok_or_else(malformed)?;
+            return Ok(Some(ClientHello {
+                sni: fields.server_name.map(normalise).transpose()?.flatten(),
+                offers_istio: fields.protocols.into_iter().any(is_istio_alpn),
+                bytes: std::mem::take(&mut self.bytes),
+                random,
+            }));
         }
         if self.remaining() == 0 {
             let what = "the ClientHello is longer than 16 KiB";
-            let mut refused = ClientHelloError::new(HandshakeRefusal::Other, &what);
-            refused.alert = alert(HANDSHAKE_FAILURE).into();
-            return Err(refused);
+            return Err(ClientHelloError::with_alert(HANDSHAKE_FAILURE, what));
         }
         Ok(None)
+    }
+}
+
+/// Normalises a server name. An address is as no name.
+fn normalise(name: &[u8]) -> Result<Option<Box<str>>, ClientHelloError> {
+    match ServerName::try_from(name) {
+        Ok(ServerName::DnsName(name)) => Ok(sni::normalise(name.as_ref())),
+        Ok(ServerName::IpAddress(_)) => Ok(None),
+        _ => Err(ClientHelloError::with_alert(ILLEGAL_PARAMETER, "the server name is invalid")),
     }
 }
 
@@ -155,8 +158,10 @@ pub async fn read_client_hello(stream: &mut TcpStream) -> Result<ClientHello, Cl
     }
 }
 
-/// Alert for a ClientHello that is too long (RFC 8446 section 6.2).
+/// Alerts for a ClientHello that is too long, names no valid server, or is none (RFC 8446 6.2).
 const HANDSHAKE_FAILURE: u8 = 40;
+const ILLEGAL_PARAMETER: u8 = 47;
+const DECODE_ERROR: u8 = 50;
 
 /// Returns a fatal alert record: content type, the record version of ClientHellos, length,
 /// level.

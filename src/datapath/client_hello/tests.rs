@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rustls::server::Acceptor;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use super::*;
@@ -169,6 +170,20 @@ fn without_bytes(
     Some(read.map(|hello| (hello.sni.as_deref(), hello.offers_istio)))
 }
 
+/// Reads bytes as an endpoint does. Returns none if it accepts no ClientHello.
+fn read_by_rustls(mut bytes: &[u8]) -> Option<(Option<Box<str>>, bool)> {
+    let mut acceptor = Acceptor::default();
+    while !bytes.is_empty() {
+        acceptor.read_tls(&mut bytes).ok()?;
+        if let Some(accepted) = acceptor.accept().ok()? {
+            let hello = accepted.client_hello();
+            let offers_istio = hello.alpn().is_some_and(|mut all| all.any(is_istio_alpn));
+            return Some((hello.server_name().and_then(sni::normalise), offers_istio));
+        }
+    }
+    None
+}
+
 /// Parses the same bytes in different segmentations, and checks that the results are equal.
 fn in_every_segmentation(
     bytes: &[u8],
@@ -208,7 +223,12 @@ fn ten_thousand_hellos_are_replayed_as_they_came_in_every_slicing() {
             assert_eq!(without_bytes(&read), Some(want), "seed {seed}");
         }
         let mutated = mutated(&written.message, &mut rng);
-        match in_every_segmentation(&mutated, &mut rng) {
+        let read = in_every_segmentation(&mutated, &mut rng);
+        if let Some((sni, offers_istio)) = read_by_rustls(&mutated) {
+            let want = Some(Ok((sni.as_deref(), offers_istio)));
+            assert_eq!(without_bytes(&read), want, "seed {seed}");
+        }
+        match read {
             Some(Ok(_)) => accepted += 1,
             Some(Err(_)) => refused += 1,
             None => {}
@@ -253,6 +273,45 @@ fn what_never_becomes_a_hello_ends_at_the_bound_with_an_alert() {
     for text in [&b"GET / HTTP/1.1\r\n"[..], &[0; 100], b"SSH-2.0-OpenSSH_9.2\r\n"] {
         let refused = read_in_segments(text, || 1).expect("an end").expect_err("no hello");
         assert!(!refused.detail.is_empty());
+    }
+}
+
+#[test]
+fn what_an_endpoint_could_read_otherwise_is_refused_by_an_alert() {
+    let named = |name: &[u8]| [&[0][..], &sized(2, name)].concat();
+    let names = |all: &[&[u8]]| {
+        let all: Vec<_> = all.iter().flat_map(|name| named(name)).collect();
+        extension(0, &sized(2, &all))
+    };
+    let refused = |extensions: &[u8]| {
+        let body = [
+            &[3, 3][..],
+            &[7; 32],
+            &sized(1, &[]),
+            &sized(2, &[0x13, 1]),
+            &sized(1, &[0]),
+            &sized(2, extensions),
+        ];
+        let message = [&[1][..], &sized(3, &body.concat())].concat();
+        let read = read_in_segments(&records(&message, || 7), || 5).expect("whole");
+        read.map(|hello| hello.sni).map_err(|refused| refused.alert)
+    };
+    let protocols = extension(16, &sized(2, &sized(1, b"istio")));
+    assert_eq!(refused(&names(&[b"a.b"])), Ok(Some("a.b".into())));
+    assert_eq!(refused(&[]), Ok(None));
+    for (extensions, description) in [
+        (names(&[b"a.b"]).repeat(2), DECODE_ERROR),
+        (protocols.repeat(2), DECODE_ERROR),
+        (names(&[b"a.b", b"c.d"]), DECODE_ERROR),
+        (names(&[]), DECODE_ERROR),
+        (extension(0, &sized(2, &[&[1][..], &sized(2, b"a.b")].concat())), DECODE_ERROR),
+        (extension(0, &[&sized(2, &named(b"a.b"))[..], b"x"].concat()), DECODE_ERROR),
+        (extension(16, &sized(2, &sized(1, b""))), DECODE_ERROR),
+        ([names(&[b"a.b"]), vec![0, 21, 0, 1]].concat(), DECODE_ERROR),
+        (names(&[b"*.b"]), ILLEGAL_PARAMETER),
+        (names(&[b""]), ILLEGAL_PARAMETER),
+    ] {
+        assert_eq!(refused(&extensions), Err(alert(description).into()), "{extensions:?}");
     }
 }
 

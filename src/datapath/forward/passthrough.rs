@@ -29,7 +29,7 @@ use crate::limits::Held;
 use crate::outer::Servers;
 use crate::reason::Reason;
 use crate::telemetry::{ConnectionGuard, Record};
-use crate::wire::client_hello::ClientHelloScanner;
+use crate::wire::client_hello::ClientRandom;
 use crate::wire::proxy_protocol;
 
 use super::establish::NewTunnel;
@@ -43,6 +43,7 @@ pub struct PassthroughConnection {
     pub stream: TcpStream,
     /// Bytes read from the socket so far.
     pub client_hello: Vec<u8>,
+    pub random: ClientRandom,
     /// Target of the ClientHello.
     pub target: Result<ListenerTarget, Reason>,
     /// Guards that count the connection while it lives.
@@ -85,11 +86,11 @@ pub(super) struct ConnectionTunnel {
 async fn open(
     connection: Box<PassthroughConnection>,
 ) -> Option<(Box<ConnectionTunnel>, Box<InitialState>)> {
-    let PassthroughConnection { mut tunnel, stream, mut client_hello, target, guards } =
+    let PassthroughConnection { mut tunnel, stream, mut client_hello, random, target, guards } =
         *connection;
-    match establish(&mut tunnel, &stream, &mut client_hello, target).await {
+    match establish(&mut tunnel, &stream, (&mut client_hello, random), target).await {
         Ok((upstream, loop_entry)) => {
-            let initial = InitialState { client_hello, loop_entry };
+            let initial = InitialState { client_hello, loop_entry: Some(loop_entry) };
             let client = (SharedSocket::new(stream), None);
             let tunnel = ConnectionTunnel::new(tunnel.open(upstream, None), client, guards);
             Some((tunnel, Box::new(initial)))
@@ -109,14 +110,10 @@ async fn open(
 async fn establish(
     tunnel: &mut NewTunnel,
     stream: &TcpStream,
-    client_hello: &mut Vec<u8>,
+    (client_hello, random): (&mut Vec<u8>, ClientRandom),
     target: Result<ListenerTarget, Reason>,
-) -> Result<(Upstream, Option<InFlight>), Reason> {
-    let register = |record: &mut Record| {
-        let mut hello = ClientHelloScanner::default();
-        let random = hello.push(client_hello).and_then(|()| hello.random());
-        random.map(|random| loop_detection::register(random, record)).transpose()
-    };
+) -> Result<(Upstream, InFlight), Reason> {
+    let register = |record: &mut Record| loop_detection::register(random, record);
     let (permit, loop_entry) = tunnel.resolve_passthrough(register, target)?;
     let sends_header = permit.route().sends_proxy_header(&tunnel.data_path.reader.load());
     // Only a reset ends the dial: a peer that has sent FIN may still wait for the answer.

@@ -18,12 +18,11 @@ use crate::wire::sni;
 use super::establish::NewTunnel;
 use super::setup::Tunnel;
 
-/// Memory of a reader besides the replayed bytes, for a ClientHello of up to
-/// `SMALL_CLIENT_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are
-/// not larger.
+/// Memory of a reader for a ClientHello of up to `SMALL_CLIENT_HELLO_BYTES`: its bytes, in a buffer
+/// that grows by doubling, and its message. Those of Istio and of browsers are not larger.
 const SMALL_CLIENT_HELLO_BYTES: usize = 2 * 1024;
 const SMALL_READER_BYTES: usize = 8 * 1024;
-/// Memory of a reader for larger ones: two copies, in buffers that grow by doubling.
+/// Memory of a reader for larger ones.
 const LARGE_READER_BYTES: usize = 4 * CLIENT_HELLO_BYTES_MAX;
 
 /// Resolves, evaluates policy and dials for the server name of an answered tunnel. The authority's

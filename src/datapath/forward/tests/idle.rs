@@ -50,6 +50,7 @@ async fn a_connection_through_15012_survives_hours_of_silence() {
     });
     let record = Record::for_client_hello(&data_path.metrics, &peer.source, None);
     let connection = PassthroughConnection {
+        random: [7; 32],
         tunnel: NewTunnel::new(&data_path, &peer, record),
         stream,
         client_hello: HELLO.to_vec(),
