@@ -42,20 +42,25 @@ pub const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
 /// once; later bytes may take any time.
 pub const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Age at which the endpoint's socket gets keepalive. Few tunnels reach it, and the timer is freed.
+const KEEPALIVE_AGE: Duration = Duration::from_secs(1);
+
 /// Detail of a tunnel whose endpoint has missed [`ANSWER_DEADLINE`].
 pub const SILENT: &str = "the endpoint sent no byte within 5 s of the ClientHello";
 
-/// First seconds of a tunnel whose peer has sent a ClientHello. The endpoint has to answer in them,
-/// and its socket gets keepalive after them.
+/// First seconds of a tunnel whose peer has sent a ClientHello. They end at [`KEEPALIVE_AGE`] if it
+/// is answered by then, otherwise at [`ANSWER_DEADLINE`].
 struct Start {
     timer: Pin<Box<Sleep>>,
+    /// The endpoint had not answered at [`KEEPALIVE_AGE`].
+    is_late: bool,
     /// Entry of the ClientHello in the loop detection, until the endpoint answers.
     loop_entry: Option<InFlight>,
 }
 
 impl Start {
     fn new(loop_entry: Option<InFlight>) -> Self {
-        Self { timer: Box::pin(sleep(ANSWER_DEADLINE)), loop_entry }
+        Self { timer: Box::pin(sleep(KEEPALIVE_AGE)), is_late: false, loop_entry }
     }
 
     /// Returns true if they are over.
@@ -63,6 +68,14 @@ impl Start {
         if has_answered {
             self.loop_entry = None;
         }
-        self.timer.as_mut().poll(cx).is_ready()
+        while self.timer.as_mut().poll(cx).is_ready() {
+            if has_answered || self.is_late {
+                return true;
+            }
+            self.is_late = true;
+            let end = self.timer.deadline() + (ANSWER_DEADLINE - KEEPALIVE_AGE);
+            self.timer.as_mut().reset(end);
+        }
+        false
     }
 }

@@ -74,7 +74,8 @@ async fn establish(
     let opened = open(&mut tunnel, binding, of_binding, &socket).await;
     match opened {
         Ok((upstream, of_binding)) => {
-            let guards = ConnectionGuards { resources, counted, of_binding: Some(of_binding) };
+            let guards =
+                ConnectionGuards { resources, counted, of_binding: Some(Box::new(of_binding)) };
             Some(ConnectionTunnel::new(tunnel.open(upstream, None), (socket, tls), guards))
         }
         Err(reason) => {
