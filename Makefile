@@ -30,12 +30,12 @@ CHECKS ?= licenses bans sources
 # Debian's package, of which only promtool is unpacked.
 PROMTOOL := .promtool/usr/bin/promtool
 
-# Driver of a browser, and axe-core, whose rules find what keeps people from using a page.
-BROWSER_PACKAGES := playwright==1.65.2 axe-playwright-python==0.1.8
+# Driver of a browser; axe-core, whose rules find what keeps people from using a page; a terminal.
+BROWSER_PACKAGES := playwright==1.65.2 axe-playwright-python==0.1.8 pyte==0.8.2
 # Debian's browser, of which the package and what it lacks here are only unpacked.
 CHROMIUM_PACKAGE := chromium-headless-shell
 CHROMIUM         := .browser/chromium
-BROWSER_STAMP    := .browser/installed-1.65.2
+BROWSER_STAMP    := .browser/installed-1.65.2-0.8.2
 
 # Arguments of `make demo` and `make certs`: make demo ARGS='--json'
 ARGS ?=
@@ -203,7 +203,7 @@ check-chart: ## render deploy/helm by Helm, and check what comes out (STRAIT_UPD
 	  [ "$$STRAIT_CI" != 1 ]; fi
 
 # The same features as for the tests, so that nothing is built again.
-check-dashboard: ## open /dashboard in a headless Chromium, with axe-core (STRAIT_UPDATE=1 for screenshots)
+check-dashboard: ## open /dashboard in a headless Chromium, with axe-core, and strait top (STRAIT_UPDATE=1 for screenshots)
 	@if $(MAKE) --no-print-directory --silent $(BROWSER_STAMP); \
 	  then cargo build --locked --quiet $(CARGO_FEATURES) --bin strait --examples && \
 	    .browser/bin/python tests/dashboard/check.py \

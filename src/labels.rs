@@ -1,6 +1,8 @@
 //! Closed lists of values, each with a label for metrics, logs and the configuration; and text from
 //! numbers, lists and names.
 
+use std::io::{self, ErrorKind};
+
 /// Defines an enum whose variants have labels, with `ALL`, `label` and `Display`.
 macro_rules! labelled {
     (
@@ -55,6 +57,14 @@ pub(crate) fn join_first<T: ToString>(values: impl IntoIterator<Item = T>, max: 
     match values.count() {
         0 => first,
         more => format!("{first} and {more} more"),
+    }
+}
+
+/// Returns the result of printing. A reader that closes the pipe is not an error.
+pub(crate) fn printed(written: io::Result<()>) -> io::Result<()> {
+    match written {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written,
     }
 }
 

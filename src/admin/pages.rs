@@ -1,5 +1,5 @@
-//! Pages `/status` and `/peers`, as the gateway answers with them and as the commands read them.
-//! The keys are documented in `docs/operations.md`; scripts depend on them.
+//! Pages `/status`, `/peers` and `/refusals`, as the gateway answers with them and as the commands
+//! read them. The keys are documented in `docs/operations.md`; scripts depend on them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -63,6 +63,14 @@ pub struct PeersPage {
 pub struct RefusalsPage {
     /// Kinds of refusals, with the most frequent first.
     pub refusals: Vec<RefusalRow>,
+}
+
+/// Event of `/dashboard/events`.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct DashboardEvent<L = ListenerRow> {
+    pub status: StatusPage<L>,
+    pub peers: PeersPage,
+    pub refusals: RefusalsPage,
 }
 
 /// Refusals with the same reason, peer and requested name.

@@ -24,7 +24,7 @@ const DEFAULT_ADMIN_ADDRESS: &str = "127.0.0.1:15000";
 /// Limit of an answer that is held in memory: the size of about a million endpoints.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct Admin {
     /// Address of the gateway's admin port, `admin.bind` in its configuration.
     #[arg(
@@ -115,6 +115,12 @@ fn unexpected_server(status: StatusCode) -> anyhow::Error {
     )
 }
 
+/// Decodes JSON of a gateway of this version.
+pub(super) fn decode<T: DeserializeOwned>(json: &[u8]) -> anyhow::Result<T> {
+    let answer = serde_json::from_slice(json);
+    answer.context("cannot decode the gateway's answer; use the gateway's version of strait")
+}
+
 impl AdminResponse {
     /// Prints the body of a successful answer to stdout.
     pub(super) async fn print_success(self) -> anyhow::Result<ExitCode> {
@@ -141,28 +147,39 @@ impl AdminResponse {
     /// # Errors
     /// The gateway's own, if it refuses the request.
     pub(super) async fn decode<T: DeserializeOwned>(self) -> anyhow::Result<T> {
-        let status = self.status;
-        if ![StatusCode::OK, StatusCode::BAD_REQUEST].contains(&status) {
-            return Err(unexpected_server(status));
+        decode(&self.successful().await?.read().await?)
+    }
+
+    /// Returns a successful answer.
+    ///
+    /// # Errors
+    /// The gateway's own, if it refuses the request.
+    pub(super) async fn successful(self) -> anyhow::Result<Self> {
+        match self.status {
+            StatusCode::OK => Ok(self),
+            StatusCode::BAD_REQUEST | StatusCode::SERVICE_UNAVAILABLE => {
+                bail!("{}", String::from_utf8_lossy(&self.read().await?).trim_end())
+            }
+            status => Err(unexpected_server(status)),
         }
-        let body = self.read().await?;
-        if status == StatusCode::BAD_REQUEST {
-            bail!("{}", String::from_utf8_lossy(&body).trim_end());
-        }
-        let answer = serde_json::from_slice(&body);
-        answer.context("cannot decode the gateway's answer; use the gateway's version of strait")
     }
 
     /// Reads the whole body, up to [`RESPONSE_BYTES_MAX`].
     pub(super) async fn read(mut self) -> anyhow::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        while let Some(piece) = self.next_chunk().await? {
-            if bytes.len() + piece.len() > RESPONSE_BYTES_MAX {
-                bail!("answer exceeds {RESPONSE_BYTES_MAX} bytes; omit --all");
-            }
-            bytes.extend_from_slice(&piece);
-        }
+        while self.read_more(&mut bytes).await? {}
         Ok(bytes)
+    }
+
+    /// Appends the next piece of the body to `bytes`, up to [`RESPONSE_BYTES_MAX`]. Returns false
+    /// at the end.
+    pub(super) async fn read_more(&mut self, bytes: &mut Vec<u8>) -> anyhow::Result<bool> {
+        let Some(piece) = self.next_chunk().await? else { return Ok(false) };
+        if bytes.len() + piece.len() > RESPONSE_BYTES_MAX {
+            bail!("answer exceeds {RESPONSE_BYTES_MAX} bytes; omit --all");
+        }
+        bytes.extend_from_slice(&piece);
+        Ok(true)
     }
 
     /// Writes the body as it arrives. A reader that closes the pipe is not an error.

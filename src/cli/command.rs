@@ -23,7 +23,8 @@ const EXAMPLES_OF_TOOLS: &str = "
   strait demo                   a demonstration in a temporary folder
   strait certs certs            make certificates for a trial
   strait load --help            measure it, or any other HBONE gateway
-  strait conformance --help     check it, or any other HBONE gateway";
+  strait conformance --help     check it, or any other HBONE gateway
+  strait top                    the dashboard in a terminal";
 
 /// Version and, in a release, the commit that was built. A build without git has no commit.
 static VERSION: LazyLock<String> = LazyLock::new(|| {

@@ -3,11 +3,12 @@
 //! Names and reasons come from control planes and files. Control characters are escaped, because
 //! they could control the terminal.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 
-use crate::labels::escape_control;
+use crate::labels::{escape_control, join, printed};
 
 /// Column of a table: its header, and the function that formats the cell of a row.
 pub(super) type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
@@ -21,10 +22,12 @@ pub(super) const BOLD: &str = "1";
 
 /// Prints the result of a command. A reader that closes the pipe is not an error.
 pub(super) fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
-    match io::stdout().write_all(text.as_ref()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot print"),
-    }
+    printed(io::stdout().write_all(text.as_ref())).context("cannot print")
+}
+
+/// Returns true if colours can be printed, and the user has not refused them.
+pub(super) fn is_color_terminal() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
 /// Text that is being written.
@@ -108,4 +111,26 @@ impl Text {
 /// Returns the text, or `-` if there is none.
 pub(super) fn or_dash<T: ToString>(text: Option<T>) -> String {
     text.map_or_else(|| "-".to_owned(), |text| text.to_string())
+}
+
+/// Formats a time in the past.
+pub(super) fn ago(now: SystemTime, at: SystemTime) -> String {
+    match now.duration_since(at).unwrap_or_default().as_secs() {
+        0 => "just now".to_owned(),
+        seconds => format!("{} ago", span(seconds)),
+    }
+}
+
+/// Formats a time in the future, or the past.
+pub(super) fn until(now: SystemTime, end: SystemTime) -> String {
+    match end.duration_since(now) {
+        Ok(left) => format!("in {}", span(left.as_secs())),
+        Err(_) => ago(now, end),
+    }
+}
+
+/// Formats the two largest units of a duration.
+fn span(seconds: u64) -> String {
+    let exact = humantime::format_duration(Duration::from_secs(seconds)).to_string();
+    join(exact.split(' ').take(2), " ")
 }

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use spiffe::TrustDomain;
 
+use crate::labels::printed;
 use crate::tools::dev::{Authority, Leaf};
-use crate::tools::printed;
 
 /// Write a development root, and SPIFFE certificates signed below it, to a folder
 #[derive(Debug, clap::Args)]

@@ -151,7 +151,7 @@ fn server_config(leaf: &Leaf, roots: &str) -> Arc<ServerConfig> {
     server_config_any_client(&own.expect("an identity")).expect("a configuration")
 }
 
-async fn closed_port() -> SocketAddr {
+pub async fn closed_port() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     listener.local_addr().expect("its address")
 }

@@ -49,3 +49,5 @@ mod subsets;
 mod systemd;
 #[cfg(test)]
 mod tenants;
+#[cfg(test)]
+mod top;

@@ -14,8 +14,10 @@ fn where_nobody_answers_it_says_so_and_exits_with_2() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address").to_string();
         drop(listener);
-        for command in ["status", "dump", "explain"] {
-            let requested = run_command(folder.path(), &[command, "--admin", &address]).await;
+        for command in ["status", "dump", "explain", "top --once"] {
+            let words = command.split(' ').chain(["--admin", &address]);
+            let args: Vec<_> = words.collect();
+            let requested = run_command(folder.path(), &args).await;
             assert_eq!((requested.code, &*requested.stdout), (Some(2), ""), "{command}");
             let reported = format!("request to the admin port at {address} failed");
             assert!(requested.stderr.contains(&reported), "{requested:?}");

@@ -3,8 +3,9 @@
 Usage: check.py STRAIT CHROMIUM. The gateways are those of deploy/examples/regions, with a gateway
 of a third network that does not answer, open tunnels, a refusal and a drain. The page is opened in
 a light, a dark and a narrow window: without violations of axe-core's rules, without errors in the
-console, which are also those of the page's policy, and without markup from names. Screenshots go
-to target/dashboard, and with STRAIT_UPDATE=1 to docs/images.
+console, which are also those of the page's policy, and without markup from names. `strait top` shows
+the same gateway in a terminal in memory. Screenshots go to target/dashboard, and with
+STRAIT_UPDATE=1 to docs/images.
 """
 
 import json
@@ -19,6 +20,8 @@ import urllib.request
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
+
+from terminal import Terminal
 
 TOP = pathlib.Path(__file__).parent.parent.parent
 EXAMPLE = TOP / "deploy" / "examples" / "regions"
@@ -174,7 +177,6 @@ def check_window(browser, window):
     if width > window[1]:
         fail(f"{name}: the page is {width} pixels wide, the window {window[1]}")
     check_rules(opened, name)
-    IMAGES.mkdir(parents=True, exist_ok=True)
     opened.screenshot(path=IMAGES / f"dashboard-{name}.png")
     if errors:
         fail(f"{name}: errors in the console: {errors}")
@@ -239,6 +241,38 @@ def check_planted(browser):
     opened.context.close()
 
 
+def check_top(browser, strait):
+    """Goes through the tabs of `strait top`, resizes it, and takes a screenshot of one tab."""
+    opened = Terminal([str(strait), "top", "--admin", f"{EAST}1:15000"], 126, 24)
+
+    def shows(*parts):
+        if not opened.until(lambda text: all(part in text for part in parts), DEADLINE):
+            fail(f"top: {parts} are not all on the screen:\n{opened.text()}")
+
+    shows("cluster east", "Gateways of other networks", f"{SOUTH}1:15008")
+    # The last lines show the whole error of the selected row, the second one.
+    opened.press(b"\x1b[B")
+    shows("LAST ERROR  ", "Connection refused")
+    opened.press(b"\t")
+    shows("Services", SEARCH, "search-1", f"{WEST}1:15008")
+    picture = browser.new_page()
+    picture.set_content(opened.html())
+    picture.locator("#screen").screenshot(path=IMAGES / "top.png")
+    opened.press(b"\x1b[C")
+    shows("Open tunnels by source", "100%")
+    opened.press(b"\x1b[C")
+    shows("Refusals of the last 15 minutes", "strait explain --from")
+    opened.resize(80, 16)
+    shows("q ends", "strait explain --from")
+    if "q ends" not in "".join(opened.screen.display[-3:]):
+        fail(f"top: the keys are not at the bottom after a resize:\n{opened.text()}")
+    opened.press(b"\x1b[C\x1b[C")
+    shows("Drained by an operator", f"strait drain service {CHECKOUT} --undo")
+    opened.press(b"q")
+    if opened.code() != 0:
+        fail("top: q does not end it with the exit code 0")
+
+
 def main():
     strait, chromium = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
@@ -247,6 +281,8 @@ def main():
             world.fill()
             # A container seldom permits Chromium's sandbox. The page is our own.
             browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-lcd-text"])
+            IMAGES.mkdir(parents=True, exist_ok=True)
+            check_top(browser, strait)
             for window in WINDOWS:
                 check_window(browser, window)
             check_keyboard(browser)
@@ -254,8 +290,8 @@ def main():
             browser.close()
         finally:
             world.stop()
-    sizes = {image.name: image.stat().st_size for image in sorted(IMAGES.glob("dashboard-*.png"))}
-    print(f"the dashboard passes in {len(WINDOWS)} windows; screenshots in {IMAGES.relative_to(TOP)}: {sizes}")
+    sizes = {image.name: image.stat().st_size for image in sorted(IMAGES.glob("*.png"))}
+    print(f"the dashboard passes in {len(WINDOWS)} windows, and in a terminal; screenshots in {IMAGES.relative_to(TOP)}: {sizes}")
 
 
 main()

@@ -14,12 +14,11 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::pages::{PeersPage, RefusalsPage, StatusPage};
+use super::pages::DashboardEvent;
 use super::scrape::SharedPage;
 use super::status::{self, SERVICES_MAX};
 use super::{AdminState, Source};
@@ -41,14 +40,6 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Age at which the state is read anew, in multiples of the time that reading it took. A page of a
 /// large mesh takes long, and open browsers must not keep a core busy.
 const REST: u32 = 9;
-
-/// State that an event shows.
-#[derive(Serialize)]
-struct Event {
-    status: StatusPage,
-    peers: PeersPage,
-    refusals: RefusalsPage,
-}
 
 /// Source of the events, for all subscribers.
 #[derive(Clone)]
@@ -90,7 +81,7 @@ fn answer(kind: &'static str, body: impl IntoResponse) -> Response {
 
 /// Returns the next event. JSON has no line breaks, which would end it.
 fn encode(state: &AdminState) -> String {
-    let event = Event {
+    let event = DashboardEvent {
         status: status::page(state, None, SERVICES_MAX),
         peers: status::peers::page(state),
         refusals: status::refusals::page(state),

@@ -6,7 +6,6 @@ mod refusals;
 mod tests;
 mod text;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -14,7 +13,7 @@ use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
 use super::ask::{Admin, run_admin_command};
-use super::text::print;
+use super::text::{is_color_terminal, print};
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
@@ -106,8 +105,4 @@ fn part<P: DeserializeOwned>(
         print(format(&page.decode().await?, is_color_terminal()))?;
         Ok(ExitCode::SUCCESS)
     })
-}
-
-fn is_color_terminal() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }

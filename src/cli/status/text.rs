@@ -1,11 +1,11 @@
 //! Status page as text.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde::Deserialize;
 
 use crate::admin::pages::{DrainedRow, GatewayRow, ServiceRow, ServiceRows, StatusPage};
-use crate::cli::text::{BOLD, GREEN, RED, Text, or_dash};
+use crate::cli::text::{BOLD, GREEN, RED, Text, ago, or_dash, until};
 use crate::labels::{count, join};
 use crate::status::{Discovery, HostnameStatus, ResourceType};
 
@@ -446,26 +446,6 @@ fn write_service(text: &mut Text, service: &ServiceRow) {
     text.more(service.more, "; see all by --all");
 }
 
-fn ago(now: SystemTime, at: SystemTime) -> String {
-    match now.duration_since(at).unwrap_or_default().as_secs() {
-        0 => "just now".to_owned(),
-        seconds => format!("{} ago", span(seconds)),
-    }
-}
-
 fn ago_or_never(now: SystemTime, at: Option<SystemTime>) -> String {
     at.map_or_else(|| "never".to_owned(), |at| ago(now, at))
-}
-
-fn until(now: SystemTime, end: SystemTime) -> String {
-    match end.duration_since(now) {
-        Ok(left) => format!("in {}", span(left.as_secs())),
-        Err(_) => ago(now, end),
-    }
-}
-
-/// Formats the two largest units of a duration.
-fn span(seconds: u64) -> String {
-    let exact = humantime::format_duration(Duration::from_secs(seconds)).to_string();
-    join(exact.split(' ').take(2), " ")
 }

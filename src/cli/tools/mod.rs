@@ -1,6 +1,8 @@
-//! Commands of developers and packagers: the feature `tools`, which images leave out.
+//! Commands of developers and packagers, and a view for terminals: the feature `tools`, which
+//! images leave out.
 
 mod install;
+mod top;
 
 use std::process::ExitCode;
 
@@ -17,6 +19,7 @@ pub(super) enum Tool {
     Certs(certs::Args),
     Load(Box<load::Args>),
     Conformance(Box<conformance::Args>),
+    Top(top::Args),
     /// Prints the completions of a shell.
     Completions(install::CompletionsArgs),
     /// Prints the manual page of strait, or writes the pages of all commands to a folder.
@@ -34,6 +37,7 @@ impl Tool {
                 return load::run(args);
             }
             Self::Conformance(args) => return conformance::run(args),
+            Self::Top(args) => return Ok(top::run(args)),
             Self::Completions(args) => install::completions(program, args)?,
             Self::Man(args) => install::man(program, args)?,
         }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::case::{Case, Group, Verdict};
-use crate::tools::printed;
+use crate::labels::printed;
 
 /// Results of a run. docs/conformance.md lists the fields; they are stable.
 #[derive(Debug, Serialize)]

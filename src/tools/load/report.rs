@@ -10,8 +10,7 @@ use serde::Serialize;
 use super::args::Work;
 use super::run::{RunCost, RunState};
 use super::units::{bytes, three_digits};
-use crate::labels::count;
-use crate::tools::printed;
+use crate::labels::{count, printed};
 
 /// Results of a run. docs/load-testing.md lists the fields; they are stable.
 #[derive(Debug, Serialize)]

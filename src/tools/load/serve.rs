@@ -19,11 +19,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
+use crate::labels::printed;
 use crate::lifecycle::StopSignals;
 use crate::tls::{self, IdentityMaterial};
 use crate::tools::conformance::endpoint;
 use crate::tools::hbone::{self, IncomingTunnel};
-use crate::tools::printed;
 
 use super::alert::HELLO_RESPONSE;
 use super::args;
