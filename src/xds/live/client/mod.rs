@@ -4,7 +4,10 @@
 //! A watch begins with a list in pages. After an error the kind is listed again, with a delay that
 //! grows from 0.8 s to 30 s, and its last state stays in use meanwhile.
 
-use std::collections::{HashMap, HashSet};
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchP
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Client, Config};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::StreamExt;
@@ -36,6 +39,9 @@ const WATCH_SECONDS: u32 = 60;
 /// Time without a byte of an answer after which a connection is given up. The API server sends at
 /// least the end of a watch in [`WATCH_SECONDS`].
 const SILENCE: Duration = Duration::from_secs(90);
+
+/// Deadline of a page of a list: a server that sends some bytes now and then is not silent.
+const PAGE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Delay before a kind beyond the limits is listed again.
 const OVER_DELAY: Duration = Duration::from_secs(60);
@@ -117,6 +123,7 @@ async fn watch(
                 }
                 End::Missing => continue,
                 End::Gone => wait = delays.next(),
+                End::Again => wait = Some(Duration::ZERO),
                 End::Over => {
                     warn!(kind, "more objects of Kubernetes than the limits permit");
                     wait = Some(OVER_DELAY);
@@ -152,6 +159,8 @@ enum End {
     Missing,
     /// Changes since the last event are no longer known.
     Gone,
+    /// There were more objects than the share of a namespace permits.
+    Again,
     /// There are more objects than the limits permit.
     Over,
     /// Any other error.
@@ -165,7 +174,23 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
     let page = if is_of_tenants(kind) { PAGE_OF_TENANTS } else { PAGE };
     let config = watcher::Config::default().page_size(page).timeout(WATCH_SECONDS);
     let mut events = pin!(watcher(api, config));
-    while let Some(event) = events.next().await {
+    let mut is_listing = true;
+    let mut again = None;
+    loop {
+        let deadline = if is_listing { Some(Instant::now() + PAGE_DEADLINE) } else { again };
+        let next = match deadline {
+            Some(at) => timeout_at(at, events.next()).await,
+            None => Ok(events.next().await),
+        };
+        let event = match next {
+            Ok(Some(event)) => event,
+            Ok(None) => return End::Failed("the watch ended".to_owned()),
+            Err(_) if is_listing => {
+                let seconds = PAGE_DEADLINE.as_secs();
+                return End::Failed(format!("a page of the list takes more than {seconds} s"));
+            }
+            Err(_) => return End::Again,
+        };
         match event {
             Ok(Event::Init) => live.begin(kind),
             Ok(Event::InitApply(object)) => {
@@ -180,6 +205,7 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
             }
             Ok(Event::InitDone) => {
                 live.complete(kind);
+                is_listing = false;
                 info!(kind, version = resource.api_version, "objects of Kubernetes are listed");
             }
             Ok(Event::Delete(object)) => {
@@ -189,8 +215,10 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
             }
             Err(error) => return end(&error),
         }
+        // The others of the kind are watched meanwhile.
+        let since = again.unwrap_or_else(|| Instant::now() + OVER_DELAY);
+        again = live.is_over(kind).then_some(since);
     }
-    End::Failed("the watch ended".to_owned())
 }
 
 /// Gives an object to the source. Returns false if it was left out.
@@ -215,27 +243,32 @@ async fn write_conditions(
     may_write: impl Fn() -> bool + Send + 'static,
 ) {
     let mut verdicts = live.verdicts();
-    let mut written = HashMap::<Key, (Arc<LiveObject>, Condition)>::new();
+    let mut written = HashMap::<Key, Written>::new();
     let mut again = HashMap::<Key, Instant>::new();
     let mut last_error = None;
+    let mut last_namespace = String::new();
     loop {
         let now = verdicts.borrow_and_update().clone().unwrap_or_default();
         let objects: HashSet<_> = now.iter().map(|(object, _)| key(object)).collect();
         written.retain(|key, _| objects.contains(key));
         again.retain(|key, at| objects.contains(key) && *at > Instant::now());
-        for (object, condition) in now.iter() {
-            let (Some(condition), key) = (condition, key(object)) else { continue };
+        let due = now.iter().filter_map(|(object, condition)| {
+            let (condition, key) = (condition.as_ref()?, key(object));
             let is_there = match written.get(&key) {
-                Some((of, known)) if Arc::ptr_eq(of, object) => known == condition,
+                Some(known) if Arc::ptr_eq(&known.object, object) => known.condition == *condition,
                 _ => is_found(object, condition),
             };
-            if is_there || again.contains_key(&key) {
-                continue;
-            }
+            (!is_there && !again.contains_key(&key)).then_some((object, condition))
+        });
+        for (object, condition) in in_turns(due.collect(), &last_namespace) {
             if !may_write() {
                 return;
             }
-            let done = timeout(WRITE_DEADLINE, write(&client, object, condition)).await;
+            let key = key(object);
+            object.namespace().clone_into(&mut last_namespace);
+            let since = transition(object, condition, written.get(&key));
+            let done = write(&client, object, condition, &since);
+            let done = timeout(WRITE_DEADLINE, done).await;
             if let Err(error) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
                 again.insert(key, Instant::now() + WRITE_RETRY);
                 let error = Some((object.kind.0, error));
@@ -244,7 +277,8 @@ async fn write_conditions(
                 }
                 last_error = error;
             } else {
-                written.insert(key, (Arc::clone(object), condition.clone()));
+                let (object, condition) = (Arc::clone(object), condition.clone());
+                written.insert(key, Written { object, condition, since });
             }
             // Only after a write, so that each pass has some progress.
             if verdicts.has_changed().unwrap_or_default() {
@@ -256,6 +290,48 @@ async fn write_conditions(
         // The sender lives as long as `live`.
         let _ = timeout_at(next, verdicts.changed()).await;
     }
+}
+
+/// Condition that was written last.
+struct Written {
+    object: Arc<LiveObject>,
+    condition: Condition,
+    since: Json,
+}
+
+/// Sorts the conditions so that namespaces take turns, beginning after the one that was last: one
+/// with many objects, or whose objects cannot be written, does not hold the others up.
+fn in_turns<'a>(
+    due: Vec<(&'a Arc<LiveObject>, &'a Condition)>,
+    last: &str,
+) -> Vec<(&'a Arc<LiveObject>, &'a Condition)> {
+    let mut turns = BTreeMap::<&str, usize>::new();
+    let mut due: Vec<_> = due
+        .into_iter()
+        .map(|one| {
+            let namespace = one.0.namespace();
+            let turn = turns.entry(namespace).or_default();
+            *turn += 1;
+            ((*turn, namespace <= last, namespace), one)
+        })
+        .collect();
+    due.sort_by_key(|(turn, _)| *turn);
+    due.into_iter().map(|(_, one)| one).collect()
+}
+
+/// Returns the time since which the condition has its status.
+fn transition(object: &LiveObject, condition: &Condition, last: Option<&Written>) -> Json {
+    let last = last.filter(|last| last.object.uid == object.uid);
+    let since = match last {
+        Some(last) => (last.condition.holds == condition.holds).then(|| last.since.clone()),
+        None => {
+            let found = object.condition.as_ref();
+            let same = found.filter(|one| one["status"] == status(condition));
+            same.map(|one| one["lastTransitionTime"].clone())
+        }
+    };
+    let now = || json!(humantime::format_rfc3339_seconds(SystemTime::now()).to_string());
+    since.unwrap_or_else(now)
 }
 
 /// Kind, and namespace and name.
@@ -280,11 +356,13 @@ fn status(condition: &Condition) -> &'static str {
 }
 
 /// Writes the condition of an object. One that is gone, or whose kind has no status, gets none.
-async fn write(client: &Client, object: &LiveObject, condition: &Condition) -> Result<(), String> {
+async fn write(
+    client: &Client,
+    object: &LiveObject,
+    condition: &Condition,
+    since: &Json,
+) -> Result<(), String> {
     let Some((namespace, name)) = object.name.split_once('/') else { return Ok(()) };
-    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let same = object.condition.as_ref().filter(|one| one["status"] == status(condition));
-    let since = same.map_or_else(|| json!(now), |one| one["lastTransitionTime"].clone());
     let (kind, version) = &object.kind;
     let patch = json!({
         "apiVersion": version, "kind": kind, "metadata": {"name": name},

@@ -1,0 +1,131 @@
+//! Deadlines, turns and times of the client, against an API server in memory.
+
+use std::convert::Infallible;
+
+use axum::body::{Body, Bytes};
+use http::{Method, Request, Response};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tower::service_fn;
+
+use super::*;
+use crate::config::KubernetesApi;
+
+fn export(namespace: &str, name: &str, uid: &str) -> Json {
+    json!({
+        "apiVersion": "multicluster.x-k8s.io/v1beta1", "kind": "ServiceExport",
+        "metadata": {"name": name, "namespace": namespace, "uid": uid, "generation": 1},
+        "status": {"conditions": [
+            {"type": condition::TYPE, "status": "True", "lastTransitionTime": "found"},
+        ]},
+    })
+}
+
+/// Returns a source with applied objects of the kind ServiceExport.
+fn source(exports: &[Json]) -> Arc<LiveSource> {
+    let live = LiveSource::new(&KubernetesApi::default());
+    for (kind, _) in KINDS {
+        live.begin(kind);
+        live.complete(kind);
+    }
+    for export in exports {
+        assert!(live.put("ServiceExport", export.clone(), false));
+    }
+    live.judge(&live.contents().expect("contents"), &[]);
+    Arc::new(live)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_drips_is_given_up() {
+    let drips = service_fn(async |_: Request<kube::client::Body>| {
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::spawn(async move {
+            while sender.send(Ok::<_, Infallible>(Bytes::from_static(b" "))).await.is_ok() {
+                sleep(SILENCE / 2).await;
+            }
+        });
+        Ok::<_, Infallible>(Response::new(Body::from_stream(ReceiverStream::new(receiver))))
+    });
+    let client = Client::new(drips, "default");
+    let (live, begun) = (source(&[]), Instant::now());
+    let End::Failed(why) = watch_version(&client, &resource("Service", "v1"), &live).await else {
+        panic!("the list goes on");
+    };
+    assert_eq!(why, "a page of the list takes more than 60 s");
+    assert!(begun.elapsed() < 2 * PAGE_DEADLINE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_whose_conditions_cannot_be_written_delays_another_one_by_one_write() {
+    let mut exports: Vec<_> =
+        (0..100).map(|number| export("a", &format!("e{number}"), "")).collect();
+    exports.push(export("b", "e", ""));
+    let live = source(&exports);
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (seen, written) = (Arc::clone(&asked), Arc::new(tokio::sync::Notify::new()));
+    let done = Arc::clone(&written);
+    let server = service_fn(move |request: Request<kube::client::Body>| {
+        let (seen, done) = (Arc::clone(&seen), Arc::clone(&done));
+        async move {
+            assert_eq!(request.method(), Method::PATCH);
+            let path = request.uri().path().to_owned();
+            let is_slow = path.contains("/namespaces/a/");
+            seen.lock().push(path);
+            if is_slow {
+                std::future::pending::<()>().await;
+            }
+            done.notify_one();
+            let object = export("b", "e", "").to_string();
+            Ok::<_, Infallible>(Response::new(Body::from(object)))
+        }
+    });
+    let writes = write_conditions(Client::new(server, "default"), live, || true);
+    tokio::select! {
+        () = writes => panic!("the writer has ended"),
+        () = written.notified() => {}
+    }
+    let asked = asked.lock().clone();
+    assert_eq!(asked.len(), 2, "{asked:?}");
+}
+
+#[test]
+fn namespaces_take_turns_from_the_one_after_the_last() {
+    let names = ["a/1", "a/2", "a/3", "b/1", "c/1", "c/2"];
+    let split = names.map(|name| name.split_once('/').expect("a namespace"));
+    let live = source(&split.map(|(namespace, name)| export(namespace, name, "")));
+    let verdicts = live.verdicts().borrow().clone().expect("verdicts");
+    let order = |last| {
+        let due = verdicts.iter().map(|(object, of)| (object, of.as_ref().expect("a condition")));
+        let order = in_turns(due.collect(), last);
+        order.into_iter().map(|(object, _)| object.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(order(""), ["a/1", "b/1", "c/1", "a/2", "c/2", "a/3"]);
+    assert_eq!(order("a"), ["b/1", "c/1", "a/1", "c/2", "a/2", "a/3"]);
+    assert_eq!(order("c"), order(""));
+}
+
+#[test]
+fn the_time_of_a_transition_is_that_of_the_last_change_of_the_status() {
+    let live = source(&[export("a", "e", "x")]);
+    let object = Arc::clone(&live.contents().expect("contents").objects[0]);
+    let condition = |holds| Condition { holds, reason: "Accepted", message: String::new() };
+    let written = |holds| Written {
+        object: Arc::clone(&object),
+        condition: condition(holds),
+        since: json!("written"),
+    };
+    let since = |holds, last: Option<&Written>| match transition(&object, &condition(holds), last) {
+        Json::String(time) if time.starts_with("20") => "now".to_owned(),
+        time => time.as_str().unwrap_or_default().to_owned(),
+    };
+    assert_eq!(since(true, None), "found");
+    assert_eq!(since(false, None), "now");
+    // True, False and True again: the time that was found is that of the first one.
+    assert_eq!(since(true, Some(&written(false))), "now");
+    assert_eq!(since(false, Some(&written(false))), "written");
+    let other = source(&[export("a", "e", "y")]);
+    let other = Arc::clone(&other.contents().expect("contents").objects[0]);
+    let last = Written { object: other, ..written(false) };
+    assert_eq!(since(true, Some(&last)), "found", "the other object of the name");
+}
