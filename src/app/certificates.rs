@@ -1,6 +1,7 @@
 //! The certificate in use, from files or from an authority, and its status.
 
 use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -39,11 +40,44 @@ fn start_issuance(
     config: &Config,
     (back, status): (Arc<Notify>, &Arc<Status>),
 ) -> mpsc::Receiver<CertificateEvent> {
-    const NAME: &str = "certificate requests";
     let (news, receiver) = mpsc::channel(1);
-    let own = (&Handle::current(), status);
+    if let Some(requests) = requests(source, config, back, news) {
+        spawn_task((&Handle::current(), status), "certificate requests", requests);
+    }
+    receiver
+}
+
+/// Requests one certificate, as at the start, and stores it nowhere. None with certificates in
+/// files.
+pub async fn request_certificate(
+    source: &Source,
+    mut config: Config,
+) -> Option<Result<Arc<IdentityMaterial>, String>> {
+    if let Identity::IstioCa(ca) = &mut config.identity {
+        ca.cache = None;
+    }
+    let (news, mut receiver) = mpsc::channel(1);
+    let requests = requests(source, &config, Arc::default(), news)?;
+    let first = tokio::select! {
+        first = receiver.recv() => first,
+        () = requests => None,
+    };
+    Some(match first {
+        Some(CertificateEvent::Issued(own) | CertificateEvent::Restored(own)) => Ok(own),
+        Some(CertificateEvent::Failed(why)) => Err(why),
+        None => Err("no answer".to_owned()),
+    })
+}
+
+/// Returns the task that obtains certificates; none with certificates in files.
+fn requests(
+    source: &Source,
+    config: &Config,
+    back: Arc<Notify>,
+    news: mpsc::Sender<CertificateEvent>,
+) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
     match &config.identity {
-        Identity::Files(_) => {}
+        Identity::Files(_) => None,
         Identity::IstioCa(ca) => {
             let id = source.who(config).identity(&ca.trust_domain);
             let cache = ca.cache.clone().map(|folder| Cache {
@@ -59,14 +93,13 @@ fn start_issuance(
                 cache,
                 reachable: back,
             };
-            spawn_task(own, NAME, authority.run(news));
+            Some(Box::pin(authority.run(news)))
         }
         Identity::Spiffe { socket } => {
             let socket = pod::workload_api(source.environment(), socket.as_deref());
-            spawn_task(own, NAME, workload_api::run(socket, news));
+            Some(Box::pin(workload_api::run(socket, news)))
         }
     }
-    receiver
 }
 
 /// Certificates shared by their two writers. A task of the control path receives new certificates

@@ -71,6 +71,7 @@ use state::{App, DISCOVERY, LISTENERS, OBJECTS};
 use supervise::{spawn_task, spawn_thread};
 use thread::runtime;
 
+pub use certificates::request_certificate;
 pub use check::{check, check_without_keys};
 pub use explain::{offline, publish};
 pub use inputs::{Inputs, Report, control_planes};

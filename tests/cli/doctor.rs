@@ -251,6 +251,15 @@ fn faults_of_the_configuration_and_of_the_roots_are_found() {
         world.config(&[("cluster: west}", "cluster: west, roots: old.crt}")]);
         world.finds(("roots", "failure", "west.local has a root in", "current root")).await;
 
+        let expired = world.east.leaf_with(|params| {
+            id(params, OWN);
+            params.not_after = params.not_before;
+        });
+        world.own(&expired.expect("a leaf"));
+        let wanted = ("clock", "warning", "after the validity of 2 certificates", "by NTP");
+        world.finds(wanted).await;
+        world.own(&world.east.leaf(OWN).expect("a leaf"));
+
         write(world.folder.path(), "old.crt", "");
         let wanted = ("roots", "failure", "west.local has no usable root", "PEM file");
         world.finds(wanted).await;

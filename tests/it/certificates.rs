@@ -17,7 +17,7 @@ use crate::support::istiod::{Istiod, NAME, TOKEN};
 use crate::support::workload_api::WorkloadApi;
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, echoes, identities,
-    replace, run, until,
+    replace, run, strait, until,
 };
 
 /// Past and remaining life. Half of this life is over a second from now.
@@ -243,6 +243,42 @@ fn an_authority_that_is_down_at_half_life_is_asked_until_it_is_back() {
         let next = async || shown(&gateway).await;
         until("a new one", next, |shown| *shown != first && *shown != second).await;
         until("the metric", failing, |failing| *failing < 0.5).await;
+    });
+}
+
+#[test]
+fn the_doctor_requests_a_certificate_and_dials_gateways_with_it() {
+    run(async {
+        let net = Net::new();
+        let istiod = Istiod::default();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = of_istio(net);
+        gateway.ready().await;
+        let file = gateway.folder.path().join("strait.yaml");
+        let mut text = std::fs::read_to_string(&file).expect("a configuration");
+        let address = net.address(12, 15008);
+        let _other = Endpoint::echo(net.listen(12, 15008).await);
+        text += &format!("networks: [{{name: west, cluster: west, gateways: [\"{address}\"]}}]\n");
+        std::fs::write(file, text).expect("a configuration");
+        let doctor = async || {
+            let mut doctor = strait();
+            doctor.args(["doctor", "-c", "strait.yaml"]).current_dir(gateway.folder.path());
+            let done = doctor.output().await.expect("an output");
+            String::from_utf8(done.stdout).expect("text")
+        };
+        let found = doctor().await;
+        assert!(
+            found.contains(&format!("ok      certificate: {GATEWAY}, valid until ")),
+            "{found}"
+        );
+        // It is dialled, and is no gateway of the cluster that the configuration names.
+        let wrong = format!("failure gateway: network west: {address}");
+        assert!(found.contains(&wrong), "{found}");
+        istiod.ca.set(Mode::Refuses);
+        let found = doctor().await;
+        let refused = "failure certificate: none was issued: ";
+        assert!(found.contains(refused) && found.contains("not today"), "{found}");
+        assert!(found.contains("not dialled: no own certificate is usable"), "{found}");
     });
 }
 

@@ -1,40 +1,59 @@
 //! Checks of the own certificate, of the roots, and of the clock.
 
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use humantime::format_rfc3339_seconds;
+use tokio::time::timeout;
 
 use super::finding::{Finding, Outcome};
-use crate::config::{Examined, Identity, Trust, TrustDomain};
+use crate::app;
+use crate::config::{Examined, Identity, Source, Trust, TrustDomain};
 use crate::tls::{IdentityMaterial, PeerTrust};
 
 const CERTIFICATE: &str = "certificate";
 const ROOTS: &str = "roots";
 const CLOCK: &str = "clock";
 
-/// Texts of a certificate whose validity begins later: of a refusal, and of rustls.
-const NOT_YET: [&str; 2] = ["not_yet_valid", "not valid yet"];
+/// Texts of a certificate whose validity begins later: of a refusal, of rustls, and of an answer of
+/// an authority.
+const NOT_YET: [&str; 3] = ["not_yet_valid", "not valid yet", "not valid before"];
+/// Text of a certificate or root whose validity has ended.
+const EXPIRED: &str = "expired";
+/// Deadline for a certificate from an authority or an agent, including the connection.
+const DEADLINE: Duration = Duration::from_secs(16);
 
-/// Checks the own certificate as a peer does, and returns it if it can be used.
-pub(super) fn own(identity: Option<&Identity>) -> (Option<IdentityMaterial>, Vec<Finding>) {
-    let files = match identity {
-        Some(Identity::Files(files)) => files,
-        Some(issued) => {
+/// Checks the own certificate as a peer does, and returns it if it can be used. Requests one if the
+/// gateway would at its start.
+pub(super) async fn own(
+    source: &Source,
+    examined: &Examined,
+) -> (Option<Arc<IdentityMaterial>>, Vec<Finding>) {
+    let loaded = match (&examined.identity, &examined.config) {
+        (Some(Identity::Files(files)), _) => IdentityMaterial::load(files)
+            .map(Arc::new)
+            .map_err(|error| (error.to_string(), "have a new one issued")),
+        (Some(_), Some(config)) => {
+            let request = app::request_certificate(source, config.clone());
+            let issued = timeout(DEADLINE, request).await.ok().flatten();
+            let issued = issued.unwrap_or_else(|| Err("no answer in time".to_owned()));
+            let remedy = "look at the log of the authority, and at the token that it judges";
+            issued.map_err(|why| (format!("none was issued: {why}"), remedy))
+        }
+        (Some(issued), None) => {
             let found = format!("is issued at the start (`identity.kind: {}`)", issued.kind());
             return (None, vec![Finding::ok(CERTIFICATE, found)]);
         }
-        None => {
+        (None, _) => {
             let remedy = "write the section `identity`";
-            let found = "the configuration names none";
-            return (None, vec![Finding::failure(CERTIFICATE, found, remedy)]);
+            Err(("the configuration names none".to_owned(), remedy))
         }
     };
-    let own = match IdentityMaterial::load(files) {
+    let own = match loaded {
         Ok(own) => own,
-        Err(error) => {
-            let mut finding =
-                Finding::of_message(CERTIFICATE, Outcome::Failure, &error.to_string());
-            finding.remedy.get_or_insert_with(|| "have a new one issued".to_owned());
+        Err((error, remedy)) => {
+            let mut finding = Finding::of_message(CERTIFICATE, Outcome::Failure, &error);
+            finding.remedy.get_or_insert_with(|| remedy.to_owned());
             return (None, vec![finding]);
         }
     };
@@ -100,16 +119,22 @@ pub(super) fn roots(examined: &Examined) -> Vec<Finding> {
         .collect()
 }
 
-/// Compares the clock with the certificates that other checks have found.
-pub(super) fn clock<'a>(mut findings: impl Iterator<Item = &'a Finding>) -> Finding {
+/// Compares the clock with the certificates that other checks have found. It is probably ahead if
+/// several have expired.
+pub(super) fn clock<'a>(findings: impl Iterator<Item = &'a Finding> + Clone) -> Finding {
     let is_early = |one: &&Finding| NOT_YET.iter().any(|text| one.found.contains(text));
+    let is_late = |one: &&Finding| one.outcome == Outcome::Failure && one.found.contains(EXPIRED);
     let now = format_rfc3339_seconds(SystemTime::now());
-    match findings.find(is_early) {
-        Some(Finding { check, .. }) => Finding::failure(
-            CLOCK,
-            format!("it is {now} here, before the validity of a certificate (see {check})"),
-            "synchronize the clocks of this host and of the certificate's issuer by NTP",
-        ),
-        None => Finding::ok(CLOCK, format!("it is {now}, in the validity of all certificates")),
+    let remedy = "synchronize the clocks of this host and of the certificate's issuer by NTP";
+    if let Some(Finding { check, .. }) = findings.clone().find(is_early) {
+        let found = format!("it is {now} here, before the validity of a certificate (see {check})");
+        return Finding::failure(CLOCK, found, remedy);
+    }
+    match findings.filter(is_late).count() {
+        0 | 1 => Finding::ok(CLOCK, format!("it is {now}, in the validity of all certificates")),
+        late => {
+            let found = format!("it is {now} here, after the validity of {late} certificates");
+            Finding::warning(CLOCK, found, remedy)
+        }
     }
 }

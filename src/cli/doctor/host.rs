@@ -17,7 +17,7 @@ const MTU: &str = "mtu";
 /// Least limit of open files that is no warning: 2,000 tunnels of two sockets each.
 const FILES_MIN: u64 = 4096;
 /// Least MTU of IPv6 (RFC 8200 section 5), and what tunnels in tunnels leave of Ethernet's.
-const MTU_MIN: u64 = 1280;
+pub(super) const MTU_MIN: u64 = 1280;
 
 /// Compares open files, memory and processors with the configuration.
 pub(super) fn limits(config: &Config, root: &Path) -> Vec<Finding> {

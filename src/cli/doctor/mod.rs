@@ -32,8 +32,9 @@ Examples:
 /// It reads the configuration and its files as `strait check`, in the pod of a gateway as `strait
 /// proxy`; judges the own certificate, the roots and the clock; dials the gateways of other
 /// networks, as tunnels do, and the control plane; looks up the configured names; and compares the
-/// limits of this host with the configuration. A gateway need not run. If one answers on the admin
-/// port of the configuration, its state is checked too.
+/// limits of this host with the configuration. Without certificates in files, it requests one. A
+/// gateway need not run. If one answers on the admin port of the configuration, its state is
+/// checked too.
 ///
 /// Exits 0 without failures (warnings are shown), 1 with failures, 2 if the command line is wrong.
 #[derive(Debug, clap::Args)]
@@ -63,11 +64,11 @@ pub(super) fn run(args: &Args) -> ExitCode {
 pub(super) async fn examine(source: &Source, examined: Examined) -> Report {
     let root = Path::new("/");
     let report = app::check(source, examined.clone());
-    let (own, mut checks) = certificates::own(examined.identity.as_ref());
+    let (own, mut checks) = certificates::own(source, &examined).await;
     checks.extend(certificates::roots(&examined));
     let mut network = network::planes(&examined).await;
     match &report.inputs {
-        Some(inputs) => network.extend(network::gateways(inputs, own.as_ref()).await),
+        Some(inputs) => network.extend(network::gateways(inputs, own.as_deref()).await),
         None => network.push(Finding::warning(
             "gateways",
             "were not dialled: the configuration cannot be used",

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::finding::Finding;
+use super::host::MTU_MIN;
 use crate::app::{self, Inputs, control_planes};
 use crate::config::Examined;
 use crate::datapath::dial::DenyList;
@@ -102,11 +103,7 @@ pub(super) async fn gateways(inputs: &Inputs, own: Option<&IdentityMaterial>) ->
         _ if targets.is_empty() => return findings,
         _ => {
             let found = format!("{} not dialled: no own certificate is usable", targets.len());
-            findings.push(Finding::warning(
-                GATEWAY,
-                found,
-                "correct it first; of an issued one, see `strait status peers`",
-            ));
+            findings.push(Finding::warning(GATEWAY, found, "correct it first"));
             return findings;
         }
     };
@@ -180,10 +177,8 @@ fn describe(target: &Target, reached: Result<Reached, Failure>) -> Finding {
     match reached {
         Ok(Reached { identity, not_after }) => {
             let until = format_rfc3339_seconds(not_after);
-            let mtu =
-                path_mtu(*address).map_or_else(String::new, |mtu| format!(", path MTU {mtu}"));
-            let found = format!("{address} of network {network} is {identity} until {until}{mtu}");
-            Finding::ok(GATEWAY, found)
+            let found = format!("{address} of network {network} is {identity} until {until}");
+            with_mtu(found, path_mtu(*address))
         }
         Err(Failure { reason, detail }) => {
             let what = format!("{reason}: {detail}");
@@ -191,6 +186,17 @@ fn describe(target: &Target, reached: Result<Reached, Failure>) -> Finding {
             Finding::failure(GATEWAY, format!("network {network}: {detail}"), remedy)
         }
     }
+}
+
+/// Judges the MTU of the path to a gateway that answers.
+fn with_mtu(found: String, mtu: Option<u32>) -> Finding {
+    let Some(mtu) = mtu else { return Finding::ok(GATEWAY, found) };
+    let found = format!("{found}, path MTU {mtu}");
+    if u64::from(mtu) < MTU_MIN {
+        let remedy = format!("let packets of {MTU_MIN} bytes pass, or large ones may be lost");
+        return Finding::warning(GATEWAY, found, remedy);
+    }
+    Finding::ok(GATEWAY, found)
 }
 
 /// Returns the MTU of the path to an address, as the kernel has measured it. Sends nothing.
@@ -209,4 +215,22 @@ fn path_mtu(address: SocketAddr) -> Option<u32> {
 fn remedy(remedies: &[(&str, &'static str)], text: &str) -> &'static str {
     let known = remedies.iter().find(|(cause, _)| text.contains(cause));
     known.map_or("", |(_, remedy)| remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Outcome;
+    use super::*;
+
+    #[test]
+    fn a_small_mtu_of_the_path_is_a_warning() {
+        for (mtu, outcome, found) in [
+            (None, Outcome::Ok, "g"),
+            (Some(1280), Outcome::Ok, "g, path MTU 1280"),
+            (Some(1279), Outcome::Warning, "g, path MTU 1279"),
+        ] {
+            let finding = with_mtu("g".to_owned(), mtu);
+            assert_eq!((finding.outcome, &*finding.found), (outcome, found));
+        }
+    }
 }

@@ -41,7 +41,7 @@ pub use identities::{
     CLIENT, ENDPOINT, GATEWAY, Identities, determine_clusters_by_issuers, identities,
 };
 pub use net::{Net, endpoint_port};
-pub use process::{DEADLINE, run, until};
+pub use process::{DEADLINE, run, strait, until};
 
 /// Service that tests expose by default.
 pub const ECHO: &str = "echo.app.svc.cluster.local:80";
