@@ -1,12 +1,13 @@
 //! Lines of entries, for findings that need other sections or the mesh.
 
-use std::fmt;
 use std::path::Path;
+
+use derive_more::Display;
 
 use crate::yaml::{Fields, Place};
 
 /// File and line of an entry. All are equal: an entry that has moved has not changed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Display)]
 pub struct Line(pub Place);
 
 impl Line {
@@ -34,11 +35,5 @@ impl Line {
 impl PartialEq for Line {
     fn eq(&self, _: &Self) -> bool {
         true
-    }
-}
-
-impl fmt::Display for Line {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }

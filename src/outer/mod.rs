@@ -23,7 +23,6 @@ pub(crate) mod tests;
 mod unread;
 mod verify;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -61,14 +60,9 @@ impl Target {
 }
 
 /// Check of the addresses of gateways before they are dialled.
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
+#[debug("AddressFilter")]
 pub struct AddressFilter(Arc<dyn Fn(SocketAddr) -> Result<(), Failure> + Send + Sync>);
-
-impl fmt::Debug for AddressFilter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("AddressFilter")
-    }
-}
 
 impl AddressFilter {
     /// Creates a filter that admits the addresses which `check` accepts.

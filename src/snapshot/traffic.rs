@@ -2,10 +2,10 @@
 //! configuration, and the overrides of an operator since the start.
 
 use std::collections::{BTreeMap, HashMap};
+use std::iter;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
-use std::{fmt, iter};
 
 use super::mesh::{self, Locality, Mesh, Scope, UNKNOWN_NAMESPACE, Workload};
 use super::remote::{RemoteGateway, gateway_network};
@@ -104,7 +104,8 @@ pub struct Region {
 
 /// Threshold below which a tier leaves a part of its share to the next one. With a ratio r of its
 /// endpoints ready, a tier can take r × `factor` / `of` of all tunnels, at most all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, derive_more::Display, PartialEq, Eq)]
+#[display("{}%", self.percent())]
 pub struct Spill {
     factor: u32,
     divisor: u32,
@@ -161,12 +162,6 @@ impl Default for Spill {
     /// Returns 70 %, which is close to Envoy's factor of 140.
     fn default() -> Self {
         Self::below(70)
-    }
-}
-
-impl fmt::Display for Spill {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}%", self.percent())
     }
 }
 

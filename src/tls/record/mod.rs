@@ -6,7 +6,6 @@
 mod error;
 mod key;
 
-use std::fmt;
 use std::ops::Range;
 
 use rustls::kernel::KernelConnection;
@@ -78,6 +77,8 @@ pub enum Content {
 }
 
 /// Record protection of one connection, both directions.
+#[derive(derive_more::Debug)]
+#[debug("RecordLayer {{ .. }}")]
 pub struct RecordLayer {
     receive: Key,
     send: Key,
@@ -89,12 +90,6 @@ pub struct RecordLayer {
     key_update_bytes: usize,
     /// True from a request for a KeyUpdate until the peer's next one.
     update_requested: bool,
-}
-
-impl fmt::Debug for RecordLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecordLayer").finish_non_exhaustive()
-    }
 }
 
 impl RecordLayer {

@@ -2,7 +2,6 @@
 //! identity, the issuer and the key usages.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::sync::Arc;
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,19 +31,14 @@ use super::issuers::{Issuer, escape_for_display};
 use super::path::{Path, RECEIVED_MAX};
 
 /// Refusal inside a rustls error, which returns from the handshake unchanged.
-#[derive(Debug)]
+#[derive(Debug, derive_more::Display)]
+#[display("{}", detail.as_deref().unwrap_or_else(|| refusal.description()))]
 struct RefusalError {
     refusal: HandshakeRefusal,
     /// Detail about this certificate.
     detail: Option<String>,
     /// The issuer that caused the refusal, below a trusted root.
     issuer: Option<Arc<Issuer>>,
-}
-
-impl fmt::Display for RefusalError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.detail.as_deref().unwrap_or_else(|| self.refusal.description()))
-    }
 }
 
 impl std::error::Error for RefusalError {}

@@ -1,6 +1,5 @@
 //! Line of a table: what a client sends, and the results that conform.
 
-use std::fmt;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -47,18 +46,12 @@ pub struct Case {
     work: Work,
 }
 
+#[derive(derive_more::Debug)]
 enum Work {
+    #[debug("frames in state {state:?}")]
     Frames { state: State, frames: Vec<u8>, expected: Vec<Outcome> },
+    #[debug("script")]
     Script(Box<dyn Fn(Target) -> Script + Send + Sync>),
-}
-
-impl fmt::Debug for Work {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Frames { state, .. } => write!(f, "frames in state {state:?}"),
-            Self::Script(_) => f.write_str("script"),
-        }
-    }
 }
 
 /// Result of a case.

@@ -1,7 +1,7 @@
 //! First bytes that answer a ClientHello: a TLS alert in the clear, which rejects it, or the answer
 //! of `strait load serve --after-hello`.
 
-use std::fmt;
+use derive_more::Display;
 
 /// Length of an alert's record header and body (RFC 8446 sections 5.1 and 6).
 pub(super) const ALERT_BYTES: usize = 7;
@@ -11,7 +11,8 @@ pub(super) const ALERT_BYTES: usize = 7;
 pub(super) const HELLO_RESPONSE: [u8; 6] = [22, 3, 3, 0, 1, 2];
 
 /// Alert, by its description code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
+#[display("TLS alert {} ({_0})", name(*_0))]
 pub(super) struct Alert(u8);
 
 #[derive(Debug, PartialEq, Eq)]
@@ -46,12 +47,6 @@ impl FirstBytes {
 }
 
 impl std::error::Error for Alert {}
-
-impl fmt::Display for Alert {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TLS alert {} ({})", name(self.0), self.0)
-    }
-}
 
 /// Returns the name of an alert (RFC 8446 section 6, RFC 5246 section 7.2 for older ones).
 fn name(code: u8) -> &'static str {
