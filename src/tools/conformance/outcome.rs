@@ -1,6 +1,8 @@
 //! States of a stream, and the results of frames in them.
 
-use std::fmt;
+use std::borrow::Cow;
+
+use derive_more::Display;
 
 /// Error codes (RFC 9113 section 7).
 pub(super) const PROTOCOL_ERROR: u32 = 1;
@@ -32,24 +34,30 @@ pub(super) enum State {
 }
 
 /// Result of the frames of a case.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// GOAWAY with this code.
+    #[display("GOAWAY {}", h2::Reason::from(*_0))]
     Connection(u32),
     /// The connection ends without GOAWAY.
+    #[display("close")]
     Closed,
+    #[display("RST_STREAM {}", h2::Reason::from(*_0))]
     Stream(u32),
     /// HEADERS with this status.
+    #[display("status {_0}")]
     Status(u16),
     /// The bytes that the endpoint returns in stream 1.
-    Data(Vec<u8>),
+    #[display("{} bytes of the endpoint", _0.len())]
+    Data(Cow<'static, [u8]>),
     /// Nothing but the answer to PING.
+    #[display("no effect")]
     Ignored,
 }
 
 /// Returns the outcome of an endpoint that returns these bytes.
-pub(super) fn data(bytes: &[u8]) -> Outcome {
-    Outcome::Data(bytes.to_vec())
+pub(super) const fn data(bytes: &'static [u8]) -> Outcome {
+    Outcome::Data(Cow::Borrowed(bytes))
 }
 
 impl Outcome {
@@ -73,19 +81,6 @@ impl Outcome {
             (Self::Connection(_) | Self::Stream(1..), Self::Closed) => true,
             (Self::Status(400..), Self::Status(400..) | Self::Stream(_)) => true,
             (one, other) => one == other,
-        }
-    }
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Connection(code) => write!(f, "GOAWAY {}", h2::Reason::from(*code)),
-            Self::Closed => f.write_str("close"),
-            Self::Stream(code) => write!(f, "RST_STREAM {}", h2::Reason::from(*code)),
-            Self::Status(status) => write!(f, "status {status}"),
-            Self::Data(bytes) => write!(f, "{} bytes of the endpoint", bytes.len()),
-            Self::Ignored => f.write_str("no effect"),
         }
     }
 }

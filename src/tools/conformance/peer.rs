@@ -287,7 +287,7 @@ impl Peer {
         self.try_write(&ping(1)).await;
         loop {
             let Ok(next) = timeout(RESULT_DEADLINE, raw::read_frame(&mut self.stream)).await else {
-                return Ok(Outcome::Data(received));
+                return Ok(Outcome::Data(received.into()));
             };
             let Some(frame) = next else {
                 return Ok(Outcome::Closed);
@@ -304,15 +304,15 @@ impl Peer {
                 (raw::HEADERS, _) => return Ok(Outcome::Status(self.status(&frame)?)),
                 (raw::DATA, payload) if frame.stream == 1 && !payload.is_empty() => {
                     received.extend(payload);
-                    if expected.contains(&Outcome::Data(received.clone())) {
-                        return Ok(Outcome::Data(received));
+                    if expected.contains(&Outcome::Data(received.clone().into())) {
+                        return Ok(Outcome::Data(received.into()));
                     }
                 }
                 (raw::PING, &[0xfe, .., 1]) => self.try_write(&ping(2)).await,
                 (raw::PING, &[0xfe, .., 2]) if received.is_empty() && !waits => {
                     return Ok(Outcome::Ignored);
                 }
-                (raw::PING, &[0xfe, .., 2]) if !waits => return Ok(Outcome::Data(received)),
+                (raw::PING, &[0xfe, .., 2]) if !waits => return Ok(Outcome::Data(received.into())),
                 _ => {}
             }
         }

@@ -121,7 +121,7 @@ fn section_4_2_the_size_of_a_frame(limits: Limits) -> Vec<Case> {
             "DATA of the advertised size",
             State::Open,
             frames([window(0), window(1), of(raw::DATA, 1, advertised)]),
-            &[data(&vec![b'x'; advertised])],
+            &[Outcome::Data(vec![b'x'; advertised].into())],
         ));
     }
     if advertised < LENGTH_MAX {

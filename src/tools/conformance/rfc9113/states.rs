@@ -6,19 +6,22 @@ use crate::tools::conformance::outcome::{Outcome, PROTOCOL_ERROR, STREAM_CLOSED,
 use crate::tools::conformance::peer::Names;
 use crate::tools::conformance::raw;
 
+/// Returns the cases of the rows of each state, and those of [`IN_ANY_STATE`] for frames that have
+/// none.
 pub(super) fn cases(to: &Names) -> Vec<Case> {
-    let parts = [
-        in_state_idle(to),
-        in_state_open(to),
-        in_state_half_closed_remote(to),
-        in_state_half_closed_local(to),
-        in_state_closed_by_both_ends(to),
-        in_state_closed_by_a_reset_of_the_peer(to),
-        in_state_closed_by_a_reset_of_the_gateway(to),
-        in_state_rejected(to),
-    ];
-    parts.into_iter().flatten().collect()
+    let in_state = |(name, state, rows): &(&str, State, &'static [Row])| {
+        let is_other = |(kind, _): &&Row| rows.iter().all(|(own, _)| own != kind);
+        let all = rows.iter().chain(IN_ANY_STATE.iter().filter(is_other));
+        let line = |(kind, expected): &Row| {
+            case("5.1", &format!("{kind} in state {name}"), *state, frame_of(to, kind), *expected)
+        };
+        all.map(line).collect::<Vec<_>>()
+    };
+    STATES.iter().flat_map(in_state).collect()
 }
+
+/// Type of a frame, and the outcomes that are permitted.
+type Row = (&'static str, &'static [Outcome]);
 
 /// Frames on stream 1, one of each type.
 const DATA: &str = "DATA";
@@ -51,17 +54,6 @@ fn frame_of(to: &Names, kind: &str) -> Vec<u8> {
     }
 }
 
-/// Returns the cases of the rows, and those of [`IN_ANY_STATE`] for frames that have none.
-fn in_state(to: &Names, name: &str, state: State, rows: &[(&str, &[Outcome])]) -> Vec<Case> {
-    let is_other = |(kind, _): &&(&str, &[Outcome])| rows.iter().all(|(own, _)| own != kind);
-    let all = rows.iter().chain(IN_ANY_STATE.iter().filter(is_other));
-    let line = |(kind, expected): &(&str, &[Outcome])| {
-        let name = format!("{kind} in state {name}");
-        case("5.1", &name, state, frame_of(to, kind), *expected)
-    };
-    all.map(line).collect()
-}
-
 const CONNECTION_PROTOCOL: &[Outcome] = &[Connection(PROTOCOL_ERROR)];
 /// A closed stream may also be a connection error (section 5.1), and section 6.1 names a stream
 /// error for DATA.
@@ -74,7 +66,7 @@ const DISCARDED_OR_REUSED: &[Outcome] =
     &[Ignored, Connection(STREAM_CLOSED), Stream(STREAM_CLOSED), Connection(PROTOCOL_ERROR)];
 const IGNORED: &[Outcome] = &[Ignored];
 
-const IN_ANY_STATE: &[(&str, &[Outcome])] = &[
+const IN_ANY_STATE: &[Row] = &[
     (PRIORITY, IGNORED),
     (PUSH_PROMISE, CONNECTION_PROTOCOL),
     (CONTINUATION, CONNECTION_PROTOCOL),
@@ -83,10 +75,10 @@ const IN_ANY_STATE: &[(&str, &[Outcome])] = &[
 /// HEADERS on a connected stream is a stream error (section 8.5).
 const CONNECTED: &[Outcome] = &[Stream(PROTOCOL_ERROR)];
 const CLOSED_STREAM: &[Outcome] = &[Stream(STREAM_CLOSED)];
+const DISCARDED: &[Outcome] = &[Ignored, Stream(STREAM_CLOSED)];
 
-fn in_state_idle(to: &Names) -> Vec<Case> {
-    in_state(
-        to,
+const STATES: &[(&str, State, &[Row])] = &[
+    (
         "idle",
         State::Idle,
         &[
@@ -95,12 +87,8 @@ fn in_state_idle(to: &Names) -> Vec<Case> {
             (RST_STREAM, CONNECTION_PROTOCOL),
             (WINDOW_UPDATE, CONNECTION_PROTOCOL),
         ],
-    )
-}
-
-fn in_state_open(to: &Names) -> Vec<Case> {
-    in_state(
-        to,
+    ),
+    (
         "open",
         State::Open,
         &[
@@ -110,12 +98,8 @@ fn in_state_open(to: &Names) -> Vec<Case> {
             (RST_STREAM, IGNORED),
             (WINDOW_UPDATE, IGNORED),
         ],
-    )
-}
-
-fn in_state_half_closed_remote(to: &Names) -> Vec<Case> {
-    in_state(
-        to,
+    ),
+    (
         "half-closed (remote)",
         State::HalfClosedRemote,
         &[
@@ -125,12 +109,8 @@ fn in_state_half_closed_remote(to: &Names) -> Vec<Case> {
             (RST_STREAM, IGNORED),
             (WINDOW_UPDATE, IGNORED),
         ],
-    )
-}
-
-fn in_state_half_closed_local(to: &Names) -> Vec<Case> {
-    in_state(
-        to,
+    ),
+    (
         "half-closed (local)",
         State::HalfClosedLocal,
         &[
@@ -140,12 +120,8 @@ fn in_state_half_closed_local(to: &Names) -> Vec<Case> {
             (RST_STREAM, IGNORED),
             (WINDOW_UPDATE, IGNORED),
         ],
-    )
-}
-
-fn in_state_closed_by_both_ends(to: &Names) -> Vec<Case> {
-    in_state(
-        to,
+    ),
+    (
         "closed by END_STREAM of both",
         State::Ended,
         &[
@@ -156,12 +132,8 @@ fn in_state_closed_by_both_ends(to: &Names) -> Vec<Case> {
             (RST_STREAM, IGNORED),
             (WINDOW_UPDATE, IGNORED),
         ],
-    )
-}
-
-fn in_state_closed_by_a_reset_of_the_peer(to: &Names) -> Vec<Case> {
-    in_state(
-        to,
+    ),
+    (
         "closed by the peer's RST_STREAM",
         State::Reset,
         &[
@@ -172,12 +144,8 @@ fn in_state_closed_by_a_reset_of_the_peer(to: &Names) -> Vec<Case> {
             (RST_STREAM, &[Ignored, Connection(STREAM_CLOSED)]),
             (WINDOW_UPDATE, &[Ignored, Connection(STREAM_CLOSED), Stream(STREAM_CLOSED)]),
         ],
-    )
-}
-
-fn in_state_closed_by_a_reset_of_the_gateway(to: &Names) -> Vec<Case> {
-    in_state(
-        to,
+    ),
+    (
         "closed by the gateway's RST_STREAM",
         State::ResetByGateway,
         &[
@@ -188,15 +156,10 @@ fn in_state_closed_by_a_reset_of_the_gateway(to: &Names) -> Vec<Case> {
             (WINDOW_UPDATE, IGNORED),
             (PUSH_PROMISE, &[Ignored, Connection(PROTOCOL_ERROR)]),
         ],
-    )
-}
-
-fn in_state_rejected(to: &Names) -> Vec<Case> {
-    const DISCARDED: &[Outcome] = &[Ignored, Stream(STREAM_CLOSED)];
-    in_state(
-        to,
+    ),
+    (
         "rejected with END_STREAM",
         State::Rejected,
         &[(DATA, DISCARDED), (RST_STREAM, IGNORED), (WINDOW_UPDATE, IGNORED)],
-    )
-}
+    ),
+];
