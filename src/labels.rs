@@ -3,8 +3,27 @@
 
 use std::io::{self, ErrorKind};
 
-/// Defines an enum whose variants have labels, with `ALL`, `label` and `Display`.
+/// Defines an enum whose variants have labels, with `ALL`, `label` and `Display`. `#[with]` names a
+/// function that returns the further values of each variant.
 macro_rules! labelled {
+    (
+        #[with($of:vis $property:ident: $type:ty, $returns:literal)]
+        $(#[$about:meta])*
+        $vis:vis enum $name:ident {
+            $( $(#[$doc:meta])* $variant:ident = ($label:literal, $($value:expr),+), )+
+        }
+    ) => {
+        labelled! { $(#[$about])* $vis enum $name { $( $(#[$doc])* $variant = $label, )+ } }
+
+        impl $name {
+            #[doc = $returns]
+            $of const fn $property(self) -> $type {
+                match self {
+                    $( Self::$variant => ($($value),+), )+
+                }
+            }
+        }
+    };
     (
         $(#[$about:meta])*
         $vis:vis enum $name:ident {
@@ -18,10 +37,10 @@ macro_rules! labelled {
 
         impl $name {
             /// Every variant, in the order of the enum.
-            pub const ALL: [Self; [$($label),+].len()] = [$(Self::$variant),+];
+            $vis const ALL: [Self; [$($label),+].len()] = [$(Self::$variant),+];
 
             /// Returns the label.
-            pub const fn label(self) -> &'static str {
+            $vis const fn label(self) -> &'static str {
                 match self {
                     $( Self::$variant => $label, )+
                 }

@@ -16,126 +16,139 @@ use crate::labels::labelled;
 
 pub use outcome::OUTCOME_HEADER;
 
+use Fault::{Downstream, Gateway, Upstream};
+
+const UNKNOWN_SERVICE: &str = "unknown_service";
+const NOT_AUTHORIZED: &str = "not_authorized";
+const NO_ENDPOINT: &str = "no_endpoint";
+const DIAL_FAILED: &str = "dial_failed";
+const OVERLOADED: &str = "overloaded";
+const DRAINING: &str = "draining";
+const LOOP: &str = "gateway_loop";
+const RESET: &str = "gateway_reset";
+
 labelled! {
+    #[with(properties: (Fault, &'static str, Option<&'static str>),
+        "Returns the party to blame, the response flags, and the outcome for gateways.")]
     /// Reason for the end of a tunnel, from a rejected CONNECT to a clean close in both
     /// directions. Its label is also the `reason` field of the log.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Reason {
         /// END_STREAM and FIN ended both directions.
-        Completed = "completed",
+        Completed = ("completed", Fault::None, "-", None),
         /// The `:authority` is not an acceptable `host:port`.
-        BadAuthority = "bad_authority",
+        BadAuthority = ("bad_authority", Downstream, "-", None),
         /// The method is not CONNECT.
-        NotConnect = "not_connect",
+        NotConnect = ("not_connect", Downstream, "-", None),
         /// The request has more header fields, or a larger header list, than the limit.
-        TooManyFields = "too_many_fields",
+        TooManyFields = ("too_many_fields", Downstream, "-", None),
         /// `x-strait-source` of a gateway in `trust.gateways` is malformed, or was sent twice.
-        BadSource = "bad_source",
+        BadSource = ("bad_source", Downstream, "-", None),
         /// The ClientHello has no server name, or no route or subset has that name.
-        UnknownSni = "unknown_sni",
+        UnknownSni = ("unknown_sni", Downstream, "CONNECT", Some(UNKNOWN_SERVICE)),
         /// The ClientHello on an Istio listener offers none of Istio's ALPN protocols.
-        NoIstioAlpn = "no_istio_alpn",
+        NoIstioAlpn = ("no_istio_alpn", Downstream, "-", None),
         /// A tunnel that is routed or checked by its inner TLS did not begin with a ClientHello, or
         /// not in time.
-        NoClientHello = "no_hello",
+        NoClientHello = ("no_hello", Downstream, "CONNECT", None),
         /// The server name inside the tunnel does not belong to the service of its authority.
-        SniMismatch = "sni_mismatch",
+        SniMismatch = ("sni_mismatch", Downstream, "CONNECT", None),
         /// No service of the snapshot has this name or address.
-        UnknownService = "unknown_service",
+        UnknownService = ("unknown_service", Downstream, "CONNECT", Some(UNKNOWN_SERVICE)),
         /// The service is not exposed to any peer.
-        NotExposed = "not_exposed",
+        NotExposed = ("not_exposed", Downstream, "DENY", Some(NOT_AUTHORIZED)),
         /// The service is exposed, but not to this peer.
-        NotForPeer = "not_for_peer",
+        NotForPeer = ("not_for_peer", Downstream, "DENY", Some(NOT_AUTHORIZED)),
         /// No link leads from the peer's cluster to this one.
-        NotLinked = "not_linked",
+        NotLinked = ("not_linked", Downstream, "DENY", Some(NOT_AUTHORIZED)),
         /// An Istio authorization policy denies the tunnel.
-        PolicyDenied = "policy_denied",
+        PolicyDenied = ("policy_denied", Downstream, "DENY", Some(NOT_AUTHORIZED)),
         /// The service has no usable endpoint.
-        NoEndpoint = "no_endpoint",
+        NoEndpoint = ("no_endpoint", Upstream, "CONNECT", Some(NO_ENDPOINT)),
         /// The control plane's drop overload policy selected this tunnel.
-        DropOverload = "drop_overload",
+        DropOverload = ("drop_overload", Gateway, "CONNECT", Some(OVERLOADED)),
         /// The service's waypoint is unknown or has no endpoint. The waypoint is never bypassed.
-        NoWaypoint = "no_waypoint",
+        NoWaypoint = ("no_waypoint", Upstream, "CONNECT", Some(NO_ENDPOINT)),
         /// The address of every endpoint is on the deny list.
-        DialDenied = "dial_denied",
+        DialDenied = ("dial_denied", Gateway, "CONNECT", Some(DIAL_FAILED)),
         /// Every endpoint that was tried refused the connection.
-        DialRefused = "dial_refused",
+        DialRefused = ("dial_refused", Upstream, "CONNECT", Some(DIAL_FAILED)),
         /// No endpoint answered within the dial budget.
-        DialTimeout = "dial_timeout",
+        DialTimeout = ("dial_timeout", Upstream, "CONNECT", Some(DIAL_FAILED)),
         /// No endpoint answered within `limits.connect_timeout` of the service's exposure.
-        ConnectTimeout = "connect_timeout",
+        ConnectTimeout = ("connect_timeout", Upstream, "CONNECT", Some(DIAL_FAILED)),
         /// Every dial failed, for another network error.
-        DialFailed = "dial_failed",
+        DialFailed = ("dial_failed", Upstream, "CONNECT", Some(DIAL_FAILED)),
         /// This host is out of ports, descriptors or memory, or the peer's connection is at its
         /// limit of tunnels.
-        Overloaded = "overloaded",
+        Overloaded = ("overloaded", Gateway, "CONNECT", Some(OVERLOADED)),
         /// The peer, its cluster or its address has used its share of the descriptors.
-        OverShare = "over_share",
+        OverShare = ("over_share", Downstream, "CONNECT", Some(OVERLOADED)),
         /// The service has its limit of concurrent tunnels, by `limits.tunnels` of its exposure.
-        TunnelLimit = "tunnel_limit",
+        TunnelLimit = ("tunnel_limit", Gateway, "CONNECT", Some(OVERLOADED)),
         /// At least three quarters of the memory limit of this process are in use.
-        MemoryFull = "memory_full",
+        MemoryFull = ("memory_full", Gateway, "CONNECT", Some(OVERLOADED)),
         /// Tunnels with the same ClientHello are already in flight: a route leads back to a
         /// gateway.
-        Loop = "loop",
+        Loop = ("loop", Gateway, "CONNECT", None),
         /// The tunnel has already passed this gateway, or too many gateways of other networks.
-        GatewayLoop = "gateway_loop",
+        GatewayLoop = ("gateway_loop", Gateway, "CONNECT", Some(LOOP)),
         /// No HBONE connection to a gateway of another network could be opened.
-        GatewayUnreachable = "gateway_unreachable",
+        GatewayUnreachable = ("gateway_unreachable", Upstream, "CONNECT", Some(DIAL_FAILED)),
         /// The certificate of a gateway of another network is not that of the expected gateway.
-        GatewayUntrusted = "gateway_untrusted",
+        GatewayUntrusted = ("gateway_untrusted", Upstream, "CONNECT", Some(DIAL_FAILED)),
         /// A gateway of another network rejected the certificate of this gateway, by a TLS alert.
-        PeerRejectedUs = "peer_rejected_us",
+        PeerRejectedUs = ("peer_rejected_us", Gateway, "CONNECT", Some(DIAL_FAILED)),
         /// A gateway of another network ended its connection or reset the stream by an error before
         /// it answered the CONNECT, which is not repeated.
-        GatewayReset = "gateway_reset",
+        GatewayReset = ("gateway_reset", Upstream, "CONNECT", Some(RESET)),
         /// A gateway of another network has no endpoint for the service, or did not reach one in
         /// time.
-        RemoteUnavailable = "remote_unavailable",
+        RemoteUnavailable = ("remote_unavailable", Upstream, "CONNECT", Some(NO_ENDPOINT)),
         /// A gateway of another network does not know the service, or does not expose it to this
         /// gateway.
-        RemoteRejected = "remote_rejected",
+        RemoteRejected = ("remote_rejected", Upstream, "CONNECT", Some(UNKNOWN_SERVICE)),
         /// A gateway of another network is overloaded or draining, or all its connections are in
         /// use.
-        RemoteBusy = "remote_busy",
+        RemoteBusy = ("remote_busy", Upstream, "CONNECT", Some(OVERLOADED)),
         /// The certificate of the workload behind a binding is not that of an expected workload.
-        WorkloadUntrusted = "workload_untrusted",
+        WorkloadUntrusted = ("workload_untrusted", Upstream, "CONNECT", None),
         /// The workload behind a binding did not open the HBONE connection in the tunnel, or
         /// rejected its CONNECT.
-        WorkloadUnreachable = "workload_unreachable",
+        WorkloadUnreachable = ("workload_unreachable", Upstream, "CONNECT", None),
         /// The binding, or the address of the client, has its maximum number of connections.
-        BindingFull = "binding_full",
+        BindingFull = ("binding_full", Downstream, "CONNECT", None),
         /// The buffers of all tunnels are at their limit. New tunnels are rejected, and the stalled
         /// tunnels with most buffered bytes are reset.
-        BuffersFull = "buffers_full",
+        BuffersFull = ("buffers_full", Gateway, "CONNECT", Some(OVERLOADED)),
         /// The peer sent more than 64 KiB before the answer.
-        EarlyData = "early_data",
+        EarlyData = ("early_data", Downstream, "-", None),
         /// The first peer of the tunnel sent more frames through a gateway than its tunnels account
         /// for.
-        CreditExhausted = "credit_exhausted",
+        CreditExhausted = ("credit_exhausted", Downstream, "-", None),
         /// The peer sent trailers on a tunnel (RFC 9113 section 8.5).
-        Malformed = "malformed",
+        Malformed = ("malformed", Downstream, "-", None),
         /// The peer reset the stream with CANCEL or NO_ERROR.
-        DownstreamCancelled = "downstream_cancelled",
+        DownstreamCancelled = ("downstream_cancelled", Fault::None, "-", None),
         /// The peer reset the stream with another code.
-        DownstreamReset = "downstream_reset",
+        DownstreamReset = ("downstream_reset", Downstream, "-", None),
         /// The peer's connection ended while the tunnel was open.
-        DownstreamLost = "downstream_lost",
+        DownstreamLost = ("downstream_lost", Downstream, "-", None),
         /// The endpoint reset the connection, or the connection failed.
-        UpstreamReset = "upstream_reset",
+        UpstreamReset = ("upstream_reset", Upstream, "-", None),
         /// The endpoint sent no byte within 5 s of a complete ClientHello of the peer.
-        EndpointSilent = "endpoint_silent",
+        EndpointSilent = ("endpoint_silent", Upstream, "-", None),
         /// The tunnel was open at the drain deadline.
-        DrainDeadline = "drain_deadline",
+        DrainDeadline = ("drain_deadline", Gateway, "-", Some(DRAINING)),
         /// No byte passed for `limits.idle_timeout` of the service's exposure or `idle` of the
         /// binding.
-        IdleTimeout = "idle_timeout",
+        IdleTimeout = ("idle_timeout", Gateway, "-", None),
         /// The tunnel was open for `limits.max_duration` of the service's exposure.
-        MaxDuration = "max_duration",
+        MaxDuration = ("max_duration", Gateway, "-", None),
         /// A change of trust, exposure or policy revoked the tunnel's permission.
-        Revoked = "revoked",
+        Revoked = ("revoked", Gateway, "DENY", Some(NOT_AUTHORIZED)),
         /// A bug in this gateway caused a panic.
-        Panic = "panic",
+        Panic = ("panic", Gateway, "-", None),
     }
 }
 
@@ -169,59 +182,7 @@ impl Reason {
 
     /// Returns the party to blame.
     pub const fn blame(self) -> Fault {
-        match self {
-            Self::Completed | Self::DownstreamCancelled => Fault::None,
-            Self::BadAuthority
-            | Self::NotConnect
-            | Self::TooManyFields
-            | Self::BadSource
-            | Self::UnknownSni
-            | Self::NoIstioAlpn
-            | Self::NoClientHello
-            | Self::SniMismatch
-            | Self::UnknownService
-            | Self::NotExposed
-            | Self::NotForPeer
-            | Self::NotLinked
-            | Self::PolicyDenied
-            | Self::OverShare
-            | Self::BindingFull
-            | Self::EarlyData
-            | Self::CreditExhausted
-            | Self::Malformed
-            | Self::DownstreamReset
-            | Self::DownstreamLost => Fault::Downstream,
-            Self::NoEndpoint
-            | Self::NoWaypoint
-            | Self::DialRefused
-            | Self::DialTimeout
-            | Self::ConnectTimeout
-            | Self::DialFailed
-            | Self::GatewayUnreachable
-            | Self::GatewayUntrusted
-            | Self::GatewayReset
-            | Self::RemoteUnavailable
-            | Self::RemoteRejected
-            | Self::RemoteBusy
-            | Self::WorkloadUntrusted
-            | Self::WorkloadUnreachable
-            | Self::UpstreamReset
-            | Self::EndpointSilent => Fault::Upstream,
-            Self::DialDenied
-            | Self::DropOverload
-            | Self::Overloaded
-            | Self::TunnelLimit
-            | Self::MemoryFull
-            | Self::Loop
-            | Self::GatewayLoop
-            | Self::PeerRejectedUs
-            | Self::BuffersFull
-            | Self::DrainDeadline
-            | Self::IdleTimeout
-            | Self::MaxDuration
-            | Self::Revoked
-            | Self::Panic => Fault::Gateway,
-        }
+        self.properties().0
     }
 
     /// Returns true if the same tunnel may try another endpoint of the service.
@@ -321,50 +282,14 @@ impl Reason {
         match self.blame() {
             _ if self == Self::Malformed => h2::Reason::PROTOCOL_ERROR,
             _ if self == Self::CreditExhausted => h2::Reason::ENHANCE_YOUR_CALM,
-            Fault::Upstream => h2::Reason::CONNECT_ERROR,
-            Fault::None | Fault::Downstream | Fault::Gateway => h2::Reason::INTERNAL_ERROR,
+            Upstream => h2::Reason::CONNECT_ERROR,
+            Fault::None | Downstream | Gateway => h2::Reason::INTERNAL_ERROR,
         }
     }
 
     /// Returns the value of Istio's `response_flags` label (docs/wire-contract.md 6.1).
     pub const fn response_flags(self) -> &'static str {
-        match self {
-            Self::NotExposed
-            | Self::NotForPeer
-            | Self::NotLinked
-            | Self::PolicyDenied
-            | Self::Revoked => "DENY",
-            Self::UnknownSni
-            | Self::NoClientHello
-            | Self::SniMismatch
-            | Self::UnknownService
-            | Self::NoEndpoint
-            | Self::DropOverload
-            | Self::NoWaypoint
-            | Self::DialDenied
-            | Self::DialRefused
-            | Self::DialTimeout
-            | Self::ConnectTimeout
-            | Self::DialFailed
-            | Self::Overloaded
-            | Self::OverShare
-            | Self::TunnelLimit
-            | Self::MemoryFull
-            | Self::Loop
-            | Self::GatewayLoop
-            | Self::GatewayUnreachable
-            | Self::GatewayUntrusted
-            | Self::PeerRejectedUs
-            | Self::GatewayReset
-            | Self::RemoteUnavailable
-            | Self::RemoteRejected
-            | Self::RemoteBusy
-            | Self::WorkloadUntrusted
-            | Self::WorkloadUnreachable
-            | Self::BindingFull
-            | Self::BuffersFull => "CONNECT",
-            _ => "-",
-        }
+        self.properties().1
     }
 
     /// Returns the level of the access log line.
@@ -387,60 +312,64 @@ impl Reason {
 }
 
 labelled! {
+    #[with(pub description: &'static str, "Returns a description for the operator.")]
     /// Reason for which a connection was refused before it could open a tunnel. Its
     /// label is also the `reason` field of the log (docs/wire-contract.md 4.2).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum HandshakeRefusal {
         /// The peer presented no certificate.
-        NoCertificate = "no_certificate",
+        NoCertificate = ("no_certificate", "the peer presented no certificate"),
         /// The certificate could not be parsed.
-        BadEncoding = "bad_encoding",
+        BadEncoding = ("bad_encoding", "the certificate cannot be read"),
         /// The chain does not lead to a root of the peer's trust domain.
-        UnknownIssuer = "unknown_issuer",
+        UnknownIssuer = ("unknown_issuer",
+            "the chain does not lead to a root of the peer's trust domain"),
         /// A certificate of the chain has expired.
-        Expired = "expired",
+        Expired = ("expired", "a certificate of the chain has expired"),
         /// A certificate of the chain is not valid yet.
-        NotYetValid = "not_yet_valid",
+        NotYetValid = ("not_yet_valid", "a certificate of the chain is not valid yet"),
         /// The leaf is a CA certificate.
-        CaAsLeaf = "ca_as_leaf",
+        CaAsLeaf = ("ca_as_leaf", "the certificate is a CA certificate"),
         /// KeyUsage or ExtendedKeyUsage does not allow client authentication.
-        BadKeyUsage = "bad_key_usage",
+        BadKeyUsage = ("bad_key_usage", "the certificate's key usage does not permit this"),
         /// A signature does not verify or uses an unsupported algorithm.
-        BadSignature = "bad_signature",
+        BadSignature = ("bad_signature", "a signature is invalid or uses an unsupported algorithm"),
         /// The leaf has no URI SAN.
-        NoUriSan = "no_uri_san",
+        NoUriSan = ("no_uri_san", "the certificate has no URI SAN"),
         /// The leaf has more than one SAN of the URI type.
-        ManyUriSans = "many_uri_sans",
+        ManyUriSans = ("many_uri_sans", "the certificate has more than one URI SAN"),
         /// The URI SAN is not `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
-        BadSpiffeId = "bad_spiffe_id",
+        BadSpiffeId = ("bad_spiffe_id",
+            "the URI SAN is not spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT"),
         /// The trust domain is outside the configured set.
-        UntrustedDomain = "untrusted_domain",
+        UntrustedDomain = ("untrusted_domain", "the peer's identity is not accepted here"),
         /// By the configuration, the issuer belongs to no cluster or may not sign for the trust
         /// domain.
-        UntrustedIssuer = "untrusted_issuer",
+        UntrustedIssuer = ("untrusted_issuer",
+            "the issuer of the certificate is not accepted here"),
         /// A revocation list contains a certificate of the chain.
-        Revoked = "revoked",
+        Revoked = ("revoked", "a certificate of the chain is revoked"),
         /// The revocation list of an issuer is past its nextUpdate.
-        StaleCrl = "stale_crl",
+        StaleCrl = ("stale_crl", "the revocation list of an issuer is stale"),
         /// The revocation list of an issuer is absent, or not signed by that issuer.
-        UnknownRevocation = "unknown_revocation",
+        UnknownRevocation = ("unknown_revocation", "an issuer has no usable revocation list"),
         /// A connection of a load balancer did not begin with a valid PROXY header.
-        NoProxyHeader = "no_proxy_header",
+        NoProxyHeader = ("no_proxy_header", "the load balancer sent no valid PROXY header"),
         /// The PROXY header, the handshake or the HTTP/2 preface did not complete in time.
-        Timeout = "timeout",
+        Timeout = ("timeout", "the handshake timed out"),
         /// The limit of concurrent handshakes was reached, and this one was the oldest of the
         /// source with the most.
-        Evicted = "evicted",
+        Evicted = ("evicted", "the limit of concurrent handshakes was reached"),
         /// The peer or its cluster has used its share of the descriptors.
-        OverShare = "over_share",
+        OverShare = ("over_share", "the peer or its cluster has used its share of the descriptors"),
         /// The client did not offer ALPN `h2`.
-        NoAlpn = "no_alpn",
+        NoAlpn = ("no_alpn", "the peer does not offer ALPN h2"),
         /// The client does not support TLS 1.3.
-        TlsVersion = "tls_version",
+        TlsVersion = ("tls_version", "the peer does not support TLS 1.3"),
         /// The peer rejected the certificate of this gateway, by a TLS alert.
-        PeerRejectedUs = "peer_rejected_us",
+        PeerRejectedUs = ("peer_rejected_us", "the peer rejected the certificate of this gateway"),
         /// Any other failure: no TLS, a lost connection, a malformed message.
-        Other = "other",
+        Other = ("other", "the handshake failed"),
     }
 }
 
@@ -452,38 +381,6 @@ labelled! {
         Age = "age",
         /// Its worker has more load than others.
         WorkerLoad = "worker_load",
-    }
-}
-
-impl HandshakeRefusal {
-    /// Returns a description for the operator.
-    pub const fn description(self) -> &'static str {
-        match self {
-            Self::NoCertificate => "the peer presented no certificate",
-            Self::BadEncoding => "the certificate cannot be read",
-            Self::UnknownIssuer => "the chain does not lead to a root of the peer's trust domain",
-            Self::Expired => "a certificate of the chain has expired",
-            Self::NotYetValid => "a certificate of the chain is not valid yet",
-            Self::CaAsLeaf => "the certificate is a CA certificate",
-            Self::BadKeyUsage => "the certificate's key usage does not permit this",
-            Self::BadSignature => "a signature is invalid or uses an unsupported algorithm",
-            Self::NoUriSan => "the certificate has no URI SAN",
-            Self::ManyUriSans => "the certificate has more than one URI SAN",
-            Self::BadSpiffeId => "the URI SAN is not spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
-            Self::UntrustedDomain => "the peer's identity is not accepted here",
-            Self::UntrustedIssuer => "the issuer of the certificate is not accepted here",
-            Self::Revoked => "a certificate of the chain is revoked",
-            Self::StaleCrl => "the revocation list of an issuer is stale",
-            Self::UnknownRevocation => "an issuer has no usable revocation list",
-            Self::NoProxyHeader => "the load balancer sent no valid PROXY header",
-            Self::Timeout => "the handshake timed out",
-            Self::Evicted => "the limit of concurrent handshakes was reached",
-            Self::OverShare => "the peer or its cluster has used its share of the descriptors",
-            Self::NoAlpn => "the peer does not offer ALPN h2",
-            Self::TlsVersion => "the peer does not support TLS 1.3",
-            Self::PeerRejectedUs => "the peer rejected the certificate of this gateway",
-            Self::Other => "the handshake failed",
-        }
     }
 }
 

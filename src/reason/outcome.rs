@@ -2,52 +2,19 @@
 
 use http::StatusCode;
 
-use super::Reason;
+use super::{
+    DIAL_FAILED, DRAINING, LOOP, NO_ENDPOINT, NOT_AUTHORIZED, OVERLOADED, RESET, Reason,
+    UNKNOWN_SERVICE,
+};
 
 /// Response header with the outcome. Other peers must not learn which services exist, and do not
 /// get it.
 pub const OUTCOME_HEADER: &str = "x-strait-outcome";
 
-const UNKNOWN_SERVICE: &str = "unknown_service";
-const NOT_AUTHORIZED: &str = "not_authorized";
-const NO_ENDPOINT: &str = "no_endpoint";
-const DIAL_FAILED: &str = "dial_failed";
-const OVERLOADED: &str = "overloaded";
-const DRAINING: &str = "draining";
-const LOOP: &str = "gateway_loop";
-const RESET: &str = "gateway_reset";
-
 impl Reason {
     /// Returns the outcome of a CONNECT that is rejected for a reason, if there is one.
     pub const fn outcome(self) -> Option<&'static str> {
-        Some(match self {
-            Self::UnknownService | Self::UnknownSni | Self::RemoteRejected => UNKNOWN_SERVICE,
-            Self::NotExposed
-            | Self::NotForPeer
-            | Self::NotLinked
-            | Self::PolicyDenied
-            | Self::Revoked => NOT_AUTHORIZED,
-            Self::NoEndpoint | Self::NoWaypoint | Self::RemoteUnavailable => NO_ENDPOINT,
-            Self::DialDenied
-            | Self::DialRefused
-            | Self::DialTimeout
-            | Self::ConnectTimeout
-            | Self::DialFailed
-            | Self::GatewayUnreachable
-            | Self::GatewayUntrusted
-            | Self::PeerRejectedUs => DIAL_FAILED,
-            Self::Overloaded
-            | Self::OverShare
-            | Self::TunnelLimit
-            | Self::MemoryFull
-            | Self::BuffersFull
-            | Self::DropOverload
-            | Self::RemoteBusy => OVERLOADED,
-            Self::DrainDeadline => DRAINING,
-            Self::GatewayLoop => LOOP,
-            Self::GatewayReset => RESET,
-            _ => return None,
-        })
+        self.properties().2
     }
 
     /// Returns the reason behind the answer of a gateway. Without the header, 503 means that the

@@ -65,43 +65,24 @@ labelled! {
     }
 }
 
-/// Stage of a tunnel, with a histogram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    Pick,
-    Dial,
-    FirstByte,
-    InnerHello,
-    Tunnel,
+labelled! {
+    #[with(help: &'static str, "Returns the description of the histogram in scrapes.")]
+    /// Stage of a tunnel. Its label is the name of its histogram.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Stage {
+        Pick = ("strait_pick_seconds",
+            "Time from the request of a tunnel to its first dial: policies and pick"),
+        Dial = ("strait_dial_seconds", "Duration of the dial of a tunnel that opened"),
+        FirstByte = ("strait_first_byte_seconds",
+            "Time from the dial to the first byte of the endpoint"),
+        InnerHello = ("strait_inner_handshake_seconds",
+            "Time from the ClientHello inside a CONNECT to the answer of the endpoint"),
+        Tunnel = ("strait_tunnel_seconds",
+            "Time from the request of a tunnel that opened to its end"),
+    }
 }
 
 impl Stage {
-    const ALL: [Self; 5] =
-        [Self::Pick, Self::Dial, Self::FirstByte, Self::InnerHello, Self::Tunnel];
-
-    /// Returns the name of the histogram, and its description in scrapes.
-    fn describe(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Pick => (
-                "strait_pick_seconds",
-                "Time from the request of a tunnel to its first dial: policies and pick",
-            ),
-            Self::Dial => ("strait_dial_seconds", "Duration of the dial of a tunnel that opened"),
-            Self::FirstByte => (
-                "strait_first_byte_seconds",
-                "Time from the dial to the first byte of the endpoint",
-            ),
-            Self::InnerHello => (
-                "strait_inner_handshake_seconds",
-                "Time from the ClientHello inside a CONNECT to the answer of the endpoint",
-            ),
-            Self::Tunnel => (
-                "strait_tunnel_seconds",
-                "Time from the request of a tunnel that opened to its end",
-            ),
-        }
-    }
-
     fn bounds(self) -> &'static [u64; BUCKETS] {
         if self == Self::Tunnel { &TUNNEL_BOUNDS } else { &STAGE_BOUNDS }
     }
@@ -268,7 +249,7 @@ impl Collector for Times {
             }
         }
         for stage in Stage::ALL {
-            let (name, help) = stage.describe();
+            let (name, help) = (stage.label(), stage.help());
             let mut described = describe(&mut encoder, name, help, MetricType::Histogram)?;
             for (cluster, times) in &clusters {
                 for proximity in Proximity::ALL {
@@ -324,7 +305,7 @@ mod tests {
         text::encode(&mut text, &registry).expect("a text");
         let count = |cluster: &str| {
             let labels = format!("{{tier=\"zone\",source_cluster=\"{cluster}\"}} ");
-            let name = format!("{}_count{labels}", Stage::Dial.describe().0);
+            let name = format!("{}_count{labels}", Stage::Dial.label());
             text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<usize>().ok())
         };
         assert_eq!((count("unknown"), count("cluster-0")), (Some(2), Some(2)));
