@@ -37,15 +37,9 @@ pub(super) struct Admin {
     admin: String,
 }
 
-#[derive(Debug, Args)]
-pub(super) struct DumpArgs {
-    #[command(flatten)]
-    admin: Admin,
-}
-
-pub(super) fn dump(args: &DumpArgs) -> ExitCode {
+pub(super) fn dump(admin: &Admin) -> ExitCode {
     run_admin_command(async {
-        let dump = args.admin.request(Method::GET, "/config_dump", &()).await?;
+        let dump = admin.request(Method::GET, "/config_dump", &()).await?;
         dump.print_success().await
     })
 }

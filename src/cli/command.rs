@@ -95,17 +95,14 @@ enum Command {
                             strait dump > dump.json; \
                             istioctl ztunnel-config workload --file dump.json\n  \
                             strait dump | jq .strait")]
-    Dump(ask::DumpArgs),
-    /// Drains a part of the mesh or a listener of the running gateway, until `--undo`
-    /// or, without `--persist`, a restart.
-    #[command(subcommand)]
-    Drain(drain::Command),
+    Dump(ask::Admin),
+    Drain(drain::Drain),
     /// Applies the removals by the control plane that the running gateway holds
     /// (`discovery.hold`), without waiting for their time.
     ///
     /// Exits 1 if no removals are held, 2 if the gateway does not answer.
     #[command(after_help = "Examples:\n  strait status\n  strait release")]
-    Release(drain::Release),
+    Release(ask::Admin),
     Explain(Box<explain::Args>),
     Link(Box<link::LinkArgs>),
     Expose(Box<link::ExposeArgs>),
@@ -152,9 +149,9 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Link(args) => link::link(&args),
         Command::Expose(args) => link::expose(&args),
         Command::Status(args) => return status::run(&args),
-        Command::Dump(args) => return ask::dump(&args),
-        Command::Drain(command) => return drain::run(&command),
-        Command::Release(args) => return drain::release(&args),
+        Command::Dump(admin) => return ask::dump(&admin),
+        Command::Drain(args) => return drain::run(&args),
+        Command::Release(admin) => return drain::release(&admin),
         Command::Explain(args) => return explain::run(&args),
         Command::Trust(command) => return trust::run(&command),
         #[cfg(feature = "tools")]

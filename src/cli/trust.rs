@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use http::Method;
 use serde::de::IgnoredAny;
 
@@ -30,20 +30,14 @@ pub(super) enum Command {
                             /strait trust issuers\n  \
                             openssl x509 -in ca-cert.pem -pubkey -noout | \
                             openssl pkey -pubin -outform DER | sha256sum")]
-    Issuers(Issuers),
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Issuers {
-    #[command(flatten)]
-    admin: Admin,
+    Issuers(Admin),
 }
 
 /// Requests the issuers and prints them.
 pub(super) fn run(command: &Command) -> ExitCode {
-    let Command::Issuers(args) = command;
+    let Command::Issuers(admin) = command;
     run_admin_command(async {
-        let answer = args.admin.request(Method::GET, "/status", &()).await?;
+        let answer = admin.request(Method::GET, "/status", &()).await?;
         let page: StatusPage<IgnoredAny> = answer.decode().await?;
         if page.issuers.is_empty() {
             eprintln!("no peer has connected yet; retry after the first connection");

@@ -1,7 +1,7 @@
 //! `strait completions` and `strait man`: the files that packages install beside the program.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 
 use anyhow::Context;
 use clap::Command;
@@ -10,37 +10,17 @@ use clap_mangen::Man;
 
 use crate::cli::text::print;
 
-/// Arguments of `strait completions`.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  \
-                        strait completions bash > /etc/bash_completion.d/strait\n  \
-                        strait completions fish > ~/.config/fish/completions/strait.fish")]
-pub(in crate::cli) struct CompletionsArgs {
-    /// Shell that reads them.
-    shell: Shell,
-}
-
-/// Arguments of `strait man`.
-#[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  strait man | man -l -\n  strait man /usr/local/share/man/man1"
-)]
-pub(in crate::cli) struct ManArgs {
-    /// Folder of the pages, such as strait-run.1; created if it is missing.
-    folder: Option<PathBuf>,
-}
-
 /// Prints the completions of a shell.
-pub(super) fn completions(mut command: Command, args: &CompletionsArgs) -> anyhow::Result<()> {
+pub(super) fn completions(mut command: Command, shell: Shell) -> anyhow::Result<()> {
     // The generator panics on a failed write, such as one to a closed pipe.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut command, "strait", &mut script);
+    clap_complete::generate(shell, &mut command, "strait", &mut script);
     print(script)
 }
 
 /// Prints the manual page of the program, or writes the pages of all commands.
-pub(super) fn man(command: Command, args: &ManArgs) -> anyhow::Result<()> {
-    if let Some(folder) = &args.folder {
+pub(super) fn man(command: Command, folder: Option<&Path>) -> anyhow::Result<()> {
+    if let Some(folder) = folder {
         return fs::create_dir_all(folder)
             .and_then(|()| clap_mangen::generate_to(command, folder))
             .with_context(|| format!("cannot write the pages to {}", folder.display()));

@@ -4,9 +4,11 @@
 mod install;
 mod top;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use clap_complete::Shell;
 
 use crate::app;
 use crate::tools::{certs, conformance, demo, load};
@@ -21,9 +23,21 @@ pub(super) enum Tool {
     Conformance(Box<conformance::Args>),
     Top(top::Args),
     /// Prints the completions of a shell.
-    Completions(install::CompletionsArgs),
+    #[command(after_help = "Examples:\n  \
+                            strait completions bash > /etc/bash_completion.d/strait\n  \
+                            strait completions fish > ~/.config/fish/completions/strait.fish")]
+    Completions {
+        /// Shell that reads them.
+        shell: Shell,
+    },
     /// Prints the manual page of strait, or writes the pages of all commands to a folder.
-    Man(install::ManArgs),
+    #[command(
+        after_help = "Examples:\n  strait man | man -l -\n  strait man /usr/local/share/man/man1"
+    )]
+    Man {
+        /// Folder of the pages, such as strait-run.1; created if it is missing.
+        folder: Option<PathBuf>,
+    },
 }
 
 impl Tool {
@@ -38,8 +52,8 @@ impl Tool {
             }
             Self::Conformance(args) => return conformance::run(args),
             Self::Top(args) => return Ok(top::run(args)),
-            Self::Completions(args) => install::completions(program, args)?,
-            Self::Man(args) => install::man(program, args)?,
+            Self::Completions { shell } => install::completions(program, *shell)?,
+            Self::Man { folder } => install::man(program, folder.as_deref())?,
         }
         Ok(ExitCode::SUCCESS)
     }
