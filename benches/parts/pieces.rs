@@ -60,9 +60,9 @@ fn hello(criterion: &mut Criterion) {
 
 const WEST: Caller<'_> = Caller {
     trust_domain: "west.local",
-    issuer: None,
     namespace: "shop",
     service_account: "checkout",
+    ..Caller::UNKNOWN
 };
 
 /// Routing and policy in a mesh of 10,000 services.

@@ -21,7 +21,6 @@ use super::status::evacuated;
 use super::view::{Member, View};
 use super::{AdminState, stream};
 use crate::snapshot::Endpoint;
-use crate::snapshot::authorization::{Action, Condition, Match, Policy, PolicyScope, StringMatch};
 use crate::snapshot::mesh::{GatewayAddress, Place, Service, Workload};
 use crate::status::{Certificate, CertificateInfo};
 
@@ -55,8 +54,7 @@ impl Serialize for Dump<'_> {
         dump.serialize_entry("services", &LazyList(services))?;
         let workloads = || view.workloads().map(workload_to_json);
         dump.serialize_entry("workloads", &LazyList(workloads))?;
-        let policies = || snapshot.policies.iter().map(|one| policy_to_json(one));
-        dump.serialize_entry("policies", &LazyList(policies))?;
+        dump.serialize_entry("policies", &LazyList(|| snapshot.policies.iter()))?;
         dump.serialize_entry("certificates", &certificates(state))?;
         // Tunnels are not listed individually: see `inFlight` of the endpoints.
         dump.serialize_entry("workloadState", &json!({}))?;
@@ -256,124 +254,4 @@ fn certificate_to_json(certificate: Certificate) -> Value {
         "certChain": certs(&certificate.chain),
         "rootCerts": certs(&certificate.roots),
     })
-}
-
-/// Converts a policy. It matches if one of its rules matches, a rule if all of its clauses match,
-/// a clause if one of its matches does.
-fn policy_to_json(policy: &Policy) -> Value {
-    let rules: Vec<Vec<Vec<Value>>> = policy
-        .rules
-        .iter()
-        .map(|rule| {
-            let clauses = rule.clauses.iter();
-            let clauses = clauses.map(|one| one.matches.iter().map(match_to_json).collect());
-            clauses.collect()
-        })
-        .collect();
-    json!({
-        "name": policy.name,
-        "namespace": policy.namespace,
-        "scope": match policy.scope {
-            PolicyScope::Global => "Global",
-            PolicyScope::Namespace => "Namespace",
-            PolicyScope::Selected => "WorkloadSelector",
-        },
-        "action": match policy.action {
-            Action::Allow => "Allow",
-            Action::Deny => "Deny",
-        },
-        "rules": rules,
-        "dryRun": policy.dry_run,
-        // True if it replaces a policy that could not be read. istioctl does not know this key.
-        "unreadable": policy.unreadable,
-    })
-}
-
-/// Converts a match. Empty lists are omitted.
-fn match_to_json(of: &Match) -> Value {
-    let mut fields = serde_json::Map::new();
-    let mut put = |name: &str, not: &str, (any, none): (Vec<Value>, Vec<Value>)| {
-        for (name, list) in [(name, any), (not, none)] {
-            if !list.is_empty() {
-                fields.insert(name.to_owned(), list.into());
-            }
-        }
-    };
-    put("namespaces", "notNamespaces", values(&of.namespaces, text));
-    put("principals", "notPrincipals", values(&of.principals, text));
-    let accounts = values(&of.service_accounts, account);
-    put("serviceAccounts", "notServiceAccounts", accounts);
-    let sources = values(&of.source_ips, |net| json!(net));
-    put("sourceIps", "notSourceIps", sources);
-    let destinations = values(&of.destination_ips, |net| json!(net));
-    put("destinationIps", "notDestinationIps", destinations);
-    let ports = values(&of.destination_ports, |port| json!(port));
-    put("destinationPorts", "notDestinationPorts", ports);
-    Value::Object(fields)
-}
-
-fn account((namespace, name): &(String, String)) -> Value {
-    json!({ "namespace": namespace, "serviceAccount": name })
-}
-
-fn values<T>(condition: &Condition<T>, shown: impl Fn(&T) -> Value) -> (Vec<Value>, Vec<Value>) {
-    let list = |of: &[T]| of.iter().map(&shown).collect();
-    (list(&condition.any), list(&condition.none))
-}
-
-fn text(of: &StringMatch) -> Value {
-    match of {
-        StringMatch::Exact(text) => json!({ "Exact": text }),
-        StringMatch::Prefix(text) => json!({ "Prefix": text }),
-        StringMatch::Suffix(text) => json!({ "Suffix": text }),
-        StringMatch::Presence => json!({ "Presence": [] }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::snapshot::authorization::{Clause, Rule};
-
-    #[test]
-    fn a_policy_has_the_keys_of_ztunnel_and_only_those_that_say_something() {
-        let of = Match {
-            namespaces: Condition {
-                any: vec![StringMatch::Exact("shop".into())],
-                none: vec![StringMatch::Prefix("dev-".into())],
-            },
-            principals: Condition { any: Vec::new(), none: vec![StringMatch::Presence] },
-            service_accounts: Condition {
-                any: vec![("shop".into(), "checkout".into())],
-                none: Vec::new(),
-            },
-            source_ips: Condition {
-                any: vec!["10.0.0.0/8".parse().expect("a network")],
-                none: Vec::new(),
-            },
-            destination_ports: Condition { any: vec![80], none: Vec::new() },
-            ..Match::default()
-        };
-        let policy = Policy {
-            name: "p".into(),
-            namespace: "app".into(),
-            scope: PolicyScope::Selected,
-            action: Action::Allow,
-            rules: vec![Rule { clauses: vec![Clause { matches: vec![of] }] }],
-            dry_run: true,
-            unreadable: false,
-        };
-        let shown = policy_to_json(&policy);
-        let want = json!({
-            "name": "p", "namespace": "app", "scope": "WorkloadSelector", "action": "Allow",
-            "rules": [[[{
-                "namespaces": [{"Exact": "shop"}], "notNamespaces": [{"Prefix": "dev-"}],
-                "notPrincipals": [{"Presence": []}],
-                "serviceAccounts": [{"namespace": "shop", "serviceAccount": "checkout"}],
-                "sourceIps": ["10.0.0.0/8"], "destinationPorts": [80],
-            }]]],
-            "dryRun": true, "unreadable": false,
-        });
-        assert_eq!(shown, want);
-    }
 }

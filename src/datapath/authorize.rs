@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use crate::outer::Servers;
 use crate::reason::Reason;
-use crate::snapshot::authorization::{Attributes, PeerIdentity};
+use crate::snapshot::authorization::Attributes;
 use crate::snapshot::mesh::Workload;
 use crate::snapshot::{Endpoint, Enforcement, PolicyRejection, PolicyVerdict, Protocol, Snapshot};
 use crate::telemetry::PolicyOutcome;
@@ -141,13 +141,8 @@ pub fn evaluate(
         return None;
     }
     let is_plain = endpoint.protocol == Protocol::Tcp;
-    let of_peer = || PeerIdentity {
-        principal: &peer.source.principal,
-        namespace: &peer.source.namespace,
-        service_account: &peer.source.service_account,
-    };
     let attributes = Attributes {
-        peer: Some(first_peer.map_or_else(of_peer, FirstPeer::policy_identity)),
+        peer: Some(first_peer.map_or_else(|| peer.policy_source(), FirstPeer::caller)),
         source: is_plain.then(|| peer.source.address.ip()),
         destination: endpoint.address.ip(),
         port: is_plain.then(|| endpoint.address.port()),

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use crate::config::parse_identity;
 use crate::limits;
 use crate::reason::Reason;
-use crate::snapshot::authorization::PeerIdentity;
 use crate::snapshot::{Caller, Snapshot};
 use crate::telemetry::Source;
 use crate::tls::Issuer;
@@ -155,20 +154,12 @@ impl FirstPeer {
         is_permitted && trust.cluster(self.caller()).is_some()
     }
 
-    /// Returns the first peer in the form that exposure rules take.
+    /// Returns the first peer in the form that exposure rules and authorization policies take.
     pub fn caller(&self) -> Caller<'_> {
         Caller {
+            principal: &self.principal,
             trust_domain: &self.trust_domain,
             issuer: self.issuer.as_ref(),
-            namespace: &self.namespace,
-            service_account: &self.service_account,
-        }
-    }
-
-    /// Returns the first peer in the form that authorization policies take.
-    pub fn policy_identity(&self) -> PeerIdentity<'_> {
-        PeerIdentity {
-            principal: &self.principal,
             namespace: &self.namespace,
             service_account: &self.service_account,
         }

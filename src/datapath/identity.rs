@@ -174,6 +174,7 @@ impl Peer {
     /// Returns the peer in the form that policy evaluation takes.
     pub fn policy_source(&self) -> Caller<'_> {
         Caller {
+            principal: &self.source.principal,
             trust_domain: &self.source.trust_domain,
             issuer: self.spki(),
             namespace: &self.source.namespace,

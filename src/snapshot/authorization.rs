@@ -3,9 +3,16 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
-/// Policy: its scope, its action and its rules.
-#[derive(Clone, Debug, PartialEq)]
+use super::trust::Caller;
+
+/// Policy: its scope, its action and its rules. It is serialized as ztunnel does; istioctl does not
+/// know `unreadable`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Policy {
     pub name: String,
     pub namespace: String,
@@ -20,32 +27,27 @@ pub struct Policy {
     pub unreadable: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum PolicyScope {
     Global,
     /// Workloads of the policy's namespace.
     Namespace,
     /// Workloads that name the policy.
+    #[serde(rename = "WorkloadSelector")]
     Selected,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Action {
     Allow,
     Deny,
 }
 
 /// Rule, which matches if all of its clauses do. A rule without clauses always matches.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rule {
-    pub clauses: Vec<Clause>,
-}
+pub type Rule = Vec<Clause>;
 
 /// Clause, which matches if one of its matches holds or if it has none.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Clause {
-    pub matches: Vec<Match>,
-}
+pub type Clause = Vec<Match>;
 
 /// Conditions that must all hold. A match without any condition never holds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -75,34 +77,26 @@ pub struct Condition<T> {
 }
 
 /// Condition on a string, case-sensitive.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum StringMatch {
     /// Matches an equal string.
     Exact(String),
     Prefix(String),
     Suffix(String),
     /// Matches any string that is not empty.
-    Presence,
+    Presence(),
 }
 
 /// Known attributes of a request for which policies are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes<'a> {
-    pub peer: Option<PeerIdentity<'a>>,
+    pub peer: Option<Caller<'a>>,
     /// Address of the peer. Unknown for an HBONE endpoint.
     pub source: Option<IpAddr>,
     /// Address of the endpoint.
     pub destination: IpAddr,
     /// Port of the endpoint. Unknown for an HBONE endpoint, where the inner CONNECT names it.
     pub port: Option<u16>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct PeerIdentity<'a> {
-    /// Whole identity, `spiffe://…`.
-    pub principal: &'a str,
-    pub namespace: &'a str,
-    pub service_account: &'a str,
 }
 
 impl Policy {
@@ -118,7 +112,7 @@ impl Policy {
             namespace,
             scope,
             action: Action::Deny,
-            rules: vec![Rule::default()],
+            rules: vec![Rule::new()],
             dry_run,
             unreadable: true,
         }
@@ -131,8 +125,8 @@ impl Policy {
 
     /// Returns the total number of rules, clauses, matches and list entries.
     pub fn size(&self) -> usize {
-        let clauses = || self.rules.iter().flat_map(|rule| &rule.clauses);
-        let matches = || clauses().flat_map(|clause| &clause.matches);
+        let clauses = || self.rules.iter().flatten();
+        let matches = || clauses().flatten();
         let entries: usize = matches().map(Match::entries).sum();
         self.rules.len() + clauses().count() + matches().count() + entries
     }
@@ -145,9 +139,8 @@ impl Policy {
     pub fn matches(&self, attributes: &Attributes<'_>) -> bool {
         let if_unknown = self.action == Action::Allow;
         self.rules.iter().any(|rule| {
-            rule.clauses.iter().all(|clause| {
-                let matches = &clause.matches;
-                matches.is_empty() || matches.iter().any(|one| one.holds(attributes, if_unknown))
+            rule.iter().all(|clause| {
+                clause.is_empty() || clause.iter().any(|one| one.holds(attributes, if_unknown))
             })
         })
     }
@@ -188,7 +181,39 @@ impl Match {
     }
 }
 
+/// Lists that are not empty, with the keys of ztunnel.
+impl Serialize for Match {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        self.namespaces.put("namespaces", "notNamespaces", &mut map)?;
+        self.principals.put("principals", "notPrincipals", &mut map)?;
+        let accounts = |list: &[(String, String)]| {
+            let account =
+                |(namespace, name): &_| json!({ "namespace": namespace, "serviceAccount": name });
+            list.iter().map(account).collect()
+        };
+        let Condition { any, none } = &self.service_accounts;
+        let accounts = Condition { any: accounts(any), none: accounts(none) };
+        accounts.put("serviceAccounts", "notServiceAccounts", &mut map)?;
+        self.source_ips.put("sourceIps", "notSourceIps", &mut map)?;
+        self.destination_ips.put("destinationIps", "notDestinationIps", &mut map)?;
+        self.destination_ports.put("destinationPorts", "notDestinationPorts", &mut map)?;
+        map.end()
+    }
+}
+
 impl<T> Condition<T> {
+    fn put<M: SerializeMap>(&self, any: &str, none: &str, map: &mut M) -> Result<(), M::Error>
+    where
+        T: Serialize,
+    {
+        let mut lists = [(any, &self.any), (none, &self.none)].into_iter();
+        lists.try_for_each(|(key, list)| match list[..] {
+            [] => Ok(()),
+            _ => map.serialize_entry(key, list),
+        })
+    }
+
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -226,7 +251,7 @@ impl StringMatch {
             Self::Exact(whole) => text == whole,
             Self::Prefix(start) => text.starts_with(start.as_str()),
             Self::Suffix(end) => text.ends_with(end.as_str()),
-            Self::Presence => !text.is_empty(),
+            Self::Presence() => !text.is_empty(),
         }
     }
 }
@@ -235,7 +260,9 @@ impl StringMatch {
 mod tests {
     use super::*;
 
-    const PEER: PeerIdentity<'_> = PeerIdentity {
+    const PEER: Caller<'_> = Caller {
+        trust_domain: "west.local",
+        issuer: None,
         principal: "spiffe://west.local/ns/shop/sa/checkout",
         namespace: "shop",
         service_account: "checkout",
@@ -245,7 +272,7 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    fn attributes(peer: Option<PeerIdentity<'static>>) -> Attributes<'static> {
+    fn attributes(peer: Option<Caller<'static>>) -> Attributes<'static> {
         Attributes {
             peer,
             source: Some(ip("::ffff:10.0.0.1")),
@@ -266,16 +293,8 @@ mod tests {
         }
     }
 
-    fn clause(matches: Vec<Match>) -> Clause {
-        Clause { matches }
-    }
-
-    fn rule(clauses: Vec<Clause>) -> Rule {
-        Rule { clauses }
-    }
-
     fn matches(one: Match) -> bool {
-        policy(vec![rule(vec![clause(vec![one])])]).matches(&attributes(Some(PEER)))
+        policy(vec![vec![vec![one]]]).matches(&attributes(Some(PEER)))
     }
 
     fn any<T>(value: T) -> Condition<T> {
@@ -298,12 +317,12 @@ mod tests {
     fn one_rule_all_clauses_one_match() {
         let cases = [
             (vec![], false),
-            (vec![rule(vec![])], true),
-            (vec![rule(vec![clause(vec![])])], true),
-            (vec![rule(vec![clause(vec![Match::default()])])], false),
-            (vec![rule(vec![clause(vec![bad(), good()])])], true),
-            (vec![rule(vec![clause(vec![good()]), clause(vec![bad()])])], false),
-            (vec![rule(vec![clause(vec![bad()])]), rule(vec![])], true),
+            (vec![vec![]], true),
+            (vec![vec![vec![]]], true),
+            (vec![vec![vec![Match::default()]]], false),
+            (vec![vec![vec![bad(), good()]]], true),
+            (vec![vec![vec![good()], vec![bad()]]], false),
+            (vec![vec![vec![bad()]], vec![]], true),
         ];
         for (rules, want) in cases {
             let policy = policy(rules);
@@ -319,7 +338,7 @@ mod tests {
             (StringMatch::Exact("west.local/ns/shop/sa/checkout".into()), "spiffe://"),
             (StringMatch::Prefix("west.local/".into()), "west.local/ns/other"),
             (StringMatch::Suffix("/sa/checkout".into()), "/sa/other"),
-            (StringMatch::Presence, "\0"),
+            (StringMatch::Presence(), "\0"),
         ] {
             assert!(matches(Match { principals: any(hit.clone()), ..Match::default() }));
             assert!(!matches(Match { principals: none(hit), ..Match::default() }));
@@ -356,7 +375,7 @@ mod tests {
         });
         for (with_good, with_bad) in ports.into_iter().chain(sources) {
             for (one, allows, denies) in [(with_good, true, false), (with_bad, false, false)] {
-                let allow = policy(vec![rule(vec![clause(vec![one])])]);
+                let allow = policy(vec![vec![vec![one]]]);
                 let deny = Policy { action: Action::Deny, ..allow.clone() };
                 let got = (allow.matches(&attributes), deny.matches(&attributes));
                 assert_eq!(got, (allows, denies), "{allow:?}");
@@ -367,8 +386,8 @@ mod tests {
     #[test]
     fn without_an_identity_positive_conditions_fail_and_negative_ones_hold() {
         let presence = |condition: fn(StringMatch) -> Condition<StringMatch>| {
-            let one = Match { principals: condition(StringMatch::Presence), ..Match::default() };
-            policy(vec![rule(vec![clause(vec![one])])]).matches(&attributes(None))
+            let one = Match { principals: condition(StringMatch::Presence()), ..Match::default() };
+            policy(vec![vec![vec![one]]]).matches(&attributes(None))
         };
         assert!(!presence(any));
         assert!(presence(none), "as PeerAuthentication STRICT has it");
@@ -382,10 +401,10 @@ mod tests {
         };
         for (rules, size) in [
             (vec![], 0),
-            (vec![rule(vec![]); 3], 3),
-            (vec![rule(vec![clause(vec![]); 3])], 4),
-            (vec![rule(vec![clause(vec![Match::default(); 3])])], 5),
-            (vec![rule(vec![clause(vec![ports(vec![1; 5], vec![2; 7])])])], 16),
+            (vec![vec![]; 3], 3),
+            (vec![vec![vec![]; 3]], 4),
+            (vec![vec![vec![Match::default(); 3]]], 5),
+            (vec![vec![vec![ports(vec![1; 5], vec![2; 7])]]], 16),
         ] {
             assert_eq!(policy(rules).size(), size);
         }
@@ -397,5 +416,47 @@ mod tests {
             Policy::deny_all_unreadable("a".into(), "p".into(), PolicyScope::Global, false);
         assert_eq!(policy.action, Action::Deny);
         assert!(policy.matches(&attributes(Some(PEER))) && policy.matches(&attributes(None)));
+    }
+
+    #[test]
+    fn a_policy_has_the_keys_of_ztunnel_and_only_those_that_say_something() {
+        let of = Match {
+            namespaces: Condition {
+                any: vec![StringMatch::Exact("shop".into())],
+                none: vec![StringMatch::Prefix("dev-".into())],
+            },
+            principals: Condition { any: Vec::new(), none: vec![StringMatch::Presence()] },
+            service_accounts: Condition {
+                any: vec![("shop".into(), "checkout".into())],
+                none: Vec::new(),
+            },
+            source_ips: Condition {
+                any: vec!["10.0.0.0/8".parse().expect("a network")],
+                none: Vec::new(),
+            },
+            destination_ports: Condition { any: vec![80], none: Vec::new() },
+            ..Match::default()
+        };
+        let policy = Policy {
+            name: "p".into(),
+            namespace: "app".into(),
+            scope: PolicyScope::Selected,
+            action: Action::Allow,
+            rules: vec![vec![vec![of]]],
+            dry_run: true,
+            unreadable: false,
+        };
+        let shown = serde_json::to_value(&policy).expect("a value");
+        let want = json!({
+            "name": "p", "namespace": "app", "scope": "WorkloadSelector", "action": "Allow",
+            "rules": [[[{
+                "namespaces": [{"Exact": "shop"}], "notNamespaces": [{"Prefix": "dev-"}],
+                "notPrincipals": [{"Presence": []}],
+                "serviceAccounts": [{"namespace": "shop", "serviceAccount": "checkout"}],
+                "sourceIps": ["10.0.0.0/8"], "destinationPorts": [80],
+            }]]],
+            "dryRun": true, "unreadable": false,
+        });
+        assert_eq!(shown, want);
     }
 }

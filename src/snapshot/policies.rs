@@ -150,8 +150,9 @@ impl std::fmt::Display for PolicyRejection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::authorization::{Clause, Condition, Match, PeerIdentity, Rule, StringMatch};
+    use super::super::authorization::{Condition, Match, StringMatch};
     use super::super::mesh::Template;
+    use super::super::trust::Caller;
     use super::*;
 
     fn policy(name: &str, scope: PolicyScope, action: Action, namespace: &str) -> Policy {
@@ -162,13 +163,12 @@ mod tests {
             },
             ..Match::default()
         };
-        let clause = Clause { matches: vec![one] };
         Policy {
             name: name.to_owned(),
             namespace: "app".to_owned(),
             scope,
             action,
-            rules: vec![Rule { clauses: vec![clause] }],
+            rules: vec![vec![vec![one]]],
             dry_run: false,
             unreadable: false,
         }
@@ -185,10 +185,11 @@ mod tests {
             ..Workload::default()
         };
         let attributes = Attributes {
-            peer: Some(PeerIdentity {
+            peer: Some(Caller {
                 principal: "spiffe://west.local/ns/shop/sa/checkout",
                 namespace: "shop",
                 service_account: "checkout",
+                ..Caller::UNKNOWN
             }),
             source: None,
             destination: [10, 0, 0, 2].into(),

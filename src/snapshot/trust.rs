@@ -45,9 +45,11 @@ struct UnlistedDomains {
     counted: Arc<str>,
 }
 
-/// Verified identity of a peer, for which the exposure rules are evaluated.
+/// Verified identity of a peer, for which exposure rules and authorization policies are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
+    /// Whole identity, `spiffe://…`.
+    pub principal: &'a str,
     /// Trust domain of the peer's certificate.
     pub trust_domain: &'a str,
     /// Issuer of the peer's certificate.
@@ -60,8 +62,13 @@ pub struct Caller<'a> {
 
 impl Caller<'_> {
     /// Client without a verified identity, as on a TLS listener.
-    pub const UNKNOWN: Self =
-        Caller { trust_domain: "", issuer: None, namespace: "", service_account: "" };
+    pub const UNKNOWN: Self = Caller {
+        principal: "",
+        trust_domain: "",
+        issuer: None,
+        namespace: "",
+        service_account: "",
+    };
 
     /// Returns whether there is no identity. A verified one always has a trust domain.
     pub fn is_unknown(self) -> bool {

@@ -16,9 +16,7 @@ use super::convert::{At as _, each, ip, namespace, number, shown};
 use super::unknown::{self, FieldKind, Shape};
 use crate::grpc::security as proto;
 use crate::grpc::security::string_match::MatchType;
-use crate::snapshot::authorization::{
-    Action, Clause, Condition, Match, Policy, PolicyScope, Rule, StringMatch,
-};
+use crate::snapshot::authorization::{Action, Condition, Match, Policy, PolicyScope, StringMatch};
 
 const LEAF: FieldKind = FieldKind::Leaf;
 static AUTHORIZATION: Shape = Shape(&[
@@ -73,11 +71,7 @@ pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
     };
     reject_extensions(&from.extensions).at("authorization")?;
     let rules = each("authorization.rules", from.rules, |rule| {
-        let clauses = each(".clauses", rule.clauses, |clause| {
-            let matches = each(".matches", clause.matches, convert_match)?;
-            Ok(Clause { matches })
-        })?;
-        Ok(Rule { clauses })
+        each(".clauses", rule.clauses, |clause| each(".matches", clause.matches, convert_match))
     })?;
     Ok(Policy {
         name: from.name,
@@ -128,7 +122,7 @@ fn string_match(from: proto::StringMatch) -> Result<StringMatch, String> {
         Some(MatchType::Exact(text)) => StringMatch::Exact(text),
         Some(MatchType::Prefix(text)) => StringMatch::Prefix(text),
         Some(MatchType::Suffix(text)) => StringMatch::Suffix(text),
-        Some(MatchType::Presence(())) => StringMatch::Presence,
+        Some(MatchType::Presence(())) => StringMatch::Presence(),
         None => return Err("of an unknown kind".to_owned()),
     })
 }
@@ -235,12 +229,12 @@ mod tests {
         let got = policy(from).expect("a policy");
         assert_eq!((got.name.as_str(), got.namespace.as_str()), ("p", "app"));
         assert_eq!((got.scope, got.action), (PolicyScope::Selected, Action::Deny));
-        assert!(got.dry_run && !got.unreadable && got.rules[0].clauses.is_empty());
-        let one = &got.rules[1].clauses[0].matches[0];
+        assert!(got.dry_run && !got.unreadable && got.rules[0].is_empty());
+        let one = &got.rules[1][0][0];
         assert_eq!(one.namespaces.any, [StringMatch::Exact("a".into())]);
         assert_eq!(one.namespaces.none, [StringMatch::Prefix("b".into())]);
         assert_eq!(one.principals.any, [StringMatch::Suffix("c".into())]);
-        assert_eq!(one.principals.none, [StringMatch::Presence]);
+        assert_eq!(one.principals.none, [StringMatch::Presence()]);
         let nets = [
             &one.source_ips.any,
             &one.source_ips.none,
@@ -346,7 +340,7 @@ mod tests {
         from.name.clear();
         from.namespace.clear();
         let got = policy(from).expect("a policy");
-        let one = &got.rules[1].clauses[0].matches[0];
+        let one = &got.rules[1][0][0];
         assert_eq!(one.destination_ports.any, [80, 0, 0]);
         assert_eq!(one.destination_ports.none, [0]);
         assert_eq!(one.service_accounts.any, [(String::new(), "b".to_owned())]);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::{Fixture, SERIAL, admin_router, ask, certificate, fixture, mesh};
-use crate::snapshot::authorization::{Clause, Condition, Match, Policy as Rules, PolicyScope};
+use crate::snapshot::authorization::{Condition, Match, Policy as Rules, PolicyScope};
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{self, GatewayAddress, Place, Waypoint};
 
@@ -137,7 +137,7 @@ fn policy() -> Rules {
         Rules::deny_all_unreadable("app".into(), "p".into(), PolicyScope::Namespace, false);
     let ports = Condition { any: vec![80], none: Vec::new() };
     let one = Match { destination_ports: ports, ..Match::default() };
-    policy.rules[0].clauses = vec![Clause { matches: vec![one] }];
+    policy.rules[0] = vec![vec![one]];
     policy
 }
 

@@ -10,7 +10,7 @@ fn name(text: &str) -> Authority {
 }
 
 fn caller<'a>(trust_domain: &'a str, namespace: &'a str, account: &'a str) -> Caller<'a> {
-    Caller { trust_domain, issuer: None, namespace, service_account: account }
+    Caller { trust_domain, namespace, service_account: account, ..Caller::UNKNOWN }
 }
 
 fn audience(cluster: &str, namespaces: &[&str], accounts: &[(&str, &str)]) -> Audience {

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::segment;
 use crate::snapshot::authorization::{
-    Action, Clause, Condition, Match, Policy, PolicyScope, Rule, StringMatch,
+    Action, Condition, Match, Policy, PolicyScope, Rule, StringMatch,
 };
 use crate::yaml::{Fields, Value};
 
@@ -39,12 +39,7 @@ pub(super) fn policy(value: Value<'_>) -> Option<Policy> {
 }
 
 fn rule(value: Value<'_>) -> Option<Rule> {
-    let clause = |value: Value<'_>| {
-        let matches = value.all(one_match)?;
-        Some(Clause { matches })
-    };
-    let clauses = value.all(clause)?;
-    Some(Rule { clauses })
+    value.all(|clause| clause.all(one_match))
 }
 
 fn one_match(value: Value<'_>) -> Option<Match> {
@@ -90,7 +85,7 @@ fn string_match(value: Value<'_>) -> Option<StringMatch> {
         text("Exact", StringMatch::Exact),
         text("Prefix", StringMatch::Prefix),
         text("Suffix", StringMatch::Suffix),
-        fields.get("Presence").map(|_| Some(StringMatch::Presence)),
+        fields.get("Presence").map(|_| Some(StringMatch::Presence())),
     ];
     fields.finish();
     let mut found = found.into_iter().flatten();

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use prost::Message;
 use strait::grpc::security::Authorization;
 use strait::grpc::workload::{Address, address::Type};
-use strait::snapshot::authorization::{Attributes, PeerIdentity};
+use strait::snapshot::Caller;
+use strait::snapshot::authorization::Attributes;
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Policies, Snapshot};
@@ -70,10 +71,11 @@ fn policy_name(body: &[u8]) -> Option<String> {
 }
 
 fn judge(policies: &Policies) {
-    let peer = PeerIdentity {
+    let peer = Caller {
         principal: "spiffe://west.local/ns/shop/sa/checkout",
         namespace: "shop",
         service_account: "checkout",
+        ..Caller::UNKNOWN
     };
     for policy in policies.iter() {
         for peer in [Some(peer), None] {

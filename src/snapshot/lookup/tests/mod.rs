@@ -16,7 +16,12 @@ use crate::snapshot::{Audience, ExportSet, ExposureTable, NameTable, ServicePort
 const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
 
 fn caller(domain: &str) -> Caller<'_> {
-    Caller { trust_domain: domain, issuer: None, namespace: "shop", service_account: "checkout" }
+    Caller {
+        trust_domain: domain,
+        namespace: "shop",
+        service_account: "checkout",
+        ..Caller::UNKNOWN
+    }
 }
 
 fn requested(text: &str) -> Authority {

@@ -111,9 +111,9 @@ fn an_entry_narrows_an_export_under_all_its_names() {
         {
             let caller = Caller {
                 trust_domain: "west.local",
-                issuer: None,
                 namespace,
                 service_account: "a",
+                ..Caller::UNKNOWN
             };
             let requested = Authority::parse(&format!("{host}:80")).unwrap();
             let found = snapshot.find(caller, &requested).unwrap();
