@@ -16,7 +16,6 @@ mod status;
 mod stream;
 mod view;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -55,7 +54,8 @@ pub const DRAIN_FILE_UNSET: &str = "`drain.file` is not set; set it and restart"
 pub type DrainStorage = Source<Result<(), String>>;
 
 /// State that the admin pages show and change.
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
+#[debug("AdminState")]
 pub struct AdminState {
     /// Snapshot that the data path reads.
     pub reader: Reader,
@@ -91,12 +91,6 @@ pub struct AdminState {
     pub store_drains: DrainStorage,
     /// Makes listeners follow the drains of the snapshot.
     pub follow_drains: Source<()>,
-}
-
-impl fmt::Debug for AdminState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminState").finish_non_exhaustive()
-    }
 }
 
 /// Index page of the admin port.
@@ -175,8 +169,8 @@ fn ready<S: Clone + Send + Sync + 'static>(
         let pending = pending(&status, &lifecycle);
         if pending.is_empty() {
             let now = SystemTime::now();
-            let crls = status.crls().into_iter();
-            let text = match crls.filter(|crl| crl.next_update <= now).count() {
+            let crls = status.crls.lock();
+            let text = match crls.iter().filter(|crl| crl.next_update <= now).count() {
                 0 => "ready\n".to_owned(),
                 stale => format!("ready; stale revocation lists: {stale}\n"),
             };
@@ -206,7 +200,7 @@ async fn release(State(state): State<AdminState>) -> (StatusCode, String) {
     let Some(hold) = state.status.discovery().and_then(|discovery| discovery.hold) else {
         return (StatusCode::CONFLICT, "no removals are held\n".to_owned());
     };
-    state.status.request_release();
+    state.status.release.notify_one();
     (StatusCode::OK, format!("{} removals by the control plane are applied\n", hold.removals))
 }
 

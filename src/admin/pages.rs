@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Listener;
-use crate::status::{Discovery, HostnameStatuses, ResourceUsage, rfc3339};
+use crate::status::{Discovery, HostnameStatuses, LinkUsage, ResourceUsage, rfc3339};
 
 /// State of the gateway. `L` is the listener: the commands read a part of [`ListenerRow`].
 #[derive(Debug, Deserialize, Serialize)]
@@ -51,7 +51,7 @@ pub struct PeersPage {
     pub cluster: String,
     pub network: String,
     pub links: Vec<LinkRow>,
-    pub budgets: Vec<BudgetRow>,
+    pub budgets: Vec<LinkUsage>,
     /// Identities of gateways with a connection or tunnels. Replicas share an identity.
     pub peers: Vec<PeerTunnels>,
     pub gateways: Vec<GatewayRow>,
@@ -264,20 +264,6 @@ pub enum LinkTraffic {
     Outbound { gateways: usize, ready: usize, tunnels: usize },
     /// To this cluster: handshakes, known only if the issuers determine the clusters.
     Inbound { accepted: Option<u64>, refused: Option<u64> },
-}
-
-/// Link with a budget, in bytes of the current period.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct BudgetRow {
-    pub from: String,
-    pub to: String,
-    pub used: u64,
-    pub budget: u64,
-    pub used_bytes: u64,
-    pub budget_bytes: u64,
-    pub weight: String,
-    pub weight_percent: u8,
 }
 
 /// Open tunnels between this gateway and one identity.

@@ -140,7 +140,7 @@ async fn run(
 /// Connections detect a refusal through their chain, tunnels through the snapshot's generation.
 async fn recheck(data_path: Arc<DataPath>, publisher: Arc<Publisher>) {
     loop {
-        data_path.tls.recheck_requested().await;
+        data_path.tls.recheck.notified().await;
         let (data_path, publisher) = (Arc::clone(&data_path), Arc::clone(&publisher));
         // Ten thousand chains take a second.
         let rechecked = spawn_blocking(move || {
@@ -216,7 +216,7 @@ impl Certificates {
     fn check(&mut self) -> Duration {
         self.report_roots_without_crl();
         if self.report_stale_crls() {
-            self.data_path.tls.request_recheck();
+            self.data_path.tls.recheck.notify_one();
         }
         self.verify_own();
         let now = SystemTime::now();
@@ -398,7 +398,7 @@ impl Certificates {
         let fresh = lists.len() - stale.len();
         self.data_path.metrics.set_crls(fresh, stale.len());
         self.data_path.metrics.validation_skipped.set(self.trust.skip_validation.into());
-        self.status.set_crls(lists);
+        *self.status.crls.lock() = lists;
         count > 0
     }
 
@@ -430,7 +430,7 @@ impl Certificates {
                  list, or write `on_missing: accept`"
             );
         }
-        self.status.set_unlisted_roots(unlisted.iter().cloned().collect());
+        *self.status.unlisted_roots.lock() = unlisted.iter().cloned().collect();
         self.roots_without_crl = unlisted;
     }
 

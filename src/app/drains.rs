@@ -48,10 +48,10 @@ pub(super) fn restore(app: &App) {
     if let Some(why) = problem {
         let path = path.display();
         warn!(file = %path, error = why, "cannot restore drains");
-        app.status.set_drain_problem(Some(format!(
+        *app.status.drain_problem.lock() = Some(format!(
             "orders of {path} (`drain.file`) are not in force: {why}; repeat `strait drain \
              --persist`, which replaces the file and keeps this one as {path}{UNREADABLE}"
-        )));
+        ));
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) fn storage(app: &App) -> DrainStorage {
         let stored = stored
             .map_err(|error| format!("cannot write {} (`drain.file`): {error}", path.display()));
         let problem = |why| format!("{why}; repeat the last order of `strait drain`");
-        app.status.set_drain_problem(stored.clone().err().map(problem));
+        *app.status.drain_problem.lock() = stored.clone().err().map(problem);
         stored
     })
 }

@@ -122,7 +122,7 @@ impl Reloader {
         };
         for what in ReloadSource::ALL {
             if !files(&inputs.config, what).is_empty() {
-                app.status.set_reload(what, Ok(()));
+                app.status.set_reload(what, Ok(None));
             }
         }
         let own = inputs.own.take().map(Ok);
@@ -355,7 +355,7 @@ impl Reloader {
             let _ = self.log.configure(&new.log.level);
         }
         let metrics = &app.data_path.metrics;
-        metrics.set_access_mode(new.log.access);
+        metrics.access.set(new.log.access);
         metrics.set_link_budgets(new.links.as_deref(), &new.gateway.cluster);
         metrics.set_config_hash(config_hash(new));
         let pod = self.source.who(new);
@@ -366,7 +366,7 @@ impl Reloader {
         let listeners = app.listeners.update_in_place(new);
         app.publisher.update(Change { listeners, ..change });
         app.config.store(Arc::new(inputs.config));
-        app.status.set_conflicts(inputs.conflicts);
+        *app.status.conflicts.lock() = inputs.conflicts;
         for warning in &inputs.warnings {
             if !self.last_warnings.contains(warning) {
                 warn!("{warning}");
@@ -417,12 +417,10 @@ impl Reloader {
         }
         if is_usable {
             data_path.metrics.reload(what, left.is_empty());
-        }
-        if is_usable && left.is_empty() {
-            info!(what = label, "reloaded");
-            status.set_reload(what, Ok(()));
-        } else if is_usable {
-            status.set_partial_reload(what, left);
+            if left.is_empty() {
+                info!(what = label, "reloaded");
+            }
+            status.set_reload(what, Ok(Some(left).filter(|left| !left.is_empty())));
         }
     }
 }

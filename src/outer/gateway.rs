@@ -56,7 +56,7 @@ pub(super) struct GatewayConnections {
     /// Least round trip time, of all connections.
     pub(super) rtt: Arc<Mutex<MinRtt>>,
     /// Factor of its weights, in units of [`FACTOR_ONE`].
-    weight_factor: AtomicU32,
+    pub(super) weight_factor: AtomicU32,
     /// Tunnels of each source.
     places: Arc<limits::Pool>,
     /// Connections of each source.
@@ -523,10 +523,6 @@ impl GatewayConnections {
     /// Returns the factor of its weights, in units of [`FACTOR_ONE`].
     pub(super) fn weight_factor(&self) -> u32 {
         self.weight_factor.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_weight_factor(&self, weight_factor: u32) {
-        self.weight_factor.store(weight_factor, Ordering::Relaxed);
     }
 
     /// Returns the state for the status page.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aws_lc_rs::digest::{Context as Digest, SHA256};
@@ -140,7 +141,7 @@ impl Pool {
         let mut ranks = self.0.ranks.lock();
         ranks.compare(&times);
         for one in &all {
-            one.set_weight_factor(ranks.weight_factor(&one.target));
+            one.weight_factor.store(ranks.weight_factor(&one.target), Ordering::Relaxed);
         }
     }
 

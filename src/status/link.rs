@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// Link whose budget is exceeded, while that reduces weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReducedLink {
@@ -20,13 +22,17 @@ impl ReducedLink {
     }
 }
 
-/// Usage of a link with a budget, in the current period.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Usage of a link with a budget, in bytes of the current period.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LinkUsage {
     pub from: Arc<str>,
     pub to: Arc<str>,
     pub used: u64,
     pub budget: u64,
+    pub used_bytes: u64,
+    pub budget_bytes: u64,
+    pub weight: String,
     /// Percentage of their weight that the gateways have for the peers.
     pub weight_percent: u8,
 }

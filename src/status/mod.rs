@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
@@ -130,15 +130,20 @@ pub struct Status {
     pending: Mutex<Vec<(Cow<'static, str>, Vec<&'static str>)>>,
     discovery: Mutex<Option<Discovery>>,
     certificates: Mutex<BTreeMap<String, Certificate>>,
-    crls: Mutex<Vec<Crl>>,
-    unlisted_roots: Mutex<Vec<String>>,
+    pub crls: Mutex<Vec<Crl>>,
+    /// Subjects of the trusted roots whose peers are refused because `trust.crl` has no list of the
+    /// root.
+    pub unlisted_roots: Mutex<Vec<String>>,
     reloads: Mutex<BTreeMap<ReloadSource, Reload>>,
-    conflicts: Mutex<Vec<String>>,
-    drain_problem: Mutex<Option<String>>,
-    is_handing_over: AtomicBool,
+    /// Claims of objects that have no effect because of other claims.
+    pub conflicts: Mutex<Vec<String>>,
+    /// Problem of the file of drains that restarts keep.
+    pub drain_problem: Mutex<Option<String>>,
+    /// True while a successor starts, which would not learn of an order to drain.
+    pub is_handing_over: AtomicBool,
     hosts: Mutex<(BTreeMap<String, HostnameStatus>, usize)>,
     /// Request of an operator to make the removals that are held.
-    release: Notify,
+    pub release: Notify,
 }
 
 impl Status {
@@ -194,16 +199,6 @@ impl Status {
         self.discovery.lock().clone()
     }
 
-    /// Requests that held removals are made.
-    pub fn request_release(&self) {
-        self.release.notify_one();
-    }
-
-    /// Waits for the next [`request_release`](Self::request_release).
-    pub async fn release_requested(&self) {
-        self.release.notified().await;
-    }
-
     pub fn set_certificate(&self, certificate: Certificate) {
         self.certificates.lock().insert(certificate.identity.clone(), certificate);
     }
@@ -216,64 +211,12 @@ impl Status {
         self.certificates.lock().values().cloned().collect()
     }
 
-    pub fn set_crls(&self, crls: Vec<Crl>) {
-        *self.crls.lock() = crls;
-    }
-
-    pub fn crls(&self) -> Vec<Crl> {
-        self.crls.lock().clone()
-    }
-
-    /// Replaces the subjects of the trusted roots whose peers are refused because `trust.crl` has
-    /// no list of the root.
-    pub fn set_unlisted_roots(&self, roots: Vec<String>) {
-        *self.unlisted_roots.lock() = roots;
-    }
-
-    /// Returns the subjects of the trusted roots whose peers are refused because `trust.crl` has
-    /// no list of the root.
-    pub fn unlisted_roots(&self) -> Vec<String> {
-        self.unlisted_roots.lock().clone()
-    }
-
-    /// Records the result of a reload of `what` that ended now.
-    pub fn set_reload(&self, source: ReloadSource, result: Result<(), String>) {
-        let error = result.err();
-        let reload = Reload { at: SystemTime::now(), ok: error.is_none(), error };
+    /// Records the result of a reload of a source that ended now: the parts that are not in use, or
+    /// the error that keeps all of it from being used.
+    pub fn set_reload(&self, source: ReloadSource, result: Result<Option<String>, String>) {
+        let ok = result.is_ok();
+        let reload = Reload { at: SystemTime::now(), ok, error: result.unwrap_or_else(Some) };
         self.reloads.lock().insert(source, reload);
-    }
-
-    /// Replaces the claims of objects that have no effect because of other claims.
-    pub fn set_conflicts(&self, conflicts: Vec<String>) {
-        *self.conflicts.lock() = conflicts;
-    }
-
-    pub fn conflicts(&self) -> Vec<String> {
-        self.conflicts.lock().clone()
-    }
-
-    /// Sets the problem of the file of drains that restarts keep.
-    pub fn set_drain_problem(&self, problem: Option<String>) {
-        *self.drain_problem.lock() = problem;
-    }
-
-    pub fn drain_problem(&self) -> Option<String> {
-        self.drain_problem.lock().clone()
-    }
-
-    /// Sets whether a successor starts, which would not learn of an order to drain.
-    pub fn set_handing_over(&self, is_handing_over: bool) {
-        self.is_handing_over.store(is_handing_over, Ordering::Relaxed);
-    }
-
-    pub fn is_handing_over(&self) -> bool {
-        self.is_handing_over.load(Ordering::Relaxed)
-    }
-
-    /// Records that `what` was reloaded now and is in use, except for the parts in `left`.
-    pub fn set_partial_reload(&self, what: ReloadSource, left: String) {
-        let reload = Reload { at: SystemTime::now(), ok: true, error: Some(left) };
-        self.reloads.lock().insert(what, reload);
     }
 
     /// Changes the state of a hostname and returns the result of the change.
@@ -438,9 +381,9 @@ mod tests {
     #[test]
     fn the_last_reload_of_a_source_says_why_it_failed() {
         let status = Status::new(&[]);
-        status.set_reload(ReloadSource::Mesh, Ok(()));
+        status.set_reload(ReloadSource::Mesh, Ok(None));
         status.set_reload(ReloadSource::Mesh, Err("line 3: unknown key".into()));
-        status.set_reload(ReloadSource::Config, Ok(()));
+        status.set_reload(ReloadSource::Config, Ok(None));
         let reloads = status.reloads();
         let shown: Vec<_> = reloads
             .iter()

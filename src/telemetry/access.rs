@@ -27,7 +27,7 @@ const SAMPLE: u32 = 100;
 
 /// Mode and limits of the access log.
 #[derive(Debug)]
-pub(super) struct AccessLog {
+pub(crate) struct AccessLog {
     mode: AtomicU8,
     identities: Mutex<Rates>,
     addresses: Mutex<Rates>,
@@ -51,7 +51,7 @@ impl AccessLog {
         }
     }
 
-    pub(super) fn set(&self, mode: Access) {
+    pub(crate) fn set(&self, mode: Access) {
         self.mode.store(mode as u8, Ordering::Relaxed);
     }
 

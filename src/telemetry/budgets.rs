@@ -127,14 +127,21 @@ impl Budgets {
         self.reduced.load()
     }
 
-    pub(super) fn usages(&self) -> Vec<LinkUsage> {
+    pub(crate) fn usages(&self) -> Vec<LinkUsage> {
         let usages = self.usages.lock();
-        let usage = |one: &Usage| LinkUsage {
-            from: Arc::clone(&one.from),
-            to: Arc::clone(&one.to),
-            used: one.bytes,
-            budget: one.limit(),
-            weight_percent: one.reduced_percent().unwrap_or(100),
+        let usage = |one: &Usage| {
+            let (used, budget) = (one.bytes, one.limit());
+            let weight_percent = one.reduced_percent().unwrap_or(100);
+            LinkUsage {
+                from: Arc::clone(&one.from),
+                to: Arc::clone(&one.to),
+                used,
+                budget,
+                used_bytes: used,
+                budget_bytes: budget,
+                weight: format!("{weight_percent}%"),
+                weight_percent,
+            }
         };
         usages.iter().map(usage).collect()
     }

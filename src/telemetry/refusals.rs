@@ -55,7 +55,7 @@ pub struct Refusals {
 
 /// Entries by peer and by what was refused.
 #[derive(Debug, Default)]
-pub(super) struct RefusalTable(Mutex<Entries>);
+pub(crate) struct RefusalTable(Mutex<Entries>);
 
 #[derive(Debug, Default)]
 struct Entries {
@@ -116,7 +116,7 @@ impl RefusalTable {
     }
 
     /// Returns all entries, the most frequent first.
-    pub(super) fn list(&self) -> Vec<Refusals> {
+    pub(crate) fn list(&self) -> Vec<Refusals> {
         let mut list: Vec<_> = self.0.lock().by_key.values().cloned().collect();
         list.sort_by_key(|entry| (std::cmp::Reverse(entry.count), entry.order));
         list

@@ -53,7 +53,9 @@ pub struct OutboundTls {
 pub struct InboundTls {
     served: ArcSwap<ServerTls>,
     open: Mutex<OpenChains>,
-    changed: Notify,
+    /// Requests of rechecks of open connections, for example because a revocation list has become
+    /// stale.
+    pub recheck: Notify,
 }
 
 /// Chains by fingerprint. Once their number has doubled, those without a connection are pruned.
@@ -122,7 +124,7 @@ impl InboundTls {
         Self {
             served: ArcSwap::from_pointee(served),
             open: Mutex::default(),
-            changed: Notify::new(),
+            recheck: Notify::new(),
         }
     }
 
@@ -140,18 +142,7 @@ impl InboundTls {
     /// Replaces the configuration and requests a recheck of open connections.
     pub fn replace(&self, served: ServerTls) {
         self.served.store(Arc::new(served));
-        self.request_recheck();
-    }
-
-    /// Requests a recheck of open connections, for example because a revocation list has become
-    /// stale.
-    pub fn request_recheck(&self) {
-        self.changed.notify_one();
-    }
-
-    /// Waits until a recheck of open connections is requested.
-    pub async fn recheck_requested(&self) {
-        self.changed.notified().await;
+        self.recheck.notify_one();
     }
 
     /// Registers the chain of a connection after its handshake.

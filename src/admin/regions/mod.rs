@@ -7,6 +7,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::extract::{Path, Query, State};
 use axum::http::{Method, StatusCode};
@@ -35,17 +36,12 @@ type ServicesByName = Shards<Arc<str>, Arc<Service>>;
 /// `?persist`, which need no value. Unknown parameters are errors, because a typo would change
 /// the effect.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct Parameters {
-    region: Option<String>,
-    cluster: Option<String>,
-    endpoint: Option<String>,
-    gateway: Option<String>,
-    service: Option<String>,
-    listener: Option<String>,
     persist: Option<String>,
     undo: Option<String>,
     force: Option<String>,
+    #[serde(flatten)]
+    names: BTreeMap<String, String>,
 }
 
 /// Request of an operator about a part of the mesh.
@@ -67,20 +63,17 @@ pub(super) async fn drain(
     method: Method,
     Path(kind): Path<String>,
     State(state): State<AdminState>,
-    Query(parameters): Query<Parameters>,
+    Query(mut parameters): Query<Parameters>,
 ) -> (StatusCode, String) {
-    let name = match &*kind {
-        "region" => &parameters.region,
-        "cluster" => &parameters.cluster,
-        "endpoint" => &parameters.endpoint,
-        "gateway" => &parameters.gateway,
-        "service" => &parameters.service,
-        "listener" => &parameters.listener,
-        _ => {
-            let kinds = DrainTarget::KINDS.join(", ");
-            return (StatusCode::BAD_REQUEST, format!("/drain/KIND, with one of {kinds}\n"));
-        }
-    };
+    if !DrainTarget::KINDS.contains(&&*kind) {
+        let kinds = DrainTarget::KINDS.join(", ");
+        return (StatusCode::BAD_REQUEST, format!("/drain/KIND, with one of {kinds}\n"));
+    }
+    let name = parameters.names.remove(&kind);
+    let is_unknown = |one: &&String| !DrainTarget::KINDS.contains(&&***one);
+    if let Some(unknown) = parameters.names.keys().find(is_unknown) {
+        return (StatusCode::BAD_REQUEST, format!("unknown parameter {unknown:?}\n"));
+    }
     if kind == "region" && name.as_deref().is_some_and(|name| name == "*" || name == "*/*") {
         let text = "cannot evacuate every region; to stop this gateway use /quitquitquit\n";
         return (StatusCode::BAD_REQUEST, text.to_owned());
@@ -122,7 +115,7 @@ impl DrainRequest {
         let config = state.config.load();
         let check = |before: &Snapshot, next: &Snapshot| {
             if self.undo {
-                self.undo(before, state.status.drain_problem().is_some())
+                self.undo(before, state.status.drain_problem.lock().is_some())
             } else if let DrainTarget::Listener(_) = &self.target {
                 self.drain_listener((before, next), &config.listeners)
             } else {
@@ -138,7 +131,7 @@ impl DrainRequest {
                 Err(refused) => refused,
             };
         }
-        if state.status.is_handing_over() {
+        if state.status.is_handing_over.load(Ordering::Relaxed) {
             let text = "the next process starts, and would not learn of the order; repeat it once \
                         that serves\n";
             return (StatusCode::CONFLICT, text.to_owned());
@@ -149,7 +142,7 @@ impl DrainRequest {
         }
         let must_be_stored = |before: &Snapshot, next: &Snapshot| {
             // A repeated order replaces a file that cannot be read or is out of date.
-            let is_repeated = self.undo && state.status.drain_problem().is_some();
+            let is_repeated = self.undo && state.status.drain_problem.lock().is_some();
             self.persist || is_repeated || self.is_kept(before) != self.is_kept(next)
         };
         let checked = state.publisher.update_if(change, |before, next| {

@@ -173,11 +173,11 @@ async fn an_order_that_cannot_be_stored_is_in_force_and_may_be_repeated() {
     assert!(fixture.state.reader.snapshot().balancing.evacuated.is_empty());
 
     // While the file is out of date, an order that has been undone is undone again.
-    fixture.state.status.set_drain_problem(Some("cannot write the file".to_owned()));
+    *fixture.state.status.drain_problem.lock() = Some("cannot write the file".to_owned());
     assert_eq!(request(&fixture, "POST", &undo).await.0, StatusCode::CONFLICT);
     let status = Arc::clone(&fixture.state.status);
     fixture.state.store_drains = Arc::new(move || {
-        status.set_drain_problem(None);
+        *status.drain_problem.lock() = None;
         Ok(())
     });
     assert_eq!(request(&fixture, "POST", &undo).await.0, StatusCode::OK);
@@ -188,13 +188,13 @@ async fn an_order_that_cannot_be_stored_is_in_force_and_may_be_repeated() {
 async fn no_order_is_executed_while_a_successor_starts() {
     let fixture = fixture();
     located(&fixture, &["us-east", "us-west"]);
-    fixture.state.status.set_handing_over(true);
+    fixture.state.status.is_handing_over.store(true, Ordering::Relaxed);
     let order = "/drain/region?region=us-east";
     let (status, text) = request(&fixture, "POST", order).await;
     assert_eq!(status, StatusCode::CONFLICT);
     assert!(text.contains("the next process starts"), "{text}");
     assert!(fixture.state.reader.snapshot().balancing.evacuated.is_empty());
-    fixture.state.status.set_handing_over(false);
+    fixture.state.status.is_handing_over.store(false, Ordering::Relaxed);
     assert_eq!(request(&fixture, "POST", order).await.0, StatusCode::OK);
 }
 

@@ -136,7 +136,7 @@ pub(super) fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> St
         evacuated: evacuated(&snapshot).collect(),
         drained: drained(&snapshot).collect(),
         certificates: status.certificates().into_iter().map(certificate_row).collect(),
-        crls: status.crls().into_iter().map(crl_row).collect(),
+        crls: status.crls.lock().clone().into_iter().map(crl_row).collect(),
         issuers,
         gateways: gateways.map(GatewayRow::from).collect(),
         reloads: Vec::new(),

@@ -10,9 +10,7 @@ use tokio::time::Instant;
 
 use super::Form;
 use crate::admin::AdminState;
-use crate::admin::pages::{
-    BudgetRow, IssuerRow, LinkRow, LinkTraffic, LoadRow, PeerTunnels, PeersPage,
-};
+use crate::admin::pages::{IssuerRow, LinkRow, LinkTraffic, LoadRow, PeerTunnels, PeersPage};
 use crate::config::Config;
 use crate::snapshot::{EndpointSet, FACTOR_ONE, Snapshot};
 use crate::status::RemoteGatewayStatus;
@@ -45,7 +43,7 @@ pub(in crate::admin) fn page(state: &AdminState) -> PeersPage {
         cluster: config.gateway.cluster.clone(),
         network: snapshot.network().to_owned(),
         links: links(&config, &snapshot, &gateways, &issuers),
-        budgets: budgets(state),
+        budgets: state.metrics.budgets.usages(),
         peers: tunnels(&snapshot, &gateways, (state.peer_tunnels)()),
         gateways: gateways.into_iter().map(Into::into).collect(),
         loads: loads(&snapshot, &(state.bindings)()),
@@ -130,22 +128,6 @@ fn links(
         let (gateways, ready) = (behind.count(), ready.count());
         let outbound = LinkTraffic::Outbound { gateways, ready, tunnels };
         [row(cluster, own, to_us, inbound), row(own, cluster, from_us, outbound)]
-    });
-    rows.collect()
-}
-
-/// Returns a row for each link with a budget.
-fn budgets(state: &AdminState) -> Vec<BudgetRow> {
-    let rows = state.metrics.link_usages().into_iter();
-    let rows = rows.map(|usage| BudgetRow {
-        from: usage.from.to_string(),
-        to: usage.to.to_string(),
-        used: usage.used,
-        budget: usage.budget,
-        used_bytes: usage.used,
-        budget_bytes: usage.budget,
-        weight: format!("{}%", usage.weight_percent),
-        weight_percent: usage.weight_percent,
     });
     rows.collect()
 }

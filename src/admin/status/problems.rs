@@ -26,13 +26,12 @@ pub(super) fn find(
         let problem = "`trust.skip_validation`: peers of any trust domain are accepted";
         problems.push(problem.to_owned());
     }
-    let roots = status.unlisted_roots().into_iter();
     problems.extend(
-        roots.map(|root| {
+        status.unlisted_roots.lock().iter().map(|root| {
             format!("`trust.crl` has no list of {root}: peers below {root} are refused")
         }),
     );
-    problems.extend(status.drain_problem());
+    problems.extend(status.drain_problem.lock().clone());
     problems.extend(snapshot.balancing.evacuated.keys().filter_map(|target| {
         let DrainTarget::Listener(name) = target else { return None };
         let is_known = config.listeners.iter().any(|listener| *listener.name == **name);
@@ -40,7 +39,7 @@ pub(super) fn find(
     }));
     problems.extend(missing_waypoints(snapshot));
     let more = "more objects conflict; see `strait check`";
-    problems.extend(truncated(status.conflicts(), CONFLICTS_SHOWN, more));
+    problems.extend(truncated(status.conflicts.lock().clone(), CONFLICTS_SHOWN, more));
     problems.extend(collisions(snapshot));
     problems
 }

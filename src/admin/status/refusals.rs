@@ -28,7 +28,7 @@ pub(in crate::admin) async fn refusals(
 /// Returns the page.
 pub(in crate::admin) fn page(state: &AdminState) -> RefusalsPage {
     let config = state.config.load();
-    let list = state.metrics.list_refusals().into_iter();
+    let list = state.metrics.refusals.list().into_iter();
     RefusalsPage { refusals: list.map(|entry| row(&config, entry)).collect() }
 }
 

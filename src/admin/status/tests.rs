@@ -246,16 +246,16 @@ fn fill(status: &crate::status::Status) {
         number: number.map(Into::into),
         next_update: at(0) - Duration::from_secs(1_000_000_000),
     };
-    status.set_crls(vec![crl("CN=west", Some("7")), crl("CN=east", None)]);
+    *status.crls.lock() = vec![crl("CN=west", Some("7")), crl("CN=east", None)];
     status.set_reload(ReloadSource::Config, Err("line 3".into()));
-    status.set_partial_reload(ReloadSource::Objects, "a part".into());
-    status.set_reload(ReloadSource::Certificates, Ok(()));
+    status.set_reload(ReloadSource::Objects, Ok(Some("a part".into())));
+    status.set_reload(ReloadSource::Certificates, Ok(None));
     for new in [host("a.example", None), host("db.example", Some("timed out"))] {
         status.set_host(&new.name.clone(), |host| *host = new);
     }
     status.set_hosts_left_out(3);
-    status.set_conflicts(vec!["o.yaml:1: warning: a claim".into()]);
-    status.set_unlisted_roots(vec!["CN=root".into()]);
+    *status.conflicts.lock() = vec!["o.yaml:1: warning: a claim".into()];
+    *status.unlisted_roots.lock() = vec!["CN=root".into()];
 }
 
 /// Adds links, one of them with a budget, and the gateways of another network.

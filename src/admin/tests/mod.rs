@@ -275,11 +275,11 @@ pub(super) fn mesh() -> Mesh {
 async fn conflicts_of_objects_are_problems_and_only_the_first_are_shown() {
     let Fixture { state, _log, .. } = fixture();
     let conflicts = (0..22).map(|line| format!("o.yaml:{line}: warning: a claim"));
-    state.status.set_conflicts(conflicts.collect());
+    *state.status.conflicts.lock() = conflicts.collect();
     let (_, page) = ask(admin_router(state.clone()), "GET", "/status").await;
     assert_eq!(page.matches("\"o.yaml:").count(), 20, "{page}");
     assert!(page.contains("\"2 more objects conflict; see `strait check`\""), "{page}");
-    state.status.set_conflicts(Vec::new());
+    state.status.conflicts.lock().clear();
     let (_, page) = ask(admin_router(state), "GET", "/status").await;
     assert!(page.contains("\"problems\":[],"), "{page}");
 }

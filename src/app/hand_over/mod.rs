@@ -11,6 +11,7 @@ pub(super) mod sockets;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -134,7 +135,7 @@ impl HandOver {
                 Ok(()) => return,
                 Err(error) => {
                     app.listeners.set_shared(false);
-                    app.status.set_handing_over(false);
+                    app.status.is_handing_over.store(false, Ordering::Relaxed);
                     let error = format!("{error:#}");
                     warn!(%error, "the next process failed before it was ready; this one goes on");
                     // It may be gone.
@@ -149,7 +150,7 @@ impl HandOver {
         check_hold(app)?;
         info!("the next process starts with the sockets of this one");
         // Before the successor reads the file of drains.
-        app.status.set_handing_over(true);
+        app.status.is_handing_over.store(true, Ordering::Relaxed);
         app.listeners.set_shared(true);
         let mut sockets = app.listeners.sockets()?;
         sockets.extend(self.sockets.kept()?);

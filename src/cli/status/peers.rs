@@ -1,7 +1,8 @@
 //! Page of gateways and links as text.
 
-use crate::admin::pages::{BudgetRow, LinkRow, LinkTraffic, LoadRow, PeersPage};
+use crate::admin::pages::{LinkRow, LinkTraffic, LoadRow, PeersPage};
 use crate::cli::text::{Text, or_dash};
+use crate::status::LinkUsage;
 
 use super::text::gateways;
 
@@ -55,7 +56,7 @@ fn links(text: &mut Text, links: &[LinkRow]) {
     );
 }
 
-fn budgets(text: &mut Text, budgets: &[BudgetRow]) {
+fn budgets(text: &mut Text, budgets: &[LinkUsage]) {
     if budgets.is_empty() {
         return;
     }
@@ -63,8 +64,8 @@ fn budgets(text: &mut Text, budgets: &[BudgetRow]) {
     text.table(
         budgets,
         &[
-            ("FROM", &|row| row.from.clone()),
-            ("TO", &|row| row.to.clone()),
+            ("FROM", &|row| row.from.to_string()),
+            ("TO", &|row| row.to.to_string()),
             ("USED", &|row| row.used.to_string()),
             ("BUDGET", &|row| row.budget.to_string()),
             ("WEIGHT", &|row| row.weight.clone()),

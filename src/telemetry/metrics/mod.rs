@@ -22,19 +22,19 @@ use super::budgets::Budgets;
 use super::collected::{Collected, ListenerUp, Order};
 use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
 use super::process::Process;
-use super::refusals::{RefusalTable, Refusals};
+use super::refusals::RefusalTable;
 use super::sets::{Counters, metric, metrics};
 use super::spans::{Sampling, Tracer};
 use super::tcp::{Handles, Tcp};
 use super::times::Times;
 use super::xds::{XdsMetrics, unix_seconds};
 use super::{WorkloadLabels, exposition, logging};
-use crate::config::{Access, Link};
+use crate::config::Link;
 use crate::labels::labelled;
 use crate::limits::turns::UsedTime;
 use crate::limits::{OwnedPool, Rate};
 use crate::reason::{HandshakeRefusal, Reason, RetirementReason};
-use crate::status::{LinkUsage, ProbeResult, ReloadSource, RemoteGatewayStatus};
+use crate::status::{ProbeResult, ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::trace::{BAGGAGE, TRACEPARENT};
 
@@ -173,8 +173,8 @@ metrics! {
         pub worker_time: Collected<UsedTime> = Collected::register(r);
         pub drains: Collected<Order> = Collected::register(r);
         pub listeners: Collected<ListenerUp> = Collected::register(r);
-        pub(super) refusals: RefusalTable = RefusalTable::default();
-        pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
+        pub(crate) refusals: RefusalTable = RefusalTable::default();
+        pub(crate) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
             "Access log lines about refusals that rate limits suppressed"));
         log_drops: OnceLock<ErrorCounter> = OnceLock::new();
         tracer: OnceLock<Tracer> = OnceLock::new();
@@ -351,21 +351,6 @@ impl Metrics {
     pub fn set_link_budgets(&self, links: Option<&[Link]>, own: &str) {
         let links = links.unwrap_or_default();
         self.budgets.set(links, own, Instant::now());
-    }
-
-    /// Returns the usage of all links with a budget.
-    pub fn link_usages(&self) -> Vec<LinkUsage> {
-        self.budgets.usages()
-    }
-
-    /// Returns the last refusals by kind, the most frequent first.
-    pub fn list_refusals(&self) -> Vec<Refusals> {
-        self.refusals.list()
-    }
-
-    /// Applies `log.access`.
-    pub fn set_access_mode(&self, mode: Access) {
-        self.access.set(mode);
     }
 
     /// Removes unused label sets and logs the counts of suppressed log lines every few seconds.

@@ -39,7 +39,7 @@ impl Feed {
     /// Makes the removals that are held whenever an operator requests it. It never returns.
     pub(super) async fn release_on_command(&self, state: &mut State) {
         loop {
-            self.status.release_requested().await;
+            self.status.release.notified().await;
             self.release(state, "requested by `strait release`");
         }
     }

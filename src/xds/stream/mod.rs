@@ -286,7 +286,7 @@ impl Feed {
                     self.send_all(requests, changes).await?;
                     continue;
                 }
-                () = self.status.release_requested() => {
+                () = self.status.release.notified() => {
                     let changes = self.release(state, "requested by `strait release`");
                     self.send_all(requests, changes).await?;
                     continue;
@@ -410,7 +410,7 @@ impl Feed {
         let result = if rejected.is_empty() { Ok(()) } else { Err(rejected.join("; ")) };
         let notice = store.restored.as_deref().filter(|_| !client.is_synced());
         let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
-        self.status.set_reload(ReloadSource::Mesh, result);
+        self.status.set_reload(ReloadSource::Mesh, result.map(|()| None));
         self.report_complete(state);
         changes
     }
