@@ -7,6 +7,7 @@
 //! and says why.
 
 use std::borrow::Cow;
+use std::mem::replace;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -73,51 +74,19 @@ fn fail(status: &Status, what: impl Into<Cow<'static, str>>) {
     status.missing(&what, vec!["ended by a panic, see the log; restart the process"]);
 }
 
-/// Result of a check of one worker.
-#[derive(Debug, PartialEq, Eq)]
-enum Change {
-    None,
-    /// It has stood still for [`REPORT_AFTER`].
-    Stalled,
-    /// It runs again, after this time.
-    Recovered(Duration),
+/// Notes the time that a worker has had no turn, if it is above [`REPORT_AFTER`], and returns the
+/// time noted before.
+fn note(stalled: &mut Option<Duration>, idle: Duration) -> Option<Duration> {
+    replace(stalled, Some(idle).filter(|idle| *idle > REPORT_AFTER))
 }
 
-/// Worker from the view of the watchdog.
-#[derive(Debug, Default)]
-struct Watched {
-    /// Time without a turn, if that was reported.
-    stalled: Option<Duration>,
-}
-
-impl Watched {
-    /// Checks a worker that has had no turn for `idle`.
-    fn check(&mut self, idle: Duration) -> Change {
-        match self.stalled {
-            None if idle > REPORT_AFTER => {
-                self.stalled = Some(idle);
-                Change::Stalled
-            }
-            Some(longest) if idle <= REPORT_AFTER => {
-                self.stalled = None;
-                Change::Recovered(longest)
-            }
-            Some(_) => {
-                self.stalled = Some(idle);
-                Change::None
-            }
-            None => Change::None,
-        }
-    }
-
-    fn is_unready(&self) -> bool {
-        self.stalled.is_some_and(|idle| idle > UNREADY_AFTER)
-    }
+fn is_unready(stalled: &Option<Duration>) -> bool {
+    stalled.is_some_and(|idle| idle > UNREADY_AFTER)
 }
 
 /// Reports workers that stand still. Never returns.
 pub(super) async fn watch(workers: Vec<WorkerHandle>, status: Arc<Status>, metrics: Arc<Metrics>) {
-    let mut watched: Vec<_> = workers.iter().map(|_| Watched::default()).collect();
+    let mut stalled = vec![None; workers.len()];
     let (mut ticks, mut last) = (interval(CHECK_INTERVAL), Instant::now());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -129,10 +98,9 @@ pub(super) async fn watch(workers: Vec<WorkerHandle>, status: Arc<Status>, metri
             workers.iter().for_each(|worker| worker.turns.note());
             continue;
         }
-        for (index, (worker, watched)) in workers.iter().zip(&mut watched).enumerate() {
-            match watched.check(worker.turns.idle()) {
-                Change::None => {}
-                Change::Stalled => {
+        for (index, (worker, stalled)) in workers.iter().zip(&mut stalled).enumerate() {
+            match (note(stalled, worker.turns.idle()), *stalled) {
+                (None, Some(_)) => {
                     metrics.worker_stalls.inc();
                     warn!(
                         worker = index,
@@ -140,12 +108,11 @@ pub(super) async fn watch(workers: Vec<WorkerHandle>, status: Arc<Status>, metri
                         "a worker has stood still for a second; its connections wait"
                     );
                 }
-                Change::Recovered(after) => {
-                    info!(worker = index, ?after, "a worker runs again");
-                }
+                (Some(after), None) => info!(worker = index, ?after, "a worker runs again"),
+                _ => {}
             }
         }
-        if watched.iter().any(Watched::is_unready) {
+        if stalled.iter().any(is_unready) {
             status.pending(WORKERS);
             status.missing(WORKERS, vec!["one has stood still for ten seconds, see the log"]);
         } else {
@@ -198,19 +165,20 @@ mod tests {
 
     #[test]
     fn a_stall_is_reported_once_and_recovers() {
-        let mut worker = Watched::default();
-        let idle = Duration::from_millis;
-        for (time, wanted, is_unready) in [
-            (0, Change::None, false),
-            (1000, Change::None, false),
-            (1001, Change::Stalled, false),
-            (9999, Change::None, false),
-            (10_500, Change::None, true),
-            (400, Change::Recovered(idle(10_500)), false),
-            (1500, Change::Stalled, false),
+        let mut stalled = None;
+        for (idle, before, after, unready) in [
+            (0, None, None, false),
+            (1000, None, None, false),
+            (1001, None, Some(1001), false),
+            (9999, Some(1001), Some(9999), false),
+            (10_500, Some(9999), Some(10_500), true),
+            (400, Some(10_500), None, false),
+            (1500, None, Some(1500), false),
         ] {
-            assert_eq!(worker.check(idle(time)), wanted, "{time}");
-            assert_eq!(worker.is_unready(), is_unready, "{time}");
+            let milliseconds = |time: Option<u64>| time.map(Duration::from_millis);
+            let noted = note(&mut stalled, Duration::from_millis(idle));
+            assert_eq!((noted, stalled), (milliseconds(before), milliseconds(after)), "{idle}");
+            assert_eq!(is_unready(&stalled), unready, "{idle}");
         }
     }
 }

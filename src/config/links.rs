@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::define::{Size, TunnelTime, form, matching, section};
+use super::define::{Size, TunnelTime, form, matching, percent, section};
 use crate::wire::sni::SniPattern;
 use crate::yaml::Value;
 
@@ -46,12 +46,7 @@ form! {
     /// A part of a weight.
     ExcessWeight => u8, "a whole percentage from 1% to 99%, such as `10%`",
         matching("^0*[1-9][0-9]?%$"),
-        |value, wanted| value.parsed(wanted, |text| {
-            let digits = text.strip_suffix('%')?;
-            let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
-            let percent = digits.parse().ok().filter(|_| is_plain)?;
-            (1..=99).contains(&percent).then_some(percent)
-        }),
+        |value, wanted| percent(value, wanted, 1..=99),
         |percent| json!(format!("{percent}%"));
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::define::{
     ByteRate, DrainTime, Hostname, LagTime, MaybeEmpty, NewFile, NonEmpty, OneOrMore, Size,
-    TunnelTime, form, matching, repeated, section, whole, words,
+    TunnelTime, form, matching, percent, repeated, section, whole, words,
 };
 use super::level::{Access, Directives};
 use crate::yaml::Value;
@@ -243,10 +243,7 @@ form! {
     /// Percentage of a mean.
     MeanPercent => u32, "a whole percentage from 110% to 1000%, such as `150%`",
         matching("^0*[1-9][0-9]{2,3}%$"),
-        |value, wanted| value.parsed(wanted, |text| {
-            let percent = text.strip_suffix('%')?.parse().ok()?;
-            (110..=1000).contains(&percent).then_some(percent)
-        }),
+        |value, wanted| percent(value, wanted, 110..=1000),
         |percent| json!(format!("{percent}%"));
 }
 

@@ -55,21 +55,26 @@ impl SocketSource {
     /// # Errors
     /// The address is in use, or does not belong to this host.
     pub(in crate::app) fn tcp(&self, address: SocketAddr) -> io::Result<TcpListener> {
-        let socket: TcpListener = match self.take(Transport::Tcp, address) {
-            Some(inherited) => inherited.into(),
-            None => accept::bind(address)?,
-        };
-        self.keep(Transport::Tcp, socket.local_addr()?, &socket)?;
-        Ok(socket)
+        self.open(Transport::Tcp, address, accept::bind)
     }
 
     /// Returns a socket for datagrams that stays open until the end of the process.
     pub(in crate::app) fn udp(&self, address: SocketAddr) -> io::Result<UdpSocket> {
-        let socket: UdpSocket = match self.take(Transport::Udp, address) {
-            Some(inherited) => inherited.into(),
-            None => UdpSocket::bind(address)?,
-        };
-        self.keep(Transport::Udp, socket.local_addr()?, &socket)?;
+        self.open(Transport::Udp, address, UdpSocket::bind)
+    }
+
+    fn open<S: From<OwnedFd> + AsFd>(
+        &self,
+        transport: Transport,
+        address: SocketAddr,
+        bind: impl Fn(SocketAddr) -> io::Result<S>,
+    ) -> io::Result<S> {
+        let inherited = self.take(transport, address).map(S::from);
+        let socket = inherited.map_or_else(|| bind(address), Ok)?;
+        if let Some(kept) = &mut *self.kept.lock() {
+            let of = socket.as_fd().try_clone_to_owned()?;
+            kept.push(NamedSocket { name: name_of(SockRef::from(&of))?, socket: of });
+        }
         Ok(socket)
     }
 
@@ -109,14 +114,6 @@ impl SocketSource {
     /// Closes the duplicates of the sockets that stay open.
     pub(super) fn release(&self) {
         *self.kept.lock() = None;
-    }
-
-    fn keep(&self, transport: Transport, address: SocketAddr, of: &impl AsFd) -> io::Result<()> {
-        if let Some(kept) = &mut *self.kept.lock() {
-            let socket = of.as_fd().try_clone_to_owned()?;
-            kept.push(NamedSocket { name: SocketName { transport, address }, socket });
-        }
-        Ok(())
     }
 
     /// Takes an inherited socket. The IPv6 wildcard may have become that of IPv4.

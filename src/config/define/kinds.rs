@@ -1,7 +1,9 @@
 //! Types of values that several sections use.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ use crate::yaml::Value;
 const WORKERS_MAX: u16 = 1024;
 
 /// Lower bound of `limits.buffers`: less would not hold the bytes of one busy connection.
-const BUFFERS_MIN: usize = 1 << 20;
+const BUFFERS_MIN: u64 = 1 << 20;
 
 /// Upper bound of `drain.lag`: Kubernetes kills the process long before.
 const LAG_MAX: Duration = Duration::from_secs(60 * 60);
@@ -137,29 +139,15 @@ form! {
     /// A percentage.
     Percent => u8, "a whole percentage from 0% to 100%, such as `70%`",
         matching("^0*([0-9]{1,2}|100)%$"),
-        |value, wanted| value.parsed(wanted, |text| {
-            let digits = text.strip_suffix('%')?;
-            let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
-            let percent: u8 = digits.parse().ok().filter(|_| is_plain)?;
-            (percent <= 100).then_some(percent)
-        }),
-        |percent| json!(percent);
+        |value, wanted| percent(value, wanted, 0..=100), |percent| json!(percent);
     /// A number of bytes.
     Size => usize, "a size of at least 1MiB, such as `256MiB` or `1.5GiB`",
         json!({"type": ["string", "integer"], "minimum": BUFFERS_MIN}),
-        |value, wanted| value.parsed(wanted, |text| {
-            let bytes: ByteSize = text.parse().ok()?;
-            usize::try_from(bytes.as_u64()).ok().filter(|bytes| *bytes >= BUFFERS_MIN)
-        }),
-        |bytes| json!(bytes);
+        size, |bytes| json!(bytes);
     /// A number of bytes per second.
     ByteRate => u32, "a size from 1MiB to 4095MiB per second, such as `100MiB`",
         json!({"type": ["string", "integer"], "minimum": BUFFERS_MIN}),
-        |value, wanted| value.parsed(wanted, |text| {
-            let bytes: ByteSize = text.parse().ok()?;
-            u32::try_from(bytes.as_u64()).ok().filter(|bytes| *bytes as usize >= BUFFERS_MIN)
-        }),
-        |bytes| json!(bytes);
+        size, |bytes| json!(bytes);
     /// A duration before a drain.
     LagTime => Duration, "a duration of at most 1h, such as `5s` or `1m 30s`",
         time(),
@@ -183,6 +171,27 @@ form! {
     /// A limit of time of dials.
     ConnectTime => Duration, "a duration from 1ms to 10s, such as `2s`", time(),
         |value, wanted| time_within(value, wanted, CONNECT_TIME), duration;
+}
+
+/// Reads a whole percentage between two bounds.
+pub(in crate::config) fn percent<T: FromStr + PartialOrd>(
+    value: Value<'_>,
+    wanted: &str,
+    bounds: RangeInclusive<T>,
+) -> Option<T> {
+    value.parsed(wanted, |text| {
+        let digits = text.strip_suffix('%')?;
+        let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+        digits.parse().ok().filter(|percent| is_plain && bounds.contains(percent))
+    })
+}
+
+/// Reads a number of bytes of at least [`BUFFERS_MIN`].
+fn size<T: TryFrom<u64>>(value: Value<'_>, wanted: &str) -> Option<T> {
+    value.parsed(wanted, |text| {
+        let bytes: ByteSize = text.parse().ok()?;
+        T::try_from(bytes.as_u64()).ok().filter(|_| bytes.as_u64() >= BUFFERS_MIN)
+    })
 }
 
 /// Returns the JSON Schema of whole numbers between two bounds, which are included.

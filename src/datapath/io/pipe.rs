@@ -6,11 +6,12 @@
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::descriptors::PipeEnd;
@@ -25,7 +26,7 @@ const SPARES_MAX: usize = 8;
 /// Excludes SPLICE_F_MORE: like a cork, it delays small segments by up to 200 ms.
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 
-static PIPES: AtomicUsize = AtomicUsize::new(0);
+static PIPES: Semaphore = Semaphore::const_new(PIPES_MAX);
 /// True once this host has refused to splice, as some sandboxes do. Bytes are copied from then
 /// on.
 static SPLICE_UNAVAILABLE: AtomicBool = AtomicBool::new(false);
@@ -39,36 +40,18 @@ thread_local! {
 struct Ends {
     read: OwnedFd,
     write: OwnedFd,
-    _held: ([PipeEnd; 2], PipeSlot),
+    _held: ([PipeEnd; 2], SemaphorePermit<'static>),
 }
 
 impl Ends {
     /// Creates a pipe, unless the process has reached a limit of pipes or descriptors.
     fn new(admission: &Admission) -> Option<Self> {
-        let counted = PipeSlot::new()?;
+        let counted = PIPES.try_acquire().ok()?;
         let descriptors = [admission.pool.pipe_end()?, admission.pool.pipe_end()?];
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
         // If resizing fails, the pipe keeps its default capacity, which costs only time.
         let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
         Some(Self { read, write, _held: (descriptors, counted) })
-    }
-}
-
-/// Slot among the pipes of the process.
-#[derive(Debug)]
-struct PipeSlot;
-
-impl PipeSlot {
-    fn new() -> Option<Self> {
-        let free = |count: usize| (count < PIPES_MAX).then_some(count + 1);
-        let taken = PIPES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free);
-        taken.ok().map(|_| Self)
-    }
-}
-
-impl Drop for PipeSlot {
-    fn drop(&mut self) {
-        PIPES.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -8,7 +8,7 @@ use super::meta::{Meta, ROOT_NAMESPACE};
 use super::names::Key;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::{Export, Import, InvalidObjects, Node, Objects, RunningPod};
+use super::{Export, Import, Objects, RunningPod};
 use crate::config::{Config, DefaultExposure, Selector};
 use crate::yaml::Finding;
 
@@ -31,9 +31,7 @@ pub(super) struct ObjectIndex<'a> {
     local_services: BTreeSet<(&'a str, Key<'a>)>,
     /// Invalid namespaces by cluster, whose labels are not fully known.
     invalid_namespaces: BTreeSet<(&'a str, &'a str)>,
-    nodes: &'a [Node],
-    pods: &'a [RunningPod],
-    passed_over: &'a InvalidObjects,
+    objects: &'a Objects,
 }
 
 impl<'a> ObjectIndex<'a> {
@@ -57,9 +55,7 @@ impl<'a> ObjectIndex<'a> {
             slices: BTreeMap::new(),
             local_services: BTreeSet::new(),
             invalid_namespaces: BTreeSet::new(),
-            nodes: &objects.nodes,
-            pods: &objects.pods,
-            passed_over: &objects.passed_over,
+            objects,
         };
         for namespace in &objects.passed_over.namespaces {
             let cluster = view.cluster(namespace.cluster.as_ref());
@@ -158,7 +154,8 @@ impl<'a> ObjectIndex<'a> {
     /// Returns the slices of all services, each with its cluster. Invalid ones serve nothing, but
     /// their addresses remain unavailable to others.
     pub(super) fn all_slices(&self) -> impl Iterator<Item = (Key<'a>, &'a str, &'a Slice)> {
-        let slices = self.slices.values().flatten().copied().chain(&self.passed_over.slices);
+        let slices =
+            self.slices.values().flatten().copied().chain(&self.objects.passed_over.slices);
         slices.map(|slice| {
             let key = (&*slice.namespace, &*slice.service);
             (key, self.cluster(slice.cluster.as_ref()), slice)
@@ -187,7 +184,7 @@ impl<'a> ObjectIndex<'a> {
     /// Returns the imports into our cluster. Of invalid ones the addresses remain claimed.
     pub(super) fn imports(&self) -> impl Iterator<Item = (Key<'a>, &'a Import)> {
         let good = self.imports.iter().map(|(key, import)| (*key, *import));
-        let bad = own_imports(&self.passed_over.imports, self.config);
+        let bad = own_imports(&self.objects.passed_over.imports, self.config);
         good.chain(bad.map(|import| (key(&import.meta), import)))
     }
 
@@ -275,7 +272,7 @@ impl<'a> ObjectIndex<'a> {
 
     /// Returns the addresses of the nodes in our network, also by the pods that share them.
     pub(super) fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        let nodes = self.nodes.iter().filter(|node| {
+        let nodes = self.objects.nodes.iter().filter(|node| {
             let cluster = self.cluster(node.cluster.as_ref());
             *self.network_of_cluster(cluster) == *self.config.gateway.network
         });
@@ -287,7 +284,7 @@ impl<'a> ObjectIndex<'a> {
     /// Returns the pods in our network. A tenant can write the labels of a pod, which therefore
     /// bring no pod of another network here. Only slices and imports are copied.
     pub(super) fn pods(&self) -> impl Iterator<Item = &'a RunningPod> {
-        let pods = self.pods.iter().filter(|pod| !pod.meta.is_copy());
+        let pods = self.objects.pods.iter().filter(|pod| !pod.meta.is_copy());
         pods.filter(|pod| {
             let cluster = self.cluster(pod.meta.cluster.as_ref());
             let networks = [Some(self.network_of_cluster(cluster)), pod.meta.network()];

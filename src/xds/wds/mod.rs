@@ -157,6 +157,8 @@ pub(super) fn workload(
     let has_waypoint = gateway("workload.waypoint", from.waypoint)?.is_some();
     let network_gateway = gateway("workload.network_gateway", from.network_gateway)?;
     let services = services(from.services, interner)?;
+    let workload_type = proto::WorkloadType::try_from(from.workload_type);
+    let workload_type = workload_type.map_or("", |kind| kind.as_str_name()).to_ascii_lowercase();
     let locality = from.locality.unwrap_or_default();
     let locality = interner.share_locality(&locality.region, &locality.zone, &locality.subzone);
     let node = interner.share(&from.node);
@@ -170,7 +172,7 @@ pub(super) fn workload(
         hostname: or(&from.hostname, ""),
         protocol: protocol(from.tunnel_protocol),
         workload_name: or(&from.workload_name, ""),
-        workload_type: or(workload_type(from.workload_type), ""),
+        workload_type: or(&workload_type, ""),
         canonical_name: or(&from.canonical_name, ""),
         canonical_revision: or(&from.canonical_revision, ""),
         has_waypoint,
@@ -268,16 +270,6 @@ fn protocol(from: i32) -> Protocol {
         Ok(proto::TunnelProtocol::None | proto::TunnelProtocol::LegacyIstioMtls) | Err(_) => {
             Protocol::Tcp
         }
-    }
-}
-
-fn workload_type(from: i32) -> &'static str {
-    match proto::WorkloadType::try_from(from) {
-        Ok(proto::WorkloadType::Deployment) => "deployment",
-        Ok(proto::WorkloadType::Cronjob) => "cronjob",
-        Ok(proto::WorkloadType::Pod) => "pod",
-        Ok(proto::WorkloadType::Job) => "job",
-        Err(_) => "",
     }
 }
 
