@@ -141,7 +141,7 @@ fn links(peers: &PeersPage) -> Grid {
         LinkTraffic::Inbound { accepted: None, .. } => "-".to_owned(),
     };
     let budget = |row: &LinkRow| {
-        let of = peers.budgets.iter().find(|of| of.from == row.from && of.to == row.to);
+        let of = peers.budgets.iter().find(|of| *of.from == *row.from && *of.to == *row.to);
         or_dash(of.map(|of| format!("{} of {} bytes, weight {}", of.used, of.budget, of.weight)))
     };
     let header = &["FROM", "TO", "PERMITTED", "TRAFFIC", "BUDGET"];
