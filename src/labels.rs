@@ -87,11 +87,13 @@ pub(crate) fn printed(written: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Escapes control characters, which a terminal would interpret, including line ends.
+/// Escapes what a terminal would interpret: control characters, including line ends, and those that
+/// change the direction of text.
 pub(crate) fn escape_control(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
-        if char.is_control() {
+        let turns = matches!(char, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if char.is_control() || turns {
             out.extend(char.escape_default());
         } else {
             out.push(char);

@@ -211,7 +211,9 @@ impl Counters {
 
     /// Counts an event. The value is one of those known at the start.
     pub(crate) fn inc(&self, value: &'static str) {
-        if let Some((_, counter)) = self.0.iter().find(|(known, _)| *known == value) {
+        let known = self.0.iter().find(|(known, _)| *known == value);
+        debug_assert!(known.is_some(), "{value} has no counter");
+        if let Some((_, counter)) = known {
             counter.inc();
         }
     }

@@ -14,6 +14,9 @@ const CLIENT_HELLO: u8 = 1;
 const HEAD_BYTES: usize = 4 + 2;
 /// Bytes of the header of a record: content type, version and length.
 const RECORD_HEADER_BYTES: usize = 1 + 2 + 2;
+/// Limit of the bytes of a record (RFC 8446 section 5.1), and the first byte of its version.
+const RECORD_BYTES_MAX: usize = 1 << 14;
+const RECORD_VERSION: u8 = 3;
 /// Limit of the bytes of the message, which TLS libraries have too.
 const MESSAGE_BYTES_MAX: usize = 4 + 0xffff;
 /// Extensions with the server name (RFC 6066 section 3) and the protocols (RFC 7301 section 3.1).
@@ -78,6 +81,12 @@ impl ClientHelloScanner {
         is_whole.then_some(self.read)
     }
 
+    /// Returns whether the current record is whole. One in which something follows a ClientHello is
+    /// an error (RFC 8446 section 5.1).
+    pub fn is_at_end_of_record(&self) -> bool {
+        self.record_left == 0
+    }
+
     /// Returns the length of the message, with its header. Valid once the header was read.
     fn message_length(&self) -> usize {
         let [_, first, second, third, ..] = self.head.0;
@@ -89,14 +98,15 @@ impl ClientHelloScanner {
         let count = room.len().min(bytes.len());
         room.get_mut(..count)?.copy_from_slice(bytes.get(..count)?);
         self.header_bytes += count;
-        let [kind, _, _, high, low] = self.header;
+        let [kind, version, _, high, low] = self.header;
         if kind != HANDSHAKE {
             return None;
         }
         if self.header_bytes == RECORD_HEADER_BYTES {
             self.record_left = usize::from(u16::from_be_bytes([high, low]));
             self.header_bytes = 0;
-            (self.record_left > 0).then_some(())?;
+            let is_valid = version == RECORD_VERSION && self.record_left <= RECORD_BYTES_MAX;
+            (is_valid && self.record_left > 0).then_some(())?;
         }
         Some(count)
     }
@@ -124,8 +134,8 @@ impl ClientHelloScanner {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ClientHelloFields<'a> {
     pub server_name: Option<&'a [u8]>,
-    /// ALPN protocols.
-    pub protocols: Vec<&'a [u8]>,
+    /// True if one of the wanted ALPN protocols is offered.
+    pub is_offered: bool,
 }
 
 /// Returns the message in the records of a ClientHello up to its [`ClientHelloScanner::end`].
@@ -140,9 +150,9 @@ pub fn message(records: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl<'a> ClientHelloFields<'a> {
-    /// Reads a whole message (RFC 8446 section 4.1.2). Other extensions are not examined, as they
-    /// are for the endpoint. Returns `None` if it is malformed.
-    pub fn read(message: &'a [u8]) -> Option<Self> {
+    /// Reads a whole message (RFC 8446 section 4.1.2), given which protocols are wanted. Other
+    /// extensions are not examined, as they are for the endpoint. Returns `None` if it is malformed.
+    pub fn read(message: &'a [u8], is_wanted: impl Fn(&[u8]) -> bool) -> Option<Self> {
         let mut rest = Rest(message);
         rest.take(HEAD_BYTES + 32)?;
         let session_id = rest.take_sized(1)?;
@@ -168,10 +178,10 @@ impl<'a> ClientHelloFields<'a> {
         if let Some(mut names) = server_name {
             (names.take(1)? == [HOST_NAME]).then_some(())?;
             fields.server_name = Some(names.take_sized(2)?);
-            (names.0.first() != Some(&HOST_NAME)).then_some(())?;
+            names.0.is_empty().then_some(())?;
         }
         while let Some(all) = protocols.as_mut().filter(|all| !all.0.is_empty()) {
-            fields.protocols.push(all.take_sized(1).filter(|name| !name.is_empty())?);
+            fields.is_offered |= is_wanted(all.take_sized(1).filter(|name| !name.is_empty())?);
         }
         Some(fields)
     }

@@ -36,12 +36,17 @@ type ServicesByName = Shards<Arc<str>, Arc<Service>>;
 /// `?persist`, which need no value. Unknown parameters are errors, because a typo would change
 /// the effect.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Parameters {
+    region: Option<String>,
+    cluster: Option<String>,
+    endpoint: Option<String>,
+    gateway: Option<String>,
+    service: Option<String>,
+    listener: Option<String>,
     persist: Option<String>,
     undo: Option<String>,
     force: Option<String>,
-    #[serde(flatten)]
-    names: BTreeMap<String, String>,
 }
 
 /// Request of an operator about a part of the mesh.
@@ -63,17 +68,20 @@ pub(super) async fn drain(
     method: Method,
     Path(kind): Path<String>,
     State(state): State<AdminState>,
-    Query(mut parameters): Query<Parameters>,
+    Query(parameters): Query<Parameters>,
 ) -> (StatusCode, String) {
-    if !DrainTarget::KINDS.contains(&&*kind) {
-        let kinds = DrainTarget::KINDS.join(", ");
-        return (StatusCode::BAD_REQUEST, format!("/drain/KIND, with one of {kinds}\n"));
-    }
-    let name = parameters.names.remove(&kind);
-    let is_unknown = |one: &&String| !DrainTarget::KINDS.contains(&&***one);
-    if let Some(unknown) = parameters.names.keys().find(is_unknown) {
-        return (StatusCode::BAD_REQUEST, format!("unknown parameter {unknown:?}\n"));
-    }
+    let name = match &*kind {
+        "region" => &parameters.region,
+        "cluster" => &parameters.cluster,
+        "endpoint" => &parameters.endpoint,
+        "gateway" => &parameters.gateway,
+        "service" => &parameters.service,
+        "listener" => &parameters.listener,
+        _ => {
+            let kinds = DrainTarget::KINDS.join(", ");
+            return (StatusCode::BAD_REQUEST, format!("/drain/KIND, with one of {kinds}\n"));
+        }
+    };
     if kind == "region" && name.as_deref().is_some_and(|name| name == "*" || name == "*/*") {
         let text = "cannot evacuate every region; to stop this gateway use /quitquitquit\n";
         return (StatusCode::BAD_REQUEST, text.to_owned());

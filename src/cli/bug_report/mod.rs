@@ -126,7 +126,7 @@ async fn contents(
     let version = format!("strait {}\n", env!("CARGO_PKG_VERSION"));
     let host = HOST.map(|file| format!("# {file}\n{}\n", or_cause(tail(Path::new(file)))));
     let config = config.unwrap_or_else(|_| "# cannot be read, see doctor.json\n".to_owned());
-    let report = doctor::examine(source, examined.clone()).await;
+    let report = doctor::examine(source, examined.clone(), false).await;
     let report = serde_json::to_string_pretty(&report).context("no findings");
     let mut files = vec![
         ("version.txt", version),

@@ -24,38 +24,43 @@ const EXPIRED: &str = "expired";
 const DEADLINE: Duration = Duration::from_secs(16);
 
 /// Checks the own certificate as a peer does, and returns it if it can be used. Requests one if the
-/// gateway would at its start.
+/// gateway would at its start, and if this may.
 pub(super) async fn own(
     source: &Source,
     examined: &Examined,
+    may_request: bool,
 ) -> (Option<Arc<IdentityMaterial>>, Vec<Finding>) {
+    let of_files = |error: String, remedy: &str| {
+        let mut finding = Finding::of_message(CERTIFICATE, Outcome::Failure, &error);
+        finding.remedy.get_or_insert_with(|| remedy.to_owned());
+        finding
+    };
     let loaded = match (&examined.identity, &examined.config) {
         (Some(Identity::Files(files)), _) => IdentityMaterial::load(files)
             .map(Arc::new)
-            .map_err(|error| (error.to_string(), "have a new one issued")),
-        (Some(_), Some(config)) => {
+            .map_err(|error| of_files(error.to_string(), "have a new one issued")),
+        (Some(_), Some(config)) if may_request => {
             let request = app::request_certificate(source, config.clone());
             let issued = timeout(DEADLINE, request).await.ok().flatten();
             let issued = issued.unwrap_or_else(|| Err("no answer in time".to_owned()));
+            // The text of another program names no remedy of ours.
             let remedy = "look at the log of the authority, and at the token that it judges";
-            issued.map_err(|why| (format!("none was issued: {why}"), remedy))
+            let failure =
+                |why| Finding::failure(CERTIFICATE, format!("none was issued: {why}"), remedy);
+            issued.map_err(failure)
         }
-        (Some(issued), None) => {
+        (Some(issued), _) => {
             let found = format!("is issued at the start (`identity.kind: {}`)", issued.kind());
             return (None, vec![Finding::ok(CERTIFICATE, found)]);
         }
         (None, _) => {
-            let remedy = "write the section `identity`";
-            Err(("the configuration names none".to_owned(), remedy))
+            let error = "the configuration names none".to_owned();
+            Err(of_files(error, "write the section `identity`"))
         }
     };
     let own = match loaded {
         Ok(own) => own,
-        Err((error, remedy)) => {
-            let mut finding = Finding::of_message(CERTIFICATE, Outcome::Failure, &error);
-            finding.remedy.get_or_insert_with(|| remedy.to_owned());
-            return (None, vec![finding]);
-        }
+        Err(finding) => return (None, vec![finding]),
     };
     let uri = &own.identity.uri;
     let until = format_rfc3339_seconds(own.valid_until);

@@ -51,7 +51,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> ExitCode {
     let source = args.config.source_of_pod();
     run_admin_command(async {
-        let report = examine(&source, source.examine_without_keys()).await;
+        let report = examine(&source, source.examine_without_keys(), true).await;
         print(match &*args.output {
             "json" => serde_json::to_string_pretty(&report)? + "\n",
             _ => report.text(),
@@ -60,11 +60,11 @@ pub(super) fn run(args: &Args) -> ExitCode {
     })
 }
 
-/// Runs all checks.
-pub(super) async fn examine(source: &Source, examined: Examined) -> Report {
+/// Runs all checks. Without certificates in files, one is requested if `may_request`.
+pub(super) async fn examine(source: &Source, examined: Examined, may_request: bool) -> Report {
     let root = Path::new("/");
     let report = app::check(source, examined.clone());
-    let (own, mut checks) = certificates::own(source, &examined).await;
+    let (own, mut checks) = certificates::own(source, &examined, may_request).await;
     checks.extend(certificates::roots(&examined));
     let mut network = network::planes(&examined).await;
     match &report.inputs {

@@ -101,12 +101,13 @@ impl ClientHelloReader {
             || ClientHelloError::with_alert(DECODE_ERROR, "the bytes are no valid ClientHello");
         self.scanner.push(bytes).ok_or_else(malformed)?;
         if let Some(end) = self.scanner.end() {
-            let whole = self.bytes.get(..end).and_then(client_hello::message);
-            let fields = whole.as_deref().and_then(ClientHelloFields::read);
+            let whole = self.bytes.get(..end).filter(|_| self.scanner.is_at_end_of_record());
+            let whole = whole.and_then(client_hello::message);
+            let fields = whole.as_deref().and_then(|it| ClientHelloFields::read(it, is_istio_alpn));
             let (fields, random) = fields.zip(self.scanner.random()).ok_or_else(malformed)?;
             return Ok(Some(ClientHello {
                 sni: fields.server_name.map(normalise).transpose()?.flatten(),
-                offers_istio: fields.protocols.into_iter().any(is_istio_alpn),
+                offers_istio: fields.is_offered,
                 bytes: std::mem::take(&mut self.bytes),
                 random,
             }));

@@ -26,6 +26,9 @@ use crate::datapath::http2::streams::StreamKey;
 /// connection.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
 
+/// Limit of commands whose memory a connection keeps.
+const COMMANDS_KEPT: usize = 16;
+
 /// Command of a task to the connection that owns its stream.
 #[derive(Debug)]
 pub enum Command {
@@ -75,9 +78,15 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Takes the first command that was sent and not taken.
+    /// Takes the first command that was sent and not taken. The memory of many is freed with the
+    /// last one.
     pub fn take_command(&self) -> Option<Command> {
-        lock(&self.commands).as_mut().and_then(VecDeque::pop_front)
+        let mut commands = lock(&self.commands);
+        let commands = commands.as_mut()?;
+        if commands.is_empty() && commands.capacity() > COMMANDS_KEPT {
+            *commands = VecDeque::new();
+        }
+        commands.pop_front()
     }
 
     /// Rejects all later commands. Returns those that were not taken.

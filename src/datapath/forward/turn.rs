@@ -239,7 +239,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         if self.downstream.server.is_finished() && is_flushed {
             return Err(ConnectionEnd::Closed);
         }
-        if self.is_read_closed && !has_read {
+        if self.is_read_closed && !has_read && !has_commands {
             return Err(ConnectionEnd::Closed);
         }
         // A read that was skipped has registered no waker.

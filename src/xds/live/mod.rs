@@ -3,8 +3,8 @@
 //!
 //! Each object is read by [`objects`] as the document that a file would contain, once for each of
 //! its changes. A list replaces the former one when it is complete, so an API server that is away
-//! or answers 410 removes nothing. Beyond the limits nothing changes either, and beyond the share
-//! of a namespace nothing of it: to leave an object out could widen what others may reach.
+//! or answers 410 removes nothing. Beyond the limits nothing changes either: to leave an object out
+//! could widen what others may reach.
 
 #[cfg(feature = "kubernetes")]
 pub mod client;
@@ -12,7 +12,7 @@ mod condition;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,9 +33,6 @@ const OBJECTS_MAX: usize = 250_000;
 /// Limit of the bytes of all objects, without the parts that no kind is read for: that of files.
 const BYTES_MAX: usize = 256 * 1024 * 1024;
 
-/// One namespace may hold a fourth of both limits, so that its tenant cannot freeze all others.
-const SHARE: usize = 4;
-
 /// Parts of `metadata` that are read.
 const METADATA: [&str; 5] = ["name", "namespace", "labels", "annotations", "creationTimestamp"];
 
@@ -54,9 +51,7 @@ pub struct LiveSource {
     /// Conditions of all judged objects; none until the first objects are applied.
     verdicts: watch::Sender<Option<Arc<Vec<Verdict>>>>,
     namespaces: Option<Selector>,
-    limits: Held,
-    /// Limit of one namespace.
-    share: Held,
+    limits: (usize, usize),
     hasher: RandomState,
 }
 
@@ -122,28 +117,16 @@ struct Watched {
 #[derive(Debug, Default)]
 struct List {
     objects: BTreeMap<String, Arc<LiveObject>>,
-    held: Held,
-    of_namespaces: HashMap<String, Held>,
-    /// Namespaces of which objects were left out.
-    over: BTreeSet<String>,
-}
-
-/// Number of objects, and their bytes.
-#[derive(Clone, Copy, Debug, Default)]
-struct Held {
-    objects: usize,
     bytes: usize,
 }
 
 impl LiveSource {
     /// Creates a source without objects.
     pub fn new(api: &KubernetesApi) -> Self {
-        let limits = Held { objects: OBJECTS_MAX, bytes: BYTES_MAX };
-        let share = Held { objects: OBJECTS_MAX / SHARE, bytes: BYTES_MAX / SHARE };
-        Self::with_limits(api.namespaces.clone(), limits, share)
+        Self::with_limits(api.namespaces.clone(), OBJECTS_MAX, BYTES_MAX)
     }
 
-    fn with_limits(namespaces: Option<Selector>, limits: Held, share: Held) -> Self {
+    fn with_limits(namespaces: Option<Selector>, objects: usize, bytes: usize) -> Self {
         let kinds = KINDS.iter().map(|(kind, _)| (*kind, Watched::default()));
         let state = State { kinds: kinds.collect(), usable: None };
         Self {
@@ -151,23 +134,21 @@ impl LiveSource {
             version: watch::Sender::new(0),
             verdicts: watch::Sender::new(None),
             namespaces,
-            limits,
-            share,
+            limits: (objects, bytes),
             hasher: RandomState::new(),
         }
     }
 
     /// Begins a list of a kind.
     pub fn begin(&self, kind: &str) {
-        self.change(kind, "", |watched, _| {
+        self.change(kind, |watched, _| {
             watched.next = Some(List::default());
             false
         });
     }
 
     /// Adds an object to the list that has begun, or changes one after a list. Returns false if it
-    /// is left out because of the limits: the kind has to be listed again. One beyond the share of
-    /// its namespace is left out too, see [`is_over`](Self::is_over).
+    /// is left out because of the limits: the kind has to be listed again.
     #[must_use]
     pub fn put(&self, kind: &str, json: Json, in_list: bool) -> bool {
         let (Some(name), Some((kind, _))) =
@@ -206,46 +187,41 @@ impl LiveSource {
             Arc::new(object)
         });
         let mut fits = true;
-        let namespace = object.namespace();
-        self.change(kind, namespace, |watched, [others, others_of_namespace]| {
+        self.change(kind, |watched, others| {
             let next = if in_list { watched.next.as_mut() } else { None };
             let list = next.unwrap_or(&mut watched.objects);
             let old = list.objects.get(&name);
-            if old.is_some_and(|old| Arc::ptr_eq(old, &object)) {
-                return false;
-            }
-            let old = old.map(|old| old.held()).unwrap_or_default();
-            let new = |held: Held, others: Held| held.minus(old).plus(object.held()).plus(others);
-            if !new(list.held, others).is_within(self.limits) {
+            let (count, held) = match old {
+                Some(old) if Arc::ptr_eq(old, &object) => return false,
+                Some(old) => (list.objects.len(), list.bytes - old.bytes),
+                None => (list.objects.len() + 1, list.bytes),
+            };
+            let (objects_max, bytes_max) = self.limits;
+            if others.0 + count > objects_max || others.1 + held + bytes > bytes_max {
                 fits = false;
                 watched.is_over = true;
                 return true;
             }
-            let held = list.of_namespaces.get(namespace).copied().unwrap_or_default();
-            if !namespace.is_empty() && !new(held, others_of_namespace).is_within(self.share) {
-                return list.over.insert(namespace.to_owned()) && !in_list;
-            }
-            list.insert(Arc::clone(&object));
+            list.bytes = held + bytes;
+            list.objects.insert(name, object);
             !in_list
         });
         fits
     }
 
-    /// Returns whether objects of a kind were left out because of the shares of their namespaces.
-    /// The kind has to be listed again, as they may fit meanwhile.
-    pub fn is_over(&self, kind: &str) -> bool {
-        self.state.lock().kinds.get(kind).is_some_and(|one| !one.objects.over.is_empty())
-    }
-
     /// Removes an object.
     pub fn remove(&self, kind: &str, json: &Json) {
         let Some(name) = name_of(json) else { return };
-        self.change(kind, "", |watched, _| watched.objects.remove(&name));
+        self.change(kind, |watched, _| {
+            let removed = watched.objects.objects.remove(&name);
+            watched.objects.bytes -= removed.as_ref().map_or(0, |removed| removed.bytes);
+            removed.is_some()
+        });
     }
 
     /// Completes a list, which replaces the former one.
     pub fn complete(&self, kind: &str) {
-        self.change(kind, "", |watched, _| {
+        self.change(kind, |watched, _| {
             let next = watched.next.take();
             let is_same = watched.is_listed && !watched.is_over && watched.problem.is_none();
             let changed = next.as_ref().is_none_or(|next| !next.is(&watched.objects));
@@ -261,7 +237,7 @@ impl LiveSource {
     /// A kind that was never there has no objects.
     pub fn failed(&self, kind: &str, problem: Problem) -> bool {
         let mut is_new = false;
-        self.change(kind, "", |watched, _| {
+        self.change(kind, |watched, _| {
             is_new = watched.problem.as_ref() != Some(&problem);
             let is_missing = problem == Problem::Missing;
             watched.is_listed |= is_missing;
@@ -307,30 +283,22 @@ impl LiveSource {
         let is_over = lists().any(|(_, one)| one.is_over);
         let mut found = problems(lists());
         if is_over {
-            found.push(finding(Severity::PassedOver, self.limits.exceeded("", "the")));
+            let (objects, bytes) = (self.limits.0, self.limits.1 >> 20);
+            found.push(finding(
+                Severity::PassedOver,
+                format!(
+                    "more than {objects} objects, or {bytes} MiB in them, are too many; the last \
+                     state stays in use"
+                ),
+            ));
         } else {
-            let over: BTreeSet<_> = lists().flat_map(|(_, one)| &one.objects.over).collect();
-            for namespace in &over {
-                let of = format!(" of namespace {namespace}");
-                found.push(finding(Severity::PassedOver, self.share.exceeded(&of, "its")));
-            }
             let objects = lists().flat_map(|(_, one)| one.objects.objects.values());
-            let is_over = |one: &LiveObject| over.iter().any(|over| **over == one.namespace());
-            let last = state.usable.iter().flatten().filter(|one| is_over(one));
             let namespaces = state.kinds.get("Namespace").map(|one| &one.objects.objects);
-            let objects = objects.filter(|one| !is_over(one)).chain(last);
             let objects = objects.filter(|one| match &self.namespaces {
                 Some(selector) => is_selected(selector, one, namespaces),
                 None => true,
             });
-            let mut objects: Vec<_> = objects.cloned().collect();
-            if !over.is_empty() {
-                let rank = |kind| KINDS.iter().position(|(known, _)| *known == kind);
-                objects.sort_by(|one, other| {
-                    let kinds = rank(one.kind.0).cmp(&rank(other.kind.0));
-                    kinds.then_with(|| one.name.cmp(&other.name))
-                });
-            }
+            let objects: Vec<_> = objects.cloned().collect();
             state.usable = Some(objects);
         }
         let objects = state.usable.clone()?;
@@ -375,26 +343,16 @@ impl LiveSource {
         state.kinds.get(kind)?.objects.objects.get(name).cloned()
     }
 
-    /// Changes a kind, given what the other kinds hold: all of it, and that of a namespace.
-    /// Contents have a new number if the change returns true.
-    fn change(
-        &self,
-        kind: &str,
-        namespace: &str,
-        change: impl FnOnce(&mut Watched, [Held; 2]) -> bool,
-    ) {
+    /// Changes a kind, given the number and the bytes of the objects of others. Contents have a new
+    /// number if the change returns true.
+    fn change(&self, kind: &str, change: impl FnOnce(&mut Watched, (usize, usize)) -> bool) {
         let mut state = self.state.lock();
         let others = state.kinds.iter().filter(|(other, _)| **other != kind);
-        // Lists of the same kind share most of their objects.
-        let sum = |held: &dyn Fn(&List) -> Held| {
-            let others = others.clone().map(|(_, one)| {
-                held(&one.objects).max(one.next.as_ref().map(held).unwrap_or_default())
-            });
-            others.fold(Held::default(), Held::plus)
-        };
-        let of_namespace =
-            |list: &List| list.of_namespaces.get(namespace).copied().unwrap_or_default();
-        let others = [sum(&|list| list.held), sum(&of_namespace)];
+        let others = others.map(|(_, one)| {
+            let next = one.next.as_ref().map_or((0, 0), |next| (next.objects.len(), next.bytes));
+            (one.objects.objects.len().max(next.0), one.objects.bytes.max(next.1))
+        });
+        let others = others.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
         let Some(watched) = state.kinds.get_mut(kind) else { return };
         if change(watched, others) {
             self.version.send_modify(|version| *version += 1);
@@ -406,67 +364,13 @@ impl LiveObject {
     fn namespace(&self) -> &str {
         self.name.split_once('/').map_or("", |(namespace, _)| namespace)
     }
-
-    fn held(&self) -> Held {
-        Held { objects: 1, bytes: self.bytes }
-    }
-}
-
-impl Held {
-    fn plus(self, other: Self) -> Self {
-        Self { objects: self.objects + other.objects, bytes: self.bytes + other.bytes }
-    }
-
-    fn minus(self, other: Self) -> Self {
-        Self { objects: self.objects - other.objects, bytes: self.bytes - other.bytes }
-    }
-
-    fn max(self, other: Self) -> Self {
-        Self { objects: self.objects.max(other.objects), bytes: self.bytes.max(other.bytes) }
-    }
-
-    fn is_within(self, limit: Self) -> bool {
-        self.objects <= limit.objects && self.bytes <= limit.bytes
-    }
-
-    /// Says that a limit is exceeded.
-    fn exceeded(self, of: &str, whose: &str) -> String {
-        let (objects, bytes) = (self.objects, self.bytes >> 20);
-        format!(
-            "more than {objects} objects{of}, or {bytes} MiB in them, are too many; {whose} last \
-             state stays in use"
-        )
-    }
 }
 
 impl List {
-    /// Inserts an object in the place of one of its name.
-    fn insert(&mut self, object: Arc<LiveObject>) {
-        self.remove(&object.name);
-        self.held = self.held.plus(object.held());
-        let held = self.of_namespaces.entry(object.namespace().to_owned()).or_default();
-        *held = held.plus(object.held());
-        self.objects.insert(object.name.clone(), object);
-    }
-
-    /// Removes an object. Returns whether there was one.
-    fn remove(&mut self, name: &str) -> bool {
-        let Some(object) = self.objects.remove(name) else { return false };
-        self.held = self.held.minus(object.held());
-        if let Some(held) = self.of_namespaces.get_mut(object.namespace()) {
-            *held = held.minus(object.held());
-            if held.objects == 0 {
-                self.of_namespaces.remove(object.namespace());
-            }
-        }
-        true
-    }
-
-    /// Returns whether both have the same objects, and left out some of the same namespaces.
+    /// Returns whether both have the same objects.
     fn is(&self, other: &Self) -> bool {
         let pairs = self.objects.iter().zip(&other.objects);
         self.objects.len() == other.objects.len()
-            && self.over == other.over
             && pairs.into_iter().all(|(one, other)| one.0 == other.0 && one.1.hash == other.1.hash)
     }
 }

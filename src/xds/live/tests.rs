@@ -22,12 +22,6 @@ fn list(live: &LiveSource, services: &[Json]) {
     }
 }
 
-/// Creates a source with limits of all objects, and of one namespace.
-fn limited(limits: (usize, usize), share: usize) -> LiveSource {
-    let share = Held { objects: share, bytes: BYTES_MAX / SHARE };
-    LiveSource::with_limits(None, Held { objects: limits.0, bytes: limits.1 }, share)
-}
-
 fn findings(live: &LiveSource) -> Vec<String> {
     live.contents().unwrap().all_findings().lines()
 }
@@ -171,7 +165,7 @@ fn a_selector_of_namespaces_leaves_out_the_objects_of_others() {
 
 #[test]
 fn objects_beyond_the_limits_change_nothing_until_a_list_fits() {
-    let live = limited((2, BYTES_MAX), 9);
+    let live = LiveSource::with_limits(None, 2, BYTES_MAX);
     list(&live, &[service("a", 80), service("b", 80)]);
     assert_eq!(live.contents().unwrap().objects.len(), 2);
     assert!(!live.put("Service", service("c", 80), false));
@@ -183,63 +177,9 @@ fn objects_beyond_the_limits_change_nothing_until_a_list_fits() {
     list(&live, &[service("c", 80)]);
     assert_eq!(live.contents().unwrap().objects.len(), 1);
     assert_eq!(findings(&live), [""; 0]);
-    let small = limited((2, 10), 9);
+    let small = LiveSource::with_limits(None, 2, 10);
     list(&small, &[service("a", 80)]);
     assert!(small.contents().is_none());
-}
-
-fn of_namespace(namespace: &str, name: &str) -> Json {
-    let mut service = service(name, 80);
-    service["metadata"]["namespace"] = json!(namespace);
-    service
-}
-
-#[test]
-fn objects_beyond_the_share_of_a_namespace_freeze_that_namespace_alone() {
-    let live = limited((9, BYTES_MAX), 2);
-    let names = || {
-        let objects = live.contents().unwrap().objects;
-        objects.iter().map(|one| one.name.clone()).collect::<Vec<_>>()
-    };
-    list(&live, &[service("a", 80), service("b", 80), of_namespace("other", "x")]);
-    assert_eq!(names(), ["app/a", "app/b", "other/x"]);
-    assert!(!live.is_over("Service"));
-    assert!(live.put("Service", service("c", 80), false), "the watch goes on");
-    assert!(live.is_over("Service"));
-    let over = "Kubernetes: error: more than 2 objects of namespace app, or 64 MiB in them, are \
-                too many; its last state stays in use";
-    assert_eq!(findings(&live), [over]);
-    live.remove("Service", &service("a", 80));
-    live.remove("Service", &of_namespace("other", "x"));
-    assert!(live.put("Service", of_namespace("other", "y"), false));
-    assert_eq!(names(), ["app/a", "app/b", "other/y"]);
-    // Lists share the objects that they have in common, so the next one is counted alone.
-    list(&live, &[service("b", 80), service("c", 80), of_namespace("other", "y")]);
-    assert!(!live.is_over("Service"));
-    assert_eq!(names(), ["app/b", "app/c", "other/y"]);
-    assert_eq!(findings(&live), [""; 0]);
-}
-
-#[test]
-fn a_namespace_that_never_fitted_has_no_objects_and_the_other_kinds_count() {
-    let live = limited((9, BYTES_MAX), 2);
-    list(&live, &[service("a", 80), service("b", 80), of_namespace("other", "x")]);
-    let mut pod = service("p", 80);
-    pod["kind"] = json!("Pod");
-    assert!(live.put("Pod", pod, false));
-    assert!(live.is_over("Pod") && !live.is_over("Service"));
-    let fresh = limited((9, BYTES_MAX), 2);
-    let services = ["a", "b", "c"].map(|name| service(name, 80));
-    list(&fresh, &[&services[..], &[of_namespace("other", "x")]].concat());
-    assert!(fresh.is_over("Service"));
-    let objects = fresh.contents().unwrap().objects;
-    assert_eq!(objects.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["other/x"]);
-    // Nodes and Namespaces are of no namespace.
-    for name in ["a", "b", "c"] {
-        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
-        assert!(live.put("Node", node, false));
-    }
-    assert!(!live.is_over("Node"));
 }
 
 #[test]
@@ -264,7 +204,7 @@ fn an_object_of_the_same_text_and_another_generation_gets_its_own_condition() {
 
 #[test]
 fn a_kind_that_is_gone_twice_leaves_nothing_and_no_limit() {
-    let live = limited((1, BYTES_MAX), 9);
+    let live = LiveSource::with_limits(None, 1, BYTES_MAX);
     list(&live, &[service("a", 80)]);
     assert_eq!(live.contents().unwrap().objects.len(), 1);
     assert!(!live.put("Service", service("b", 80), false));

@@ -123,7 +123,6 @@ async fn watch(
                 }
                 End::Missing => continue,
                 End::Gone => wait = delays.next(),
-                End::Again => wait = Some(Duration::ZERO),
                 End::Over => {
                     warn!(kind, "more objects of Kubernetes than the limits permit");
                     wait = Some(OVER_DELAY);
@@ -159,8 +158,6 @@ enum End {
     Missing,
     /// Changes since the last event are no longer known.
     Gone,
-    /// There were more objects than the share of a namespace permits.
-    Again,
     /// There are more objects than the limits permit.
     Over,
     /// Any other error.
@@ -175,21 +172,19 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
     let config = watcher::Config::default().page_size(page).timeout(WATCH_SECONDS);
     let mut events = pin!(watcher(api, config));
     let mut is_listing = true;
-    let mut again = None;
     loop {
-        let deadline = if is_listing { Some(Instant::now() + PAGE_DEADLINE) } else { again };
-        let next = match deadline {
-            Some(at) => timeout_at(at, events.next()).await,
-            None => Ok(events.next().await),
+        let next = if is_listing {
+            timeout(PAGE_DEADLINE, events.next()).await
+        } else {
+            Ok(events.next().await)
         };
         let event = match next {
             Ok(Some(event)) => event,
             Ok(None) => return End::Failed("the watch ended".to_owned()),
-            Err(_) if is_listing => {
+            Err(_) => {
                 let seconds = PAGE_DEADLINE.as_secs();
                 return End::Failed(format!("a page of the list takes more than {seconds} s"));
             }
-            Err(_) => return End::Again,
         };
         match event {
             Ok(Event::Init) => live.begin(kind),
@@ -215,9 +210,6 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
             }
             Err(error) => return end(&error),
         }
-        // The others of the kind are watched meanwhile.
-        let since = again.unwrap_or_else(|| Instant::now() + OVER_DELAY);
-        again = live.is_over(kind).then_some(since);
     }
 }
 
@@ -327,7 +319,7 @@ fn transition(object: &LiveObject, condition: &Condition, last: Option<&Written>
         None => {
             let found = object.condition.as_ref();
             let same = found.filter(|one| one["status"] == status(condition));
-            same.map(|one| one["lastTransitionTime"].clone())
+            same.map(|one| one["lastTransitionTime"].clone()).filter(Json::is_string)
         }
     };
     let now = || json!(humantime::format_rfc3339_seconds(SystemTime::now()).to_string());
