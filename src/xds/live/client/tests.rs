@@ -86,7 +86,7 @@ async fn a_namespace_whose_conditions_cannot_be_written_delays_another_one_by_on
         () = written.notified() => {}
     }
     let asked = asked.lock().clone();
-    assert_eq!(asked.len(), 2, "{asked:?}");
+    assert!(asked[1].contains("/namespaces/b/"), "{asked:?}");
 }
 
 #[test]
