@@ -92,8 +92,11 @@ pub(crate) fn printed(written: io::Result<()>) -> io::Result<()> {
 pub(crate) fn escape_control(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
-        let turns = matches!(char, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if char.is_control() || turns {
+        let is_direction = matches!(
+            char,
+            '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        );
+        if char.is_control() || is_direction {
             out.extend(char.escape_default());
         } else {
             out.push(char);

@@ -168,10 +168,11 @@ fn about_noise(options: &Options, commit: &str) -> String {
 Made by `make fairness SECONDS={}`: PINNED, one worker each, fresh processes for each row.
 The quiet cluster opens 200 tunnels a second, and holds {TUNNELS} others. The noisy one has an
 identity, a service and an endpoint of its own, and the lowest priority on the processor of the
-load, where the quiet one and its endpoint have a real-time priority as root. Lost are requests without an answer; ended are held tunnels. A row of this build misses its
-bar if something is lost or ended, or if p99 is more than 1.5 times that alone, and more than 2 ms
-above it. Beside it, the quiet cluster sends the same requests to its endpoint without a gateway. If
-their p99 misses the bar too, the row measures the processor of the load. Noise is what the noisy
+load, where the quiet one and its endpoint have a real-time priority as root. Lost are requests
+without an answer; ended are held tunnels. A row of this build misses its bar if something is lost
+or ended, or if p99 is more than 1.5 times that alone, and more than 2 ms above it. Beside it, the
+quiet cluster sends the same requests to its endpoint without a gateway. If their p99 misses the bar
+too, the row measures the processor of the load. Noise is what the noisy
 cluster has completed: tunnels, requests, KiB, handshakes.
 
 ",
@@ -238,8 +239,8 @@ fn run_when_idle() {
     assert!(schedule("--idle", "0"), "chrt fails");
 }
 
-/// Sets the scheduling policy of this thread, and of those that it starts. Returns false without the
-/// right to do so.
+/// Sets the scheduling policy of this thread, and of those that it starts. Returns false without
+/// the right to do so.
 fn schedule(policy: &str, priority: &str) -> bool {
     let thread = rustix::thread::gettid().to_string();
     // chrt is in util-linux, as taskset.

@@ -151,7 +151,8 @@ pub fn message(records: &[u8]) -> Option<Vec<u8>> {
 
 impl<'a> ClientHelloFields<'a> {
     /// Reads a whole message (RFC 8446 section 4.1.2), given which protocols are wanted. Other
-    /// extensions are not examined, as they are for the endpoint. Returns `None` if it is malformed.
+    /// extensions are not examined, as they are for the endpoint. Returns `None` if the message is
+    /// malformed.
     pub fn read(message: &'a [u8], is_wanted: impl Fn(&[u8]) -> bool) -> Option<Self> {
         let mut rest = Rest(message);
         rest.take(HEAD_BYTES + 32)?;

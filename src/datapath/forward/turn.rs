@@ -210,7 +210,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Runs one round. Returns true if there may be more to do at once.
     fn poll_round(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
-        let has_commands = self.run_commands();
+        let mut has_commands = false;
+        while !has_commands && let Some(command) = self.mailbox.take_command() {
+            self.run_command(command);
+            has_commands = turns::is_over();
+        }
         let skips_read = self.downstream.is_stalled();
         let has_read = !skips_read && self.poll_read(cx)?;
         self.downstream.write_control()?;
@@ -257,17 +261,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         if woken.capacity() <= EVENTS_KEPT {
             self.woken = woken;
         }
-    }
-
-    /// Runs the commands of tasks until the turn is over. Returns true if there may be more.
-    fn run_commands(&mut self) -> bool {
-        while let Some(command) = self.mailbox.take_command() {
-            self.run_command(command);
-            if turns::is_over() {
-                return true;
-            }
-        }
-        false
     }
 
     fn run_command(&mut self, command: Command) {
