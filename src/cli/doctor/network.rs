@@ -103,7 +103,8 @@ pub(super) async fn gateways(inputs: &Inputs, own: Option<&IdentityMaterial>) ->
         _ if targets.is_empty() => return findings,
         _ => {
             let found = format!("{} not dialled: no own certificate is usable", targets.len());
-            findings.push(Finding::warning(GATEWAY, found, "correct it first"));
+            let remedy = "correct it first; of an issued one, see `strait status peers`";
+            findings.push(Finding::warning(GATEWAY, found, remedy));
             return findings;
         }
     };
