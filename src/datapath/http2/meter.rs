@@ -65,7 +65,8 @@ const TURN_WORK_MAX: u64 = 512;
 /// Limit while other sources have tasks on the worker.
 const SHARED_TURN_WORK_MAX: u64 = 128;
 /// Work of a write to an endpoint, in the same unit: 6 to 9 µs of the kernel on the loopback
-/// interface. The bytes of the frame pay for it.
+/// interface. The bytes of the frame pay for it. It counts while other sources have tasks: a longer
+/// turn costs less for each frame.
 const WRITE_WORK: u64 = 16;
 
 /// Credit that prices use up, and that time, bytes and answers earn.
@@ -133,12 +134,15 @@ pub struct FrameMeter {
     first_peers: HashMap<FirstPeerId, Credit>,
     /// Work of the current turn.
     turn: u64,
+    /// Work of a write in this turn.
+    write_work: u64,
 }
 
 impl FrameMeter {
     /// Starts a turn of the connection. It is shorter if other sources use the worker.
     pub fn begin_turn(&mut self, is_shared: bool) {
-        self.turn = if is_shared { TURN_WORK_MAX - SHARED_TURN_WORK_MAX } else { 0 };
+        let shared = (TURN_WORK_MAX - SHARED_TURN_WORK_MAX, WRITE_WORK);
+        (self.turn, self.write_work) = if is_shared { shared } else { (0, 0) };
     }
 
     /// Returns true if the turn has had its work.
@@ -200,7 +204,7 @@ impl FrameMeter {
         }
         self.earn(0, bytes, first_peer);
         let paid = PRICE_CONTROL.min(bytes / DATA_BYTES_PER_CREDIT);
-        self.turn += WRITE_WORK + paid;
+        self.turn += self.write_work + paid;
         self.charge(PRICE_CONTROL - paid, first_peer)
     }
 
@@ -512,14 +516,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_work_of_a_turn_is_bounded_also_if_bytes_pay_for_it() {
-        for length in [0, 1, 32, 1_000] {
+        for (length, is_shared) in [(0, false), (1, true), (32, false), (1_000, true)] {
             let mut meter = meter();
-            meter.begin_turn(false);
+            meter.begin_turn(is_shared);
             let frames = (0..).take_while(|_| {
                 let charged = meter.received_data(length, true, None);
                 charged.is_ok() && !meter.is_turn_over()
             });
-            assert_eq!(frames.count(), 28, "{length} bytes");
+            let want = if is_shared { 7 } else { 255 };
+            assert_eq!(frames.count(), want, "{length} bytes");
             meter.begin_turn(false);
             assert!(!meter.is_turn_over());
         }
