@@ -74,31 +74,55 @@ pub(super) struct Channel(OwnedFd);
 
 /// Socket on which a process waits for its successor.
 #[derive(Debug)]
-pub(super) struct Server(OwnedFd);
+pub(super) struct Server {
+    socket: OwnedFd,
+    /// Its path until it has that of the earlier process.
+    own: Option<PathBuf>,
+}
 
 impl Server {
-    /// Listens on a path, which it takes from an earlier process.
+    /// Listens on a path of its own beside this one, which an earlier process may have.
     pub(super) fn bind(path: &Path) -> anyhow::Result<Self> {
         let mut own = path.as_os_str().to_owned();
         own.push(format!(".{}", std::process::id()));
         let own = PathBuf::from(own);
-        let server = seqpacket()?;
+        let socket = seqpacket()?;
         let bound = || -> io::Result<()> {
-            net::bind(&server, &SocketAddrUnix::new(&own)?)?;
-            net::listen(&server, 1)?;
-            fs::rename(&own, path)
+            net::bind(&socket, &SocketAddrUnix::new(&own)?)?;
+            net::listen(&socket, 1)?;
+            Ok(())
         };
-        let bound = bound().inspect_err(|_| drop(fs::remove_file(&own)));
-        bound.with_context(|| format!("cannot listen on {} (`--take-over`)", path.display()))?;
-        Ok(Self(server))
+        bound().with_context(|| cannot_listen(path))?;
+        Ok(Self { socket, own: Some(own) })
+    }
+
+    /// Takes the path from the earlier process.
+    pub(super) fn replace(&mut self, path: &Path) -> anyhow::Result<()> {
+        if let Some(own) = self.own.take() {
+            let renamed = fs::rename(&own, path).inspect_err(|_| drop(fs::remove_file(&own)));
+            renamed.with_context(|| cannot_listen(path))?;
+        }
+        Ok(())
     }
 
     /// Waits for a process of the same user.
     pub(super) fn accept(&self) -> anyhow::Result<Channel> {
-        let channel = Channel(net::accept_with(&self.0, SocketFlags::CLOEXEC)?);
+        let channel = Channel(net::accept_with(&self.socket, SocketFlags::CLOEXEC)?);
         channel.check_user()?;
         Ok(channel)
     }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(own) = &self.own {
+            drop(fs::remove_file(own));
+        }
+    }
+}
+
+fn cannot_listen(path: &Path) -> String {
+    format!("cannot listen on {} (`--take-over`)", path.display())
 }
 
 impl Channel {
@@ -235,4 +259,30 @@ fn seqpacket() -> io::Result<OwnedFd> {
 /// Returns true if no process waits on the path.
 fn is_nobody(error: rustix::io::Errno) -> bool {
     [rustix::io::Errno::NOENT, rustix::io::Errno::CONNREFUSED].contains(&error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_has_the_path_of_the_earlier_one_only_after_it_replaced_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("take-over");
+        let mut first = Server::bind(&path).expect("a server");
+        first.replace(&path).expect("a free path");
+        let second = Server::bind(&path).expect("a second server");
+        let reached = |server: &Server| {
+            let channel = Channel::connect(&path).expect("a path").expect("a server");
+            channel.send(&Message::Ready).expect("sent");
+            server.accept().expect("a channel");
+        };
+        reached(&first);
+        drop(second);
+        reached(&first);
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+        let mut third = Server::bind(&path).expect("a third server");
+        third.replace(&path).expect("the path");
+        reached(&third);
+    }
 }

@@ -19,7 +19,7 @@ use anyhow::{Context, bail};
 use parking_lot::Mutex;
 use sd_notify::NotifyState;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::lifecycle::Phase;
 
@@ -98,8 +98,11 @@ impl HandOver {
     /// The predecessor goes on, or the path cannot be used.
     pub(super) fn complete(self: &Arc<Self>, app: &App) -> anyhow::Result<()> {
         self.ports.cancel();
+        // Before the predecessor ends its part: it goes on if the path cannot be used.
+        let server = self.path.as_deref().map(Server::bind).transpose()?;
         let predecessor = self.predecessor.lock().take();
         let mut state = vec![NotifyState::Ready];
+        let has_replaced = predecessor.is_some();
         if let (Some(channel), Some(path)) = (predecessor, &self.path) {
             report((&channel, path), &Message::Ready, &Message::Released)?;
             state.push(NotifyState::MainPid(std::process::id()));
@@ -108,13 +111,26 @@ impl HandOver {
         for name in self.sockets.close_unused() {
             warn!(address = %name.address, "a socket of another process is used by no key");
         }
-        if let Some(path) = self.path.clone() {
-            let server = Server::bind(&path)?;
-            let (own, app) = (Arc::clone(self), app.clone());
-            let wait = move || own.wait_for_successor(&server, &app);
-            thread::Builder::new().name("strait-take-over".to_owned()).spawn(wait)?;
+        if let Some(Err(error)) = server.map(|server| self.wait(server, app)) {
+            if !has_replaced {
+                return Err(error);
+            }
+            // Nobody else serves now.
+            let error = format!("{error:#}");
+            error!(error, "no process can take over from this one");
         }
         notify(&state);
+        Ok(())
+    }
+
+    /// Waits for a successor in a thread of its own.
+    fn wait(self: &Arc<Self>, mut server: Server, app: &App) -> anyhow::Result<()> {
+        if let Some(path) = &self.path {
+            server.replace(path)?;
+        }
+        let (own, app) = (Arc::clone(self), app.clone());
+        let wait = move || own.wait_for_successor(&server, &app);
+        thread::Builder::new().name("strait-take-over".to_owned()).spawn(wait)?;
         Ok(())
     }
 
