@@ -10,6 +10,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use prost::Message as _;
 
 use super::client::SHARED_PLACEHOLDER;
 use super::convert::{At as _, each, ip, namespace, number, shown};
@@ -84,8 +85,30 @@ pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
     })
 }
 
+/// Fields of a policy that tell what it covers. The others are skipped, whatever they hold.
+#[derive(prost::Message)]
+struct Head {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    namespace: String,
+    #[prost(enumeration = "proto::Scope", tag = "3")]
+    scope: i32,
+    #[prost(bool, tag = "6")]
+    dry_run: bool,
+}
+
+/// Returns what an encoded policy covers, and whether it is a dry run; none unless it is named
+/// `NAMESPACE/NAME` and these fields can be read. The policy may be too large to be decoded whole.
+pub(super) fn covered(body: &[u8], name: &str) -> Option<(PolicyScope, bool)> {
+    let head = Head::decode(body).ok()?;
+    // A mismatch of name makes the selector of the policy unreliable.
+    let is_own = format!("{}/{}", head.namespace, head.name) == name;
+    is_own.then(|| (scope(head.scope).unwrap_or(PolicyScope::Global), head.dry_run))
+}
+
 /// Converts a scope. Returns none for an unknown value.
-pub(super) fn scope(from: i32) -> Option<PolicyScope> {
+fn scope(from: i32) -> Option<PolicyScope> {
     Some(match proto::Scope::try_from(from).ok()? {
         proto::Scope::Global => PolicyScope::Global,
         proto::Scope::Namespace => PolicyScope::Namespace,

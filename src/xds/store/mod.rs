@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(super) const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Limit of the list entries of all services and workloads, about 40 bytes each.
 const ENDPOINTS_MAX: usize = 4_000_000;
 /// Limit of the rules, clauses, matches and list entries of all policies. A match, the largest,
-/// takes about 300 bytes.
+/// takes about 300 bytes. A namespace has at most half of what the others leave.
 const POLICY_PARTS_MAX: usize = 1_000_000;
 
 /// Resources received from discovery, by resource name.
@@ -45,7 +45,8 @@ pub struct Store {
     policies: BTreeMap<Arc<str>, Arc<Policy>>,
     /// Number of list entries, compared with the limit.
     endpoints: usize,
-    policy_parts: usize,
+    /// Number of parts of the policies of each namespace.
+    policy_parts: HashMap<String, usize>,
     interner: Interner,
     policies_changed: bool,
     policies_received: bool,
@@ -57,7 +58,7 @@ impl Default for Store {
             tables: Tables::new(true),
             policies: BTreeMap::new(),
             endpoints: 0,
-            policy_parts: 0,
+            policy_parts: HashMap::new(),
             interner: Interner::default(),
             policies_changed: false,
             policies_received: false,
@@ -129,31 +130,15 @@ impl Store {
     /// is unreadable too.
     fn upsert_policy(&mut self, resource: &Resource) -> Result<(), String> {
         let message = decode::<security::Authorization>(AUTHORIZATION, resource);
-        // A mismatch of name makes the selector of the policy unreliable.
-        let own = |message: &security::Authorization| {
-            format!("{}/{}", message.namespace, message.name) == *resource.name
-        };
-        let covers = message.as_ref().ok().filter(|message| own(message));
-        let covers = covers.map(|message| {
-            let scope = authorization::scope(message.scope).unwrap_or(PolicyScope::Global);
-            (scope, message.dry_run)
-        });
+        let body = resource.body.as_deref().unwrap_or_default();
+        let covers = authorization::covered(body, &resource.name);
         let policy = message.and_then(|message| {
             let name = format!("{}/{}", message.namespace, message.name);
-            authorization::reject_unknown_fields(resource.body.as_deref().unwrap_or_default())?;
+            authorization::reject_unknown_fields(body)?;
             let policy = authorization::policy(message)?;
             is_named(resource, "authorization.name", &name)?;
-            let old = self.policies.get(&resource.name);
-            let others = self.policy_parts - old.map_or(0, |old| old.size());
-            let parts = others + policy.size();
-            if parts > POLICY_PARTS_MAX {
-                Err(format!(
-                    "authorization.rules: {parts} rules, clauses, matches and entries with these, \
-                     want at most {POLICY_PARTS_MAX}"
-                ))
-            } else {
-                Ok(policy)
-            }
+            self.check_policy_parts(&resource.name, &policy)?;
+            Ok(policy)
         });
         let has_good = || {
             let known = self.policies.get(&resource.name);
@@ -171,14 +156,38 @@ impl Store {
         result
     }
 
+    /// Checks that a namespace leaves as many parts free as its policies have, so that those of one
+    /// tenant do not take all.
+    fn check_policy_parts(&self, name: &str, policy: &Policy) -> Result<(), String> {
+        let old = self.policies.get(name).map_or(0, |old| old.size());
+        let own = self.policy_parts.get(&policy.namespace).copied().unwrap_or_default();
+        let others = self.policy_parts.values().sum::<usize>() - own;
+        let parts = own.saturating_sub(old) + policy.size();
+        let most = POLICY_PARTS_MAX.saturating_sub(others) / 2;
+        if parts > most && policy.size() > old {
+            return Err(format!(
+                "authorization.rules: {parts} rules, clauses, matches and entries with those of \
+                 the namespace, want at most {most}"
+            ));
+        }
+        Ok(())
+    }
+
     fn put_policy(&mut self, name: &str, policy: Option<Policy>) {
         let old = self.policies.remove(name);
         let new = policy.map(|new| match &old {
             Some(old) if **old == new => Arc::clone(old),
             _ => Arc::new(new),
         });
-        let [before, after] = [&old, &new].map(|one| one.as_deref().map_or(0, Policy::size));
-        self.policy_parts = self.policy_parts - before + after;
+        if let Some(old) = &old
+            && let Some(parts) = self.policy_parts.get_mut(&old.namespace)
+        {
+            *parts -= old.size();
+        }
+        if let Some(new) = &new {
+            *self.policy_parts.entry(new.namespace.clone()).or_default() += new.size();
+        }
+        self.policy_parts.retain(|_, parts| *parts > 0);
         if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
             self.policies_changed = true;
         }

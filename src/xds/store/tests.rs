@@ -82,11 +82,23 @@ fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
     store.upsert(ADDRESS, &workload("b", "")).unwrap();
     store.remove(ADDRESS, "b");
     assert_eq!(store.endpoints, ENDPOINTS_MAX - 1, "as without any");
-    store.policy_parts = POLICY_PARTS_MAX;
-    let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
-    let want = "authorization.rules: 1000004 rules, clauses, matches and entries with these, want \
-                at most 1000000";
-    assert_eq!(why, want);
+    // The namespace of the policy and another one.
+    for (of, parts, most) in [("app", 499_997, 500_000), ("other", 999_993, 3)] {
+        store.policy_parts = [(of.to_owned(), parts)].into();
+        let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
+        let parts = if of == "app" { parts + 4 } else { 4 };
+        let want = format!(
+            "authorization.rules: {parts} rules, clauses, matches and entries with those of the \
+             namespace, want at most {most}"
+        );
+        assert_eq!(why, want);
+    }
+    store.policy_parts = [("other".to_owned(), 999_992)].into();
+    store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
+    store.upsert(AUTHORIZATION, &policy(0, 81)).unwrap();
+    assert_eq!(store.policy_parts["app"], 4, "an update counts once");
+    store.remove(AUTHORIZATION, "app/p");
+    assert!(!store.policy_parts.contains_key("app"));
     let long = Resource { body: Some(vec![0; BODY_BYTES_MAX + 1].into()), ..workload("c", "") };
     let why = store.upsert(ADDRESS, &long).unwrap_err();
     assert_eq!(why, "resource: 2097153 bytes, want at most 2097152");
@@ -148,12 +160,21 @@ fn a_policy_that_was_never_readable_refuses_what_it_covers() {
         let policy = policies.iter().next().unwrap();
         (result.is_ok(), Policy::clone(policy))
     };
+    let with = |more: &[u8]| {
+        let body = policy(NAMESPACE, 80).body.unwrap();
+        Resource { body: Some([&body, more].concat().into()), ..policy(NAMESPACE, 80) }
+    };
     let broken = Resource { body: Some(vec![0xff].into()), ..policy(NAMESPACE, 80) };
+    // A rule of one byte, which is no message; and a field of more bytes than a body may have.
+    let invalid = with(&[0x2a, 1, 0xff]);
+    let too_large = with(&[&[0x3a, 0x80, 0x80, 0x80, 0x01][..], &vec![0; 1 << 21]].concat());
     for (one, scope, dry_run) in [
         (policy(NAMESPACE, 65536), PolicyScope::Namespace, false),
         (policy(NAMESPACE, 0), PolicyScope::Namespace, true),
         (policy(9, 80), PolicyScope::Global, false),
         (broken.clone(), PolicyScope::Global, false),
+        (invalid, PolicyScope::Namespace, false),
+        (too_large, PolicyScope::Namespace, false),
     ] {
         let (is_good, placeholder) = judge(&one);
         assert!(!is_good && placeholder.unreadable);
