@@ -120,8 +120,8 @@ section! {
     pub struct Dns at "dns" or default, check(check_dns) {
         /// DNS servers. An answer counts for its TTL, between 1 s and 5 min, and is refreshed at
         /// once if an address of it cannot be dialled. While lookups fail, the last good answer
-        /// stays. At most 10,000 names and 64 addresses of each are kept. Names in requests of
-        /// peers are never looked up.
+        /// stays. At most 10,000 names and 64 addresses of each are kept; a namespace has at most
+        /// half of the names that others leave. Names in requests of peers are never looked up.
         servers: Vec<SocketAddr> = default(Vec::new(), "those of `/etc/resolv.conf`");
         /// Address, or several, at which this gateway answers queries for `bindings[].names` over
         /// UDP and TCP. TCP has at most 64 clients, each for at most 30 s; a further one ends the

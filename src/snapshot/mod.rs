@@ -72,6 +72,7 @@ pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerd
 pub use precedence::{Collision, lowest_rank};
 pub use recent_sources::SourceHash;
 pub use remote::RemoteGateway;
+pub use required_hosts::WantedHost;
 pub use service_limits::{ServiceLimits, TunnelCount};
 pub use set_health::{DialAdmission, Probe};
 pub use shards::Shards;

@@ -14,14 +14,27 @@ impl Snapshot {
     /// Returns the hostnames whose addresses tunnels may need. The cost is linear in the workloads
     /// with a hostname and the routes of TLS listeners. If such a workload is in no reachable
     /// service, it is also linear in the services with waypoints.
-    pub fn wanted_hosts(&self) -> BTreeMap<Arc<str>, Arc<Host>> {
+    pub fn wanted_hosts(&self) -> BTreeMap<Arc<str>, WantedHost> {
         let pass = WantedHosts::new(self);
-        let wanted = self.hosts.known.iter().filter(|(_, host)| {
-            let mut workloads = self.hosts.workloads(host);
-            workloads.any(|workload| pass.would_dial(workload))
+        let wanted = self.hosts.known.iter().filter_map(|(name, host)| {
+            let dialled = self.hosts.workloads(host).filter(|workload| pass.would_dial(workload));
+            let owner = |workload: &Arc<Workload>| match gateway_network(workload) {
+                Some(_) => Arc::default(),
+                None => Arc::clone(&workload.namespace),
+            };
+            let owner = dialled.map(owner).min()?;
+            Some((Arc::clone(name), WantedHost { host: Arc::clone(host), owner }))
         });
-        wanted.map(|(name, host)| (Arc::clone(name), Arc::clone(host))).collect()
+        wanted.collect()
     }
+}
+
+/// Hostname whose addresses tunnels may need.
+#[derive(Debug)]
+pub struct WantedHost {
+    pub host: Arc<Host>,
+    /// First namespace of its workloads. Empty if it is that of a gateway of another network.
+    pub owner: Arc<str>,
 }
 
 /// Single pass over all hostnames, with the state that each of them needs.

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use self::lookup::DnsClient;
 use self::schedule::{Answers, Schedule};
 use crate::snapshot::builder::Change;
-use crate::snapshot::{Host, Publisher};
+use crate::snapshot::{Publisher, WantedHost};
 use crate::status::Status;
 
 /// Limit of concurrent lookups, of two queries each.
@@ -46,7 +46,7 @@ struct WantedHosts {
     versions: (u64, u64),
     /// Earliest time of the next scan; none before the first one.
     next_scan: Option<Instant>,
-    hosts: BTreeMap<Arc<str>, Arc<Host>>,
+    hosts: BTreeMap<Arc<str>, WantedHost>,
 }
 
 /// Looks up the addresses of a name once.
@@ -128,9 +128,9 @@ impl Dns {
             return Some(again);
         }
         let hosts = snapshot.wanted_hosts();
-        for (name, host) in &hosts {
+        for (name, WantedHost { host, owner }) in &hosts {
             if !wanted.hosts.contains_key(name) {
-                schedule.add(name, now);
+                schedule.add(name, owner);
             } else if !host.has_addresses() {
                 // The hostname was removed and added again since the last scan. The snapshot
                 // has lost its addresses, and a lookup with the same result would not report a
@@ -141,12 +141,13 @@ impl Dns {
         answers.retain(|(_, addresses)| !addresses.is_empty());
         let gone = wanted.hosts.keys();
         for name in gone.filter(|name| !hosts.contains_key(*name)) {
-            schedule.remove(name, now);
+            schedule.remove(name);
             self.status.forget_host(name);
             // No lookup refreshes these addresses any longer.
             let stale = snapshot.hosts.known.get(name).is_some_and(|host| host.has_addresses());
             answers.extend(stale.then(|| (Arc::clone(name), Arc::default())));
         }
+        schedule.admit(now);
         self.status.set_hosts_left_out(schedule.left_out());
         let again = Some(now + SCAN_INTERVAL);
         *wanted = WantedHosts { versions: at, next_scan: again, hosts };

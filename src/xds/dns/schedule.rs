@@ -1,14 +1,16 @@
 //! Schedule of DNS lookups and merging of their answers. It does no I/O and takes the time as a
 //! parameter.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Limit of hostnames. At a TTL of 30 s it causes some 300 lookups per second.
+/// Limit of hostnames. At a TTL of 30 s it causes some 300 lookups per second. A namespace has at
+/// most half of what the others leave, and gateways of other networks all of it.
 pub(super) const NAMES_MAX: usize = 10_000;
 /// Limit of addresses per hostname, twice what fits into a DNS answer over UDP.
 pub(super) const ADDRESSES_MAX: usize = 64;
@@ -42,6 +44,8 @@ pub(super) struct Outcome {
 
 #[derive(Debug, Default)]
 struct HostState {
+    /// Namespace; empty for a gateway of another network.
+    owner: Arc<str>,
     /// Last successful answer of each family.
     families: [Vec<IpAddr>; 2],
     addresses: Arc<[IpAddr]>,
@@ -55,33 +59,50 @@ struct HostState {
 pub(super) struct Schedule {
     names: HashMap<Arc<str>, HostState>,
     due: BTreeSet<(Instant, Arc<str>)>,
-    left_out: BTreeSet<Arc<str>>,
+    /// Number of names by owner.
+    owners: HashMap<Arc<str>, usize>,
+    /// Names that wait for a place, with their owners.
+    left_out: BTreeMap<Arc<str>, Arc<str>>,
 }
 
 impl Schedule {
-    /// Adds a hostname, due immediately. Beyond [`NAMES_MAX`] it is left out.
-    pub(super) fn add(&mut self, name: &Arc<str>, now: Instant) {
-        if self.names.len() >= NAMES_MAX {
-            self.left_out.insert(Arc::clone(name));
-            return;
-        }
-        self.names.entry(Arc::clone(name)).or_default();
-        self.set_due(name, now);
+    /// Adds a hostname of an owner, which waits until [`Self::admit`].
+    pub(super) fn add(&mut self, name: &Arc<str>, owner: &Arc<str>) {
+        self.left_out.insert(Arc::clone(name), Arc::clone(owner));
     }
 
-    /// Removes a hostname. If that frees a slot, a hostname that was left out is scheduled.
-    pub(super) fn remove(&mut self, name: &Arc<str>, now: Instant) {
-        if self.left_out.remove(name) {
+    /// Removes a hostname.
+    pub(super) fn remove(&mut self, name: &Arc<str>) {
+        let Some(old) = self.names.remove(name) else {
+            self.left_out.remove(name);
             return;
-        }
-        if let Some(old) = self.names.remove(name)
-            && let Some(next) = old.next
-        {
+        };
+        if let Some(next) = old.next {
             self.due.remove(&(next, Arc::clone(name)));
         }
-        if let Some(next) = self.left_out.pop_first() {
-            self.add(&next, now);
+        if let Some(count) = self.owners.get_mut(&old.owner) {
+            *count -= 1;
         }
+    }
+
+    /// Gives hostnames that wait a place, if their owners may have another one. They are due
+    /// immediately.
+    pub(super) fn admit(&mut self, now: Instant) {
+        let waiting = mem::take(&mut self.left_out).into_iter();
+        let (gateways, others): (Vec<_>, Vec<_>) = waiting.partition(|(_, of)| of.is_empty());
+        for (name, owner) in gateways.into_iter().chain(others) {
+            let own = self.owners.get(&owner).copied().unwrap_or_default();
+            let free = NAMES_MAX - (self.names.len() - own);
+            if own >= if owner.is_empty() { free } else { free / 2 } {
+                self.left_out.insert(name, owner);
+                continue;
+            }
+            *self.owners.entry(Arc::clone(&owner)).or_default() += 1;
+            let state = HostState { owner, ..HostState::default() };
+            self.names.insert(Arc::clone(&name), state);
+            self.set_due(&name, now);
+        }
+        self.owners.retain(|_, count| *count > 0);
     }
 
     /// Returns the last known addresses of a hostname; none before the first answer.
@@ -202,6 +223,8 @@ impl HostState {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     fn ip(last: u8) -> IpAddr {
@@ -230,7 +253,8 @@ mod tests {
     impl One {
         fn new() -> Self {
             let (mut schedule, name, now) = (Schedule::default(), "db".into(), Instant::now());
-            schedule.add(&name, now);
+            schedule.add(&name, &"app".into());
+            schedule.admit(now);
             Self { schedule, name, now }
         }
 
@@ -351,23 +375,38 @@ mod tests {
         assert!(!one.is_due());
         one.wait(1);
         assert!(one.schedule.start_next_lookup(one.now).is_some());
-        one.schedule.remove(&one.name, one.now);
+        one.schedule.remove(&one.name);
         assert_eq!(one.schedule.next(), None);
         assert_eq!(one.schedule.apply_answers(&one.name, [failed(), failed()], one.now), None);
     }
 
     #[test]
-    fn names_are_bounded_and_who_was_left_out_comes_when_there_is_room() {
+    fn a_namespace_leaves_places_to_others_and_to_gateways() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
-        let name = |number: usize| Arc::<str>::from(format!("{number:05}"));
-        for number in 0..NAMES_MAX + 2 {
-            schedule.add(&name(number), now);
+        let name = |owner: &str, number: usize| Arc::<str>::from(format!("{owner}{number:05}"));
+        let mut add = |owner: &str, numbers: Range<usize>| {
+            numbers.for_each(|number| schedule.add(&name(owner, number), &owner.into()));
+        };
+        add("a", 0..NAMES_MAX);
+        add("b", 0..NAMES_MAX);
+        let held = |schedule: &Schedule, owner: &str| {
+            schedule.owners.get(owner).copied().unwrap_or_default()
+        };
+        schedule.admit(now);
+        assert_eq!(["a", "b", ""].map(|owner| held(&schedule, owner)), [5_000, 2_500, 0]);
+        for number in 0..NAMES_MAX {
+            schedule.add(&name("", number), &Arc::default());
         }
-        assert_eq!((schedule.names.len(), schedule.left_out()), (NAMES_MAX, 2));
-        schedule.remove(&name(NAMES_MAX), now);
-        schedule.remove(&name(7), now);
-        assert_eq!((schedule.names.len(), schedule.left_out()), (NAMES_MAX, 0));
-        assert!(schedule.names.contains_key(&name(NAMES_MAX + 1)));
-        assert_eq!(schedule.due.len(), NAMES_MAX);
+        schedule.admit(now);
+        assert_eq!(["a", "b", ""].map(|owner| held(&schedule, owner)), [5_000, 2_500, 2_500]);
+        assert_eq!((schedule.due.len(), schedule.left_out()), (NAMES_MAX, 20_000));
+        // The place of a gateway goes to the next one, and a namespace has half of the rest.
+        schedule.remove(&name("", 7));
+        schedule.remove(&name("a", 0));
+        schedule.remove(&name("b", 9_999));
+        schedule.admit(now);
+        assert_eq!(["a", "b", ""].map(|owner| held(&schedule, owner)), [4_999, 2_500, 2_501]);
+        assert!(schedule.names.contains_key(&name("", 2_500)));
+        assert_eq!((schedule.due.len(), schedule.left_out()), (NAMES_MAX, 19_997));
     }
 }
