@@ -168,8 +168,7 @@ where
 {
     let bad = |error| LogError::Level(log.level.clone(), error);
     let level = Directives::parse(&log.level).map_err(bad)?.text;
-    let filter = EnvFilter::try_new(&level).map_err(|error| bad(error.to_string()))?;
-    let (filter, reload) = reload::Layer::new(filter);
+    let (filter, reload) = reload::Layer::new(filter(&level).map_err(bad)?);
     let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match log.format {
         LogFormat::Text => lines.with_ansi(colour).boxed(),
@@ -185,6 +184,13 @@ where
         guard: Mutex::new(guard),
     }));
     Ok((subscriber, handle))
+}
+
+/// Returns the filter of some directives. The client of Kubernetes logs each page that it cannot
+/// read, with the objects of all tenants in it, so it is silent unless a directive names it.
+fn filter(directives: &str) -> Result<EnvFilter, String> {
+    let silent = if directives.contains("kube_client") { "" } else { ",kube_client=off" };
+    EnvFilter::try_new(format!("{directives}{silent}")).map_err(|error| error.to_string())
 }
 
 impl LogHandle {
@@ -239,7 +245,7 @@ impl LogHandle {
     }
 
     fn apply(&self, directives: String) -> Result<(), String> {
-        let filter = EnvFilter::try_new(&directives).map_err(|error| error.to_string())?;
+        let filter = filter(&directives)?;
         let mut current = self.0.current.lock();
         self.0.reload.reload(filter).map_err(|error| error.to_string())?;
         *current = directives;

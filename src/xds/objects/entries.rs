@@ -30,8 +30,8 @@ const IDENTITY: &str = "identity";
 const ENVIRONMENTS: [&str; 2] = ["admiral.io/env", "env"];
 const DEFAULT_ENVIRONMENT: &str = "default";
 
-/// Limit of the ports and of the clusters of one entry: that of Kubernetes for the ports of an
-/// EndpointSlice.
+/// Limit of the ports, of the clusters and of the regions of one entry: that of Kubernetes for the
+/// ports of an EndpointSlice.
 const LIST_MAX: usize = 100;
 
 /// Limit of the name of a cluster in bytes: that of a DNS name.
@@ -398,8 +398,13 @@ fn policy(item: Value<'_>, identity: Option<&Identity>, namespace: &Arc<str>) ->
 
 /// Reads the weights of regions.
 fn regions(list: Value<'_>) -> Vec<RegionWeight> {
-    let mut read: Vec<RegionWeight> = Vec::new();
-    for item in list.items() {
+    let (mut read, mut seen) = (Vec::new(), HashSet::new());
+    for (count, item) in list.items().enumerate() {
+        if count == LIST_MAX {
+            let what = format!("has more than {LIST_MAX} items");
+            list.error(what, "fewer regions, such as `REGION/*`");
+            break;
+        }
         let Some(mut fields) = item.foreign(TARGET) else {
             continue;
         };
@@ -410,7 +415,7 @@ fn regions(list: Value<'_>) -> Vec<RegionWeight> {
         fields.warn_of_others();
         fields.finish();
         if let (Some(region), Some(weight)) = (region, weight) {
-            if read.iter().any(|one| one.region == region) {
+            if !seen.insert(region.clone()) {
                 item.error(format!("has `{region}` twice"), "each region once");
             }
             read.push(RegionWeight { region, weight });

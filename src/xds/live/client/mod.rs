@@ -4,6 +4,7 @@
 //! A watch begins with a list in pages. After an error the kind is listed again, with a delay that
 //! grows from 0.8 s to 30 s, and its last state stays in use meanwhile.
 
+mod object;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, TypeMeta};
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Client, Config};
@@ -25,6 +26,8 @@ use tracing::{info, warn};
 
 use super::{Condition, LiveObject, LiveSource, Problem, condition, is_of_tenants};
 use crate::xds::objects::KINDS;
+
+use object::TextObject;
 
 /// Number of objects of a page.
 const PAGE: u32 = 200;
@@ -167,7 +170,7 @@ enum End {
 /// Lists and watches one version of a kind, until that ends.
 async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSource) -> End {
     let kind = &*resource.kind;
-    let api = Api::<DynamicObject>::all_with(client.clone(), resource);
+    let api = Api::<TextObject>::all_with(client.clone(), resource);
     let page = if is_of_tenants(kind) { PAGE_OF_TENANTS } else { PAGE };
     let config = watcher::Config::default().page_size(page).timeout(WATCH_SECONDS);
     let mut events = pin!(watcher(api, config));
@@ -189,12 +192,12 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
         match event {
             Ok(Event::Init) => live.begin(kind),
             Ok(Event::InitApply(object)) => {
-                if !put(live, resource, object, true) {
+                if !live.put(kind, object.json(resource), true) {
                     return End::Over;
                 }
             }
             Ok(Event::Apply(object)) => {
-                if !put(live, resource, object, false) {
+                if !live.put(kind, object.json(resource), false) {
                     return End::Over;
                 }
             }
@@ -203,28 +206,10 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
                 is_listing = false;
                 info!(kind, version = resource.api_version, "objects of Kubernetes are listed");
             }
-            Ok(Event::Delete(object)) => {
-                if let Ok(json) = serde_json::to_value(&object) {
-                    live.remove(kind, &json);
-                }
-            }
+            Ok(Event::Delete(object)) => live.remove(kind, &object.json(resource)),
             Err(error) => return end(&error),
         }
     }
-}
-
-/// Gives an object to the source. Returns false if it was left out.
-fn put(
-    live: &LiveSource,
-    resource: &ApiResource,
-    mut object: DynamicObject,
-    in_list: bool,
-) -> bool {
-    // The items of a list have no types.
-    object.types =
-        Some(TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
-    // Serialization of maps of texts does not fail.
-    serde_json::to_value(&object).map_or(true, |json| live.put(&resource.kind, json, in_list))
 }
 
 /// Writes the conditions that differ from those at the API server, after each application.

@@ -129,3 +129,38 @@ fn the_time_of_a_transition_is_that_of_the_last_change_of_the_status() {
     let last = Written { object: other, ..written(false) };
     assert_eq!(since(true, Some(&last)), "found", "the other object of the name");
 }
+
+/// Answer to a list with a policy that nests deeper than serde_json parses,
+/// whose managed fields nest as deep.
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_parsed_is_invalid_alone() {
+    let deep = format!("{}1{}", r#"{"a":"#.repeat(200), "}".repeat(200));
+    let object = |name: &str, spec: &str| {
+        format!(
+            r#"{{"metadata": {{"name": "{name}", "namespace": "app", "resourceVersion": "7",
+            "managedFields": [{{"fieldsV1": {spec}}}]}}, "spec": {spec}}}"#
+        )
+    };
+    let items = [object("deep", &deep), object("flat", "{}")].join(",");
+    let page =
+        format!(r#"{{"kind": "L", "metadata": {{"resourceVersion": "7"}}, "items": [{items}]}}"#);
+    let server = service_fn(move |request: Request<kube::client::Body>| {
+        let is_watch = request.uri().query().unwrap_or_default().contains("watch");
+        let gone = r#"{"type": "ERROR", "object": {"code": 410, "message": "", "reason": ""}}"#;
+        let body = if is_watch { gone.to_owned() } else { page.clone() };
+        async { Ok::<_, Infallible>(Response::new(Body::from(body))) }
+    });
+    let (kind, versions) =
+        KINDS.into_iter().find(|(kind, _)| kind.ends_with("ExpositionPolicy")).expect("a kind");
+    let live = source(&[]);
+    live.begin(kind);
+    let client = Client::new(server, "default");
+    let end = watch_version(&client, &resource(kind, versions[0]), &live).await;
+    assert!(matches!(end, End::Gone));
+    let objects = live.contents().expect("contents").objects;
+    let found: Vec<_> = objects.iter().filter(|one| one.kind.0 == kind).collect();
+    let names: Vec<_> = found.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["app/deep", "app/flat"]);
+    let what = found[0].findings.0.iter().map(ToString::to_string).collect::<String>();
+    assert!(what.contains("cannot be parsed: recursion limit exceeded"), "{what}");
+}
