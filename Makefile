@@ -62,7 +62,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy strict-client promtool peers check-chart check-dashboard certs compare-identity fuzz floods sources fairness soak faults upgrades bench bench-xds \
+.PHONY: help demo quick test check lint envoy strict-client promtool peers check-chart check-dashboard certs compare-identity fuzz floods sources fairness soak faults upgrades bench scale bench-xds \
   parts protos \
   check-deploy image check-image dist check-dist deny
 
@@ -97,6 +97,9 @@ compare-identity: envoy ## print which certificates Strait and Envoy judge diffe
 bench: envoy ## measure Strait beside Envoy, HAProxy and nginx (ROUNDS=3, ARGS='--only sni')
 	cargo bench --locked --bench gateways -- --rounds $(ROUNDS) \
 	  $(if $(BEFORE),--before '$(abspath $(BEFORE))') $(ARGS)
+
+scale: envoy ## measure 1, 2, 4 and more workers on a processor each, beside the formula, 1 minute
+	cargo bench --locked --bench gateways -- --scale
 
 floods: SECONDS = 3
 floods: envoy ## flood Strait and Envoy beside a victim, 10 minutes (SECONDS=3 each, FULL=1)

@@ -415,6 +415,16 @@ impl BenchEnvironment {
         }
     }
 
+    /// Starts Strait with this number of workers on as many processors. Returns its load, too.
+    pub async fn with_workers(&self, workers: u32) -> (Gateway, Process, Load) {
+        let mut settings = self.strait(Kind::Strait);
+        settings.more = format!("workers: {workers}\n{STRAIT}");
+        let gateway = Gateway::start(&settings).await;
+        let process = Process::child(&folder_name(&gateway.folder));
+        process.pin(&format!("0-{}", workers - 1));
+        (gateway, process, Load::new(self.net.address(last_byte(Kind::Strait), HBONE)))
+    }
+
     /// Returns the addresses of a gateway, of the first one if there are two.
     fn net_of(&self, kind: Kind) -> Net {
         match kind {

@@ -45,6 +45,8 @@ mod rows;
 #[cfg(test)]
 mod sample;
 #[cfg(test)]
+mod scale;
+#[cfg(test)]
 mod session;
 #[cfg(test)]
 #[expect(dead_code, unused_imports, reason = "shared with tests/it, which uses more of it")]

@@ -75,7 +75,7 @@ impl Outcome {
     }
 
     /// Returns the number of units; none if it is zero.
-    fn units(&self, unit: Unit) -> Option<f64> {
+    pub fn units(&self, unit: Unit) -> Option<f64> {
         let count = match unit {
             Unit::GbSent => self.sent_bytes as f64 / 1e9,
             Unit::GbReceived => self.received_bytes as f64 / 1e9,

@@ -18,7 +18,7 @@ use crate::measurement::{Held, Measurement};
 use crate::report::{self, Configuration, Done, Page};
 use crate::rows::{Kind, ROWS, Row, Transport};
 use crate::sample::{Gateways, Sample, memory};
-use crate::{chart, readme};
+use crate::{chart, readme, scale};
 
 /// Number of turns of a round, for processor time. Many short turns, because a virtual machine has
 /// fast and slow phases of seconds, and samples of one phase are comparable.
@@ -54,6 +54,9 @@ pub struct Options {
     /// Compare with this other build of strait, and with nothing else; nothing is written then
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
+    /// Measure 1, 2, 4 and more workers, and nothing else; nothing is written then
+    #[arg(long)]
+    scale: bool,
     /// Run as the copy loop, which is a process of the bench
     #[arg(long, hide = true, value_name = "LISTEN=TO,TO", num_args = 1..)]
     copy_loop: Vec<Forward>,
@@ -74,6 +77,10 @@ pub fn run(options: &Options) -> ExitCode {
     let Some(program) = envoy::program("the bench: it needs both gateways") else {
         return ExitCode::FAILURE;
     };
+    if options.scale {
+        let is_met = runtime.block_on(scale::run(&program));
+        return if is_met { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
     let (done, report) = runtime.block_on(async {
         let pinned = pin_load();
         let begun = Instant::now();

@@ -7,3 +7,4 @@ mod metrics;
 mod page;
 mod prose;
 mod reasons;
+mod results;
