@@ -16,6 +16,7 @@ mod status;
 mod stream;
 mod view;
 
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -115,7 +116,7 @@ POST /drain/endpoint    the same for ?endpoint=IP or UID
 POST /drain/gateway     the same for ?gateway=IP:PORT of another network
 POST /drain/service     rejects new tunnels to ?service=HOST
 POST /drain/listener    closes ?listener=NAME, and drains its connections
-POST /discovery/release applies the removals by the control plane that `discovery.hold` holds
+POST /discovery/release applies the removals that `discovery.hold` holds
 POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes
 POST /quitquitquit      starts the drain; a second one stops now
 ";
@@ -197,11 +198,18 @@ fn stats<S: Clone + Send + Sync + 'static>(scrapes: &Arc<Scrapes>) -> MethodRout
 
 /// Requests that held removals are made; 409 if none are held.
 async fn release(State(state): State<AdminState>) -> (StatusCode, String) {
-    let Some(hold) = state.status.discovery().and_then(|discovery| discovery.hold) else {
+    let status = &state.status;
+    let owners = [&status.release, &status.release_objects];
+    let mut applied = String::new();
+    for (hold, owner) in status.held().into_iter().zip(owners) {
+        let Some(hold) = hold else { continue };
+        owner.notify_one();
+        let _ = writeln!(applied, "{} removals by {} are applied", hold.removals, hold.by());
+    }
+    if applied.is_empty() {
         return (StatusCode::CONFLICT, "no removals are held\n".to_owned());
-    };
-    state.status.release.notify_one();
-    (StatusCode::OK, format!("{} removals by the control plane are applied\n", hold.removals))
+    }
+    (StatusCode::OK, applied)
 }
 
 async fn quit(State(state): State<AdminState>) -> &'static str {

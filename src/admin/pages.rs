@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Listener;
-use crate::status::{Discovery, HostnameStatuses, LinkUsage, ResourceUsage, rfc3339};
+use crate::status::{Discovery, HeldRemovals, HostnameStatuses, LinkUsage, ResourceUsage, rfc3339};
 
 /// State of the gateway. `L` is the listener: the commands read a part of [`ListenerRow`].
 #[derive(Debug, Deserialize, Serialize)]
@@ -146,6 +146,9 @@ pub struct SourceRow {
     pub place: String,
     /// State of the stream to a control plane.
     pub stream: Option<Discovery>,
+    /// Removals by an API server that are held.
+    #[serde(default)]
+    pub hold: Option<HeldRemovals>,
 }
 
 /// Certificate of an identity of the gateway, or the first root of a trust domain that expires.

@@ -51,7 +51,7 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
         bindings: &bindings.collect::<Vec<_>>(),
         places: &places(config),
         links: &[],
-        held: None,
+        held: &[],
         has_room: true,
         now: Instant::now(),
     };
@@ -72,7 +72,7 @@ pub(super) fn for_gateway(app: &App) -> ExplainHandler {
     let (open, status) = (Arc::clone(&app.listeners), Arc::clone(&app.status));
     Arc::new(move |question| {
         let config = config.load();
-        let held = status.discovery().and_then(|discovery| discovery.hold);
+        let held: Vec<_> = status.held().into_iter().flatten().collect();
         let world = ExplainState {
             snapshot: &data_path.reader.snapshot(),
             deny: &data_path.deny,
@@ -80,7 +80,7 @@ pub(super) fn for_gateway(app: &App) -> ExplainHandler {
             bindings: &open.bindings(),
             places: &places(&config),
             links: &data_path.metrics.budgets.reduced(),
-            held: held.as_ref(),
+            held: &held,
             has_room: data_path.budget.has_room(),
             now: Instant::now(),
         };

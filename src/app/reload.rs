@@ -187,6 +187,9 @@ impl Reloader {
                     self.reconcile(&[ReloadSource::Certificates].into(), &BTreeSet::new());
                 }
             }
+            () = self.app.status.release_objects.notified() => {
+                live.iter().for_each(|live| live.release("requested by `strait release`"));
+            }
             () = self.triggers.signal.received() => {
                 info!(signal = "SIGHUP", "reading all files again");
                 // All files count as changed.
@@ -273,6 +276,7 @@ impl Reloader {
             Some(contents) => self.files.live = Some(Arc::new(contents)),
             None => self.app.status.missing(self.live_condition(), live.missing()),
         }
+        live.report_hold(&self.app.status, &self.app.data_path.metrics);
     }
 
     /// Returns the condition of readiness that the objects of an API server fulfil.

@@ -97,7 +97,7 @@ enum Command {
                             strait dump | jq .strait")]
     Dump(ask::Admin),
     Drain(drain::Drain),
-    /// Applies the removals by the control plane that the running gateway holds
+    /// Applies the removals by the control plane or the API server that the running gateway holds
     /// (`discovery.hold`), without waiting for their time.
     ///
     /// Exits 1 if no removals are held, 2 if the gateway does not answer.

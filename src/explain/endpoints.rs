@@ -176,17 +176,19 @@ fn dial_failure(
     denied.or_else(|| servers::check(state.snapshot, endpoint, expected).err())
 }
 
-/// Returns a note if the service, its export, or workloads of these endpoints are kept although the
-/// control plane has removed them.
-fn held(state: &ExplainState<'_>, route: &Route, all: &[Candidate<'_>]) -> Option<String> {
-    let held = state.held?;
+/// Returns notes if the service, its export, or workloads of these endpoints are kept although the
+/// control plane or the API server has removed them.
+fn held(state: &ExplainState<'_>, route: &Route, all: &[Candidate<'_>]) -> Vec<String> {
     let service = route.service();
-    let kept = |name: &String| held.names.contains(name);
     let target = format!("{}:{}", service.hostname, route.port());
-    let mut names: Vec<_> = [service.key(), target].into_iter().filter(kept).collect();
     let uids: BTreeSet<_> = all.iter().map(|one| one.endpoint.uid().to_string()).collect();
-    names.extend(uids.into_iter().filter(kept));
-    (!names.is_empty()).then(|| held.describe(&join_first(names, HELD_SHOWN)))
+    let used: Vec<_> = [service.key(), target].into_iter().chain(uids).collect();
+    let notes = state.held.iter().filter_map(|held| {
+        let names = used.iter().filter(|name| held.names.contains(*name));
+        let names: Vec<_> = names.cloned().collect();
+        (!names.is_empty()).then(|| held.describe(&join_first(names, HELD_SHOWN)))
+    });
+    notes.collect()
 }
 
 /// Formats the drop overloads of the control plane.

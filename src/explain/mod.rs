@@ -59,8 +59,8 @@ pub struct ExplainState<'a> {
     pub places: &'a ConfigPositions,
     /// Links whose exceeded budget reduces weights.
     pub links: &'a [ReducedLink],
-    /// Removals by the control plane that are held.
-    pub held: Option<&'a HeldRemovals>,
+    /// Removals that are held.
+    pub held: &'a [HeldRemovals],
     /// True if the budget of buffered bytes admits a new tunnel.
     pub has_room: bool,
     /// Time of the question, which decides which ejections have ended.

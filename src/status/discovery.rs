@@ -37,7 +37,7 @@ pub struct Discovery {
     pub hold: Option<HeldRemovals>,
 }
 
-/// Mass removal by the control plane that is held: the resources stay in force.
+/// Mass removal by the control plane or the API server that is held: what it removes stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct HeldRemovals {
     /// Number of removals of all types.
@@ -47,9 +47,12 @@ pub struct HeldRemovals {
     pub workloads: usize,
     /// Number of removed clusters. Under istiod they are the export set.
     pub clusters: usize,
-    /// Names of the first clusters, services and workloads.
+    /// Number of removed objects of an API server, if that has removed them.
+    #[serde(default)]
+    pub objects: usize,
+    /// Names of the first clusters, services, workloads or objects.
     pub first: Vec<String>,
-    /// Names of all of them, and `HOST:PORT` of the clusters.
+    /// Names of all of them, and `HOST:PORT` of the clusters; of objects, those of their services.
     #[serde(skip)]
     pub names: HashSet<String>,
     /// Start of the hold; 1970 from a gateway that does not report it.
@@ -65,28 +68,33 @@ fn epoch() -> SystemTime {
 }
 
 impl HeldRemovals {
+    /// Limit of [`Self::first`].
+    pub const FIRST_MAX: usize = 10;
+
+    /// Returns what has removed the resources.
+    pub fn by(&self) -> &'static str {
+        if self.objects > 0 { "the API server" } else { "the control plane" }
+    }
+
     /// Says that the hold keeps something, such as a service.
     pub fn describe(&self, what: &str) -> String {
         let [since, until] = [self.since, self.until].map(humantime::format_rfc3339_seconds);
-        format!(
-            "{what}: removed by the control plane, kept by `discovery.hold` since {since} until \
-             {until}"
-        )
+        let by = self.by();
+        format!("{what}: removed by {by}, kept by `discovery.hold` since {since} until {until}")
     }
 }
 
 impl fmt::Display for HeldRemovals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { removals, services, workloads, clusters, first, .. } = self;
+        let Self { removals, services, workloads, clusters, objects, first, .. } = self;
         let [since, until] = [self.since, self.until].map(humantime::format_rfc3339_seconds);
-        let more = (services + workloads + clusters).saturating_sub(first.len());
-        write!(
-            f,
-            "{removals} removals by the control plane (services: {services}, workloads: \
-             {workloads}, clusters: {clusters}) are held from {since} until {until}, and these \
-             stay in force: {}",
-            first.join(", ")
-        )?;
+        let more = (services + workloads + clusters + objects).saturating_sub(first.len());
+        write!(f, "{removals} removals by {}", self.by())?;
+        if *objects == 0 {
+            write!(f, " (services: {services}, workloads: {workloads}, clusters: {clusters})")?;
+        }
+        let first = first.join(", ");
+        write!(f, " are held from {since} until {until}, and these stay in force: {first}")?;
         if more > 0 {
             write!(f, " and {more} more")?;
         }

@@ -142,8 +142,12 @@ pub struct Status {
     /// True while a successor starts, which would not learn of an order to drain.
     pub is_handing_over: AtomicBool,
     hosts: Mutex<(BTreeMap<String, HostnameStatus>, usize)>,
-    /// Request of an operator to make the removals that are held.
+    /// Removals by an API server that are held.
+    pub held_objects: Mutex<Option<HeldRemovals>>,
+    /// Request of an operator to make the removals by the control plane that are held.
     pub release: Notify,
+    /// The same for those by an API server.
+    pub release_objects: Notify,
 }
 
 impl Status {
@@ -197,6 +201,12 @@ impl Status {
     /// Returns the state of the stream to a control plane; none if discovery uses a file.
     pub fn discovery(&self) -> Option<Discovery> {
         self.discovery.lock().clone()
+    }
+
+    /// Returns the removals that are held: those by the control plane, then those by an API server.
+    pub fn held(&self) -> [Option<HeldRemovals>; 2] {
+        let of_plane = self.discovery.lock().as_ref().and_then(|discovery| discovery.hold.clone());
+        [of_plane, self.held_objects.lock().clone()]
     }
 
     pub fn set_certificate(&self, certificate: Certificate) {

@@ -37,7 +37,7 @@ metrics! {
         cached: Gauge = "strait_xds_cache_timestamp_seconds",
             "When the state on disk was saved (Unix time); 0 without one";
         held_removals: Gauge = "strait_xds_held_removals",
-            "Removals by the control plane that wait for the end of a hold";
+            "Removals by the control plane or the API server that wait for the end of a hold";
     } besides {
         nack_lines: Mutex<Rate> = Mutex::new(lines_per_second(NACK_LINES_A_SECOND));
     }
@@ -93,9 +93,9 @@ impl XdsMetrics {
         self.cached.set(unix_seconds(at));
     }
 
-    /// Records the number of removals that wait.
-    pub fn set_held_removals(&self, count: usize) {
-        self.held_removals.set(i64::try_from(count).unwrap_or(i64::MAX));
+    /// Records that so many more removals wait.
+    pub fn add_held_removals(&self, count: i64) {
+        self.held_removals.inc_by(count);
     }
 }
 

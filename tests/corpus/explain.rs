@@ -86,7 +86,7 @@ fn answer(text: &str) -> String {
         listeners: &listeners.collect::<Vec<_>>(),
         bindings: &bindings.collect::<Vec<_>>(),
         places: &ConfigPositions::default(),
-        held: None,
+        held: &[],
         links: &reduced.collect::<Vec<_>>(),
         has_room: !keys.is_full,
         now: Instant::now(),

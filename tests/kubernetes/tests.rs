@@ -9,7 +9,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::server::{Cluster, Server};
-use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until};
+use crate::support::{
+    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until,
+};
 
 const HOST: &str = "echo.app.svc.cluster.local";
 
@@ -62,14 +64,21 @@ fn cluster(net: Net, host: u8) -> Cluster {
     cluster
 }
 
-/// Starts a gateway with a server as the source of its mesh.
-fn spawn(net: Net, server: &Server) -> Gateway {
+/// Discovery of the tests.
+const LIVE: &str = "discovery: {kind: kubernetes, kubeconfig: kubeconfig}";
+
+fn settings(net: Net) -> Settings<'static> {
     let mut settings = Settings::new(net, identities());
     let bindings = format!("  bindings: {{addresses: {}/32}}\n", net.ip(2));
     settings.exposure = format!("    []\n{bindings}");
     let networks = "networks: [{name: west, cluster: west, gateways: [\"127.0.0.1:1\"]}]\n";
     settings.more += networks;
-    spawn_with(&settings, server, "discovery: {kind: kubernetes, kubeconfig: kubeconfig}")
+    settings
+}
+
+/// Starts a gateway with a server as the source of its mesh.
+fn spawn(net: Net, server: &Server) -> Gateway {
+    spawn_with(&settings(net), server, LIVE)
 }
 
 /// Starts a gateway with this discovery, and a kubeconfig for a server.
@@ -235,6 +244,47 @@ fn forgotten_changes_are_listed_again() {
         });
         answers(&client, Some(12)).await;
         assert!(cluster.lists() > lists);
+    });
+}
+
+#[test]
+fn a_list_of_far_fewer_objects_is_held_until_an_operator_releases_it() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let others: Vec<_> = (0..12).map(|number| format!("other-{number}")).collect();
+        others.iter().for_each(|name| cluster.put("Service", name, service()));
+        let server = Server::start(&cluster, ANY).await;
+        let _first = named(net.listen(11, 9000).await, 11);
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut settings = settings(net);
+        settings.take_over = Some(folder.path().join("take-over"));
+        let mut gateway = spawn_with(&settings, &server, LIVE);
+        gateway.ready().await;
+        let client = gateway.client(identities()).await;
+        answers(&client, Some(11)).await;
+        cluster.forget(|cluster| {
+            others.iter().for_each(|name| cluster.remove("Service", name));
+            cluster.remove("Service", "echo");
+            cluster.remove("ServiceExport", "echo");
+        });
+        gateway.logged("far fewer objects; the removals are held").await;
+        answers(&client, Some(11)).await;
+        shown(&gateway, "14 removals by the API server are held", true).await;
+        assert_eq!(gateway.metric("strait_xds_held_removals").await, 14.0);
+        let question = ["explain", "--from", CLIENT, "--to", ECHO];
+        let (_, text, _) = gateway.run_command(&question).await;
+        assert!(text.contains("removed by the API server, kept by `discovery.hold`"), "{text}");
+
+        let mut next = spawn_with(&settings, &server, LIVE);
+        assert!(!next.exited().await.success(), "it would start with what is listed now");
+        assert!(next.log().contains("removals by the API server are held"), "{}", next.log());
+
+        let (code, text, _) = gateway.run_command(&["release"]).await;
+        assert_eq!((code, &*text), (0, "14 removals by the API server are applied\n"));
+        answers(&client, None).await;
+        shown(&gateway, "are held", false).await;
+        assert_eq!(gateway.metric("strait_xds_held_removals").await, 0.0);
     });
 }
 

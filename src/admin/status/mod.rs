@@ -186,7 +186,8 @@ fn source(state: &AdminState, config: &Config) -> SourceRow {
         Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
         Discovery::Envoy { plane, .. } => ("envoy", plane.address.to_string()),
     };
-    SourceRow { kind: kind.to_owned(), place, stream: state.status.discovery() }
+    let hold = state.status.held_objects.lock().clone();
+    SourceRow { kind: kind.to_owned(), place, stream: state.status.discovery(), hold }
 }
 
 fn certificate_row(certificate: Certificate) -> CertificateRow {

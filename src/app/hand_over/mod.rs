@@ -190,6 +190,12 @@ impl HandOver {
 /// Refuses a hand-over while removals are held, unless the cache has what they keep: the first
 /// state of a successor would be the mesh without it.
 fn check_hold(app: &App) -> anyhow::Result<()> {
+    if app.status.held_objects.lock().is_some() {
+        bail!(
+            "removals by the API server are held, and the next process would not have what they \
+             keep; start it again after `discovery.hold` or `strait release`"
+        );
+    }
     let discovery = app.status.discovery().unwrap_or_default();
     let lack = match (discovery.save_error, discovery.saved) {
         _ if discovery.hold.is_none() => return Ok(()),

@@ -160,7 +160,7 @@ impl Generated {
             listeners: &[],
             bindings: &[Arc::clone(&self.listener)],
             links: &[],
-            held: None,
+            held: &[],
             has_room: self.has_room,
             now: Instant::now(),
         };

@@ -57,7 +57,7 @@ fn explained(
         listeners: &listeners,
         bindings: &[],
         links,
-        held: None,
+        held: &[],
         has_room: true,
         now,
     };

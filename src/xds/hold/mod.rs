@@ -1,21 +1,23 @@
-//! Hold of mass removals, so that a control plane that has lost its view does not empty the
-//! gateway.
+//! Hold of mass removals, so that a control plane or an API server that has lost its view does not
+//! empty the gateway.
 //!
 //! An istiod that sees no namespace, or a control plane that starts with nothing, removes the whole
 //! mesh in its first responses. Such removals wait for `discovery.hold`: the resources stay in
 //! force, although the client no longer holds them, and a resource that is sent again leaves the
 //! hold. A removal of policies that arrives before the first services and clusters of a stream
-//! waits for these, because no policy may go before what it covers.
+//! waits for these, because no policy may go before what it covers. A list of live objects is the
+//! first response of its kind.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
 use std::mem;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::client::Removals;
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
@@ -25,14 +27,27 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Minimum number of removals that are held.
 const REMOVALS_MIN: usize = 10;
 
-/// Removed resource: type URL and name.
+/// Removed resource: type URL and name, or kind and name of an object.
 pub(super) type Removed = (&'static str, Arc<str>);
+
+/// Types whose removals wait for the first response of other types.
+#[derive(Debug, Default)]
+pub(super) struct WaitRule {
+    /// Types that wait.
+    pub(super) of: &'static [&'static str],
+    /// Types that they wait for.
+    pub(super) on: &'static [&'static str],
+}
+
+/// Rule for the resources of a control plane.
+const RESOURCES: WaitRule = WaitRule { of: &[AUTHORIZATION], on: &[ADDRESS, CLUSTER] };
 
 /// Removals that wait, and the rule by which they do.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
     /// Time for which a mass removal waits; none if all removals apply at once.
     time: Duration,
+    rule: WaitRule,
     /// By type, of this stream.
     windows: BTreeMap<&'static str, Window>,
     /// True if a mass removal was recognized on this stream.
@@ -44,25 +59,51 @@ pub(super) struct Hold {
     most: usize,
     /// True after a change since the last [`Self::take_change`].
     is_changed: bool,
+    /// Number of waiting removals at that time.
+    reported: usize,
 }
 
 /// Time since the first response of a type on the stream.
 #[derive(Debug)]
 struct Window {
     end: Instant,
+    /// False once another type has begun again: its removals wait until this one has as well.
+    is_recent: bool,
     /// Largest number of resources of each counted kind since.
     most: [usize; 2],
 }
 
 impl Hold {
     pub(super) fn new(time: Duration) -> Self {
-        Self { time, ..Self::default() }
+        Self::with(time, RESOURCES)
+    }
+
+    pub(super) fn with(time: Duration, rule: WaitRule) -> Self {
+        Self { time, rule, ..Self::default() }
     }
 
     /// Begins a stream.
     pub(super) fn connected(&mut self) {
         self.windows.clear();
         self.is_mass = false;
+    }
+
+    /// Begins the window of a type at the time of its first response, or again after a reconnect
+    /// of that type alone.
+    pub(super) fn begin(&mut self, type_url: &'static str, at: Instant) {
+        if self.time.is_zero() {
+            return;
+        }
+        let window = Window { end: at + WINDOW, is_recent: true, most: [0; 2] };
+        if self.windows.insert(type_url, window).is_some_and(|old| old.is_recent) {
+            let others = self.windows.iter_mut().filter(|(of, _)| **of != type_url);
+            others.for_each(|(_, other)| other.is_recent = false);
+        }
+    }
+
+    /// Returns true if nothing waits, and no removal would at this time.
+    pub(super) fn is_idle(&self, at: Instant) -> bool {
+        self.removed.is_empty() && self.windows.values().all(|window| window.end <= at)
     }
 
     /// Evaluates the removals of a response. `counted` has the number of resources that are
@@ -74,12 +115,9 @@ impl Hold {
         removals: &Removals<'_>,
         counted: [(usize, usize); 2],
     ) {
-        if self.time.is_zero() {
-            return;
-        }
         let now = Instant::now();
         if removals.is_first {
-            self.windows.insert(type_url, Window { end: now + WINDOW, most: [0; 2] });
+            self.begin(type_url, now);
         }
         let Some(window) = self.windows.get_mut(type_url).filter(|window| now < window.end) else {
             return;
@@ -89,7 +127,8 @@ impl Hold {
             let missing = *most - total.saturating_sub(gone);
             self.is_mass |= missing >= REMOVALS_MIN && missing > *most / 2;
         }
-        let waits = self.is_mass || (type_url == AUTHORIZATION && !self.is_complete());
+        let has_to_wait = self.rule.of.contains(&type_url) && !self.is_complete();
+        let waits = self.is_mass || has_to_wait;
         if removals.gone.is_empty() || !waits {
             return;
         }
@@ -120,9 +159,10 @@ impl Hold {
         waited
     }
 
-    /// Returns true if services and clusters had a response on this stream.
+    /// Returns true if the types that others wait for had a response.
     fn is_complete(&self) -> bool {
-        [ADDRESS, CLUSTER].iter().all(|type_url| self.windows.contains_key(type_url))
+        let window = |type_url: &&str| self.windows.get(*type_url);
+        self.rule.on.iter().all(|of| window(of).is_some_and(|window| window.is_recent))
     }
 
     /// Returns the time at which the removals apply; none if none wait, or if no response of this
@@ -138,15 +178,34 @@ impl Hold {
         (!self.removed.is_empty()).then_some(due)
     }
 
-    /// Returns the start of the hold of a mass removal, and the end of its time.
-    pub(super) fn mass_times(&self) -> Option<[Instant; 2]> {
-        let since = self.since.filter(|_| !self.removed.is_empty())?;
-        Some([since, since + self.time])
+    /// Returns the wait for the time at which the removals apply. It is endless if none wait.
+    pub(super) fn end(&self) -> impl Future<Output = ()> + use<> {
+        let due = self.due();
+        async move {
+            match due {
+                Some(due) => sleep_until(due).await,
+                None => pending().await,
+            }
+        }
     }
 
-    /// Returns true if the waiting removals have changed since the last call.
-    pub(super) fn take_change(&mut self) -> bool {
-        mem::take(&mut self.is_changed)
+    /// Returns the start of the hold of a mass removal, and the end of its time.
+    pub(super) fn mass_times(&self) -> Option<[SystemTime; 2]> {
+        let since = self.since.filter(|_| !self.removed.is_empty())?;
+        let (now, today) = (Instant::now(), SystemTime::now());
+        let times = [since, since + self.time];
+        Some(times.map(|at| {
+            today - now.saturating_duration_since(at) + at.saturating_duration_since(now)
+        }))
+    }
+
+    /// Returns by how many the number of waiting removals has grown since the last call, if they
+    /// have changed.
+    pub(super) fn take_change(&mut self) -> Option<i64> {
+        let count = |removals: usize| i64::try_from(removals).unwrap_or(i64::MAX);
+        let before = mem::replace(&mut self.reported, self.removed.len());
+        let is_changed = mem::take(&mut self.is_changed);
+        is_changed.then(|| count(self.reported) - count(before))
     }
 
     /// Returns the waiting removals.

@@ -92,12 +92,13 @@ async fn a_mass_removal_after_a_reconnect_waits_and_so_do_the_policies() {
     assert_eq!(gateway.in_force(), [12, 1, 12, 1]);
     assert_eq!(gateway.client.held(ADDRESS), 0);
     assert_eq!(gateway.due_in(), Some(TIME));
-    assert!(gateway.recorder.hold.take_change());
+    assert_eq!(gateway.recorder.hold.take_change(), Some(14));
     gateway.send(ADDRESS, vec![workload("other", "1")], Vec::new());
-    assert!(!gateway.recorder.hold.take_change(), "what is held is as before");
+    assert_eq!(gateway.recorder.hold.take_change(), None, "what is held is as before");
     gateway.send(ADDRESS, vec![service(0)], vec!["other".to_owned()]);
-    assert!(gateway.recorder.hold.take_change());
-    assert!(gateway.recorder.release() && gateway.recorder.hold.take_change());
+    assert_eq!(gateway.recorder.hold.take_change(), Some(0), "one less, and one more");
+    assert!(gateway.recorder.release());
+    assert_eq!(gateway.recorder.hold.take_change(), Some(-14));
     assert_eq!(gateway.in_force(), [1, 0, 12, 0]);
     assert_eq!((gateway.due_in(), gateway.recorder.release()), (None, false));
 }

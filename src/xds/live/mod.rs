@@ -4,11 +4,12 @@
 //! Each object is read by [`objects`] as the document that a file would contain, once for each of
 //! its changes. A list replaces the former one when it is complete, so an API server that is away
 //! or answers 410 removes nothing. Beyond the limits nothing changes either: to leave an object out
-//! could widen what others may reach.
+//! could widen what others may reach. A list without most of what was there is held.
 
 #[cfg(feature = "kubernetes")]
 pub mod client;
 mod condition;
+mod held;
 #[cfg(test)]
 mod tests;
 
@@ -20,7 +21,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde_json::Value as Json;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
+use super::hold::Hold;
 use super::objects::{self, KINDS, Objects, WARNINGS_MAX, limit_findings};
 use crate::config::{KubernetesApi, Selector};
 use crate::yaml::{Finding, Findings, Place, Severity};
@@ -99,13 +102,18 @@ pub enum Problem {
 #[derive(Debug, Default)]
 struct State {
     kinds: HashMap<&'static str, Watched>,
-    /// Objects of the last state within the limits; none until each kind was listed.
+    /// Objects of the last state within the limits, with those whose removal waits; none until each
+    /// kind was listed.
     usable: Option<Vec<Arc<LiveObject>>>,
+    hold: Hold,
 }
 
 #[derive(Debug, Default)]
 struct Watched {
     is_listed: bool,
+    /// Time of the last complete list, or of the answer that there is no such kind, until the hold
+    /// has learned of it.
+    listed_at: Option<Instant>,
     objects: List,
     /// List that is not complete.
     next: Option<List>,
@@ -123,17 +131,18 @@ struct List {
 impl LiveSource {
     /// Creates a source without objects.
     pub fn new(api: &KubernetesApi) -> Self {
-        Self::with_limits(api.namespaces.clone(), OBJECTS_MAX, BYTES_MAX)
+        Self::with_limits(api, OBJECTS_MAX, BYTES_MAX)
     }
 
-    fn with_limits(namespaces: Option<Selector>, objects: usize, bytes: usize) -> Self {
+    fn with_limits(api: &KubernetesApi, objects: usize, bytes: usize) -> Self {
         let kinds = KINDS.iter().map(|(kind, _)| (*kind, Watched::default()));
-        let state = State { kinds: kinds.collect(), usable: None };
+        let hold = Hold::with(api.hold, held::RULE);
+        let state = State { kinds: kinds.collect(), usable: None, hold };
         Self {
             state: Mutex::new(state),
             version: watch::Sender::new(0),
             verdicts: watch::Sender::new(None),
-            namespaces,
+            namespaces: api.namespaces.clone(),
             limits: (objects, bytes),
             hasher: RandomState::new(),
         }
@@ -226,6 +235,7 @@ impl LiveSource {
             let is_same = watched.is_listed && !watched.is_over && watched.problem.is_none();
             let changed = next.as_ref().is_none_or(|next| !next.is(&watched.objects));
             watched.is_listed = true;
+            watched.listed_at = Some(Instant::now());
             watched.problem = None;
             watched.is_over = false;
             watched.objects = next.unwrap_or_default();
@@ -241,6 +251,9 @@ impl LiveSource {
             is_new = watched.problem.as_ref() != Some(&problem);
             let is_missing = problem == Problem::Missing;
             watched.is_listed |= is_missing;
+            if is_missing && is_new {
+                watched.listed_at = Some(Instant::now());
+            }
             // The second answer in a row: nothing of the kind is left, whatever was missed.
             let is_gone = is_missing && !is_new;
             let has_rest = watched.is_over || !watched.objects.objects.is_empty();
@@ -267,10 +280,15 @@ impl LiveSource {
         *self.version.borrow()
     }
 
-    /// Waits for contents of another number.
+    /// Waits for contents of another number. Removals that wait are made when their time has come.
     pub async fn changed(&self, version: u64) {
-        // The sender lives as long as this.
-        let _ = self.version.subscribe().wait_for(|now| *now != version).await;
+        let end = self.state.lock().hold.end();
+        let mut versions = self.version.subscribe();
+        tokio::select! {
+            // The sender lives as long as this.
+            _ = versions.wait_for(|now| *now != version) => {}
+            () = end => self.release("its time has passed"),
+        }
     }
 
     /// Returns the contents; none until each kind was listed.
@@ -299,6 +317,7 @@ impl LiveSource {
                 None => true,
             });
             let objects: Vec<_> = objects.cloned().collect();
+            let objects = state.with_held(objects);
             state.usable = Some(objects);
         }
         let objects = state.usable.clone()?;
@@ -353,14 +372,22 @@ impl LiveSource {
             (one.objects.objects.len().max(next.0), one.objects.bytes.max(next.1))
         });
         let others = others.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+        let is_idle = state.hold.removed().is_empty();
         let Some(watched) = state.kinds.get_mut(kind) else { return };
-        if change(watched, others) {
+        // A list without a change may be what a removal waits for.
+        let is_awaited = |watched: &Watched| watched.listed_at.is_some() && !is_idle;
+        if change(watched, others) || is_awaited(watched) {
             self.version.send_modify(|version| *version += 1);
         }
     }
 }
 
 impl LiveObject {
+    /// Returns its kind and name.
+    fn key(&self) -> (&'static str, &str) {
+        (self.kind.0, &self.name)
+    }
+
     fn namespace(&self) -> &str {
         self.name.split_once('/').map_or("", |(namespace, _)| namespace)
     }

@@ -1,9 +1,14 @@
 //! Lists and changes of objects, limits, and conditions.
 
+use std::time::Duration;
+
 use serde_json::json;
+use tokio::time::advance;
 
 use super::*;
 use crate::config::Config;
+use crate::status::Status;
+use crate::telemetry::Metrics;
 
 fn service(name: &str, port: i64) -> Json {
     let metadata = json!({"name": name, "namespace": "app", "resourceVersion": "7"});
@@ -11,15 +16,33 @@ fn service(name: &str, port: i64) -> Json {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
 }
 
-/// Lists Services, as far as they fit, and nothing of the other kinds.
+/// Lists objects of one kind, as far as they fit.
+fn list_kind(live: &LiveSource, kind: &str, items: &[Json]) {
+    live.begin(kind);
+    if items.iter().all(|item| live.put(kind, item.clone(), true)) {
+        live.complete(kind);
+    }
+}
+
+/// Lists Services, and nothing of the other kinds.
 fn list(live: &LiveSource, services: &[Json]) {
     for (kind, _) in KINDS {
-        live.begin(kind);
-        let items = if kind == "Service" { services } else { &[] };
-        if items.iter().all(|item| live.put(kind, item.clone(), true)) {
-            live.complete(kind);
-        }
+        list_kind(live, kind, if kind == "Service" { services } else { &[] });
     }
+}
+
+fn services(count: usize) -> Vec<Json> {
+    (0..count).map(|number| service(&format!("s{number}"), 80)).collect()
+}
+
+fn pod(name: &str, address: u8) -> Json {
+    let status = json!({"phase": "Running", "podIPs": [{"ip": format!("10.2.0.{address}")}]});
+    let metadata = json!({"name": name, "namespace": "app"});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+}
+
+fn count(live: &LiveSource) -> usize {
+    live.contents().unwrap().objects.len()
 }
 
 fn findings(live: &LiveSource) -> Vec<String> {
@@ -165,7 +188,7 @@ fn a_selector_of_namespaces_leaves_out_the_objects_of_others() {
 
 #[test]
 fn objects_beyond_the_limits_change_nothing_until_a_list_fits() {
-    let live = LiveSource::with_limits(None, 2, BYTES_MAX);
+    let live = LiveSource::with_limits(&KubernetesApi::default(), 2, BYTES_MAX);
     list(&live, &[service("a", 80), service("b", 80)]);
     assert_eq!(live.contents().unwrap().objects.len(), 2);
     assert!(!live.put("Service", service("c", 80), false));
@@ -177,7 +200,7 @@ fn objects_beyond_the_limits_change_nothing_until_a_list_fits() {
     list(&live, &[service("c", 80)]);
     assert_eq!(live.contents().unwrap().objects.len(), 1);
     assert_eq!(findings(&live), [""; 0]);
-    let small = LiveSource::with_limits(None, 2, 10);
+    let small = LiveSource::with_limits(&KubernetesApi::default(), 2, 10);
     list(&small, &[service("a", 80)]);
     assert!(small.contents().is_none());
 }
@@ -202,16 +225,18 @@ fn an_object_of_the_same_text_and_another_generation_gets_its_own_condition() {
     assert_eq!(live.version(), version);
 }
 
-#[test]
-fn a_kind_that_is_gone_twice_leaves_nothing_and_no_limit() {
-    let live = LiveSource::with_limits(None, 1, BYTES_MAX);
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_gone_twice_leaves_nothing_and_no_limit() {
+    let live = LiveSource::with_limits(&KubernetesApi::default(), 1, BYTES_MAX);
     list(&live, &[service("a", 80)]);
     assert_eq!(live.contents().unwrap().objects.len(), 1);
     assert!(!live.put("Service", service("b", 80), false));
     live.failed("Service", Problem::Missing);
     assert_eq!(live.contents().unwrap().objects.len(), 1, "the last state");
     live.failed("Service", Problem::Missing);
-    assert!(live.contents().unwrap().objects.is_empty());
+    assert_eq!(count(&live), 1, "the other kinds may be gone too");
+    live.changed(live.version()).await;
+    assert_eq!(count(&live), 0, "the minute is over");
 }
 
 #[test]
@@ -225,4 +250,130 @@ fn an_object_keeps_a_few_findings_and_errors_first() {
     assert!(live.put("ServiceExpositionPolicy", policy, false));
     let contents = live.contents().unwrap();
     assert_eq!(contents.objects[0].findings.0.len(), condition::FINDINGS_MAX);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_of_far_fewer_objects_waits_for_its_time_or_an_operator() {
+    for is_released in [true, false] {
+        let live = LiveSource::new(&KubernetesApi::default());
+        let (status, metrics) = (Status::default(), Metrics::new());
+        list(&live, &services(12));
+        assert_eq!(count(&live), 12);
+        list(&live, &[service("s0", 81), service("new", 80)]);
+        assert_eq!(count(&live), 13, "what is new or changed applies at once");
+        live.report_hold(&status, &metrics);
+        let held = status.held_objects.lock().clone().expect("a hold");
+        let text = held.to_string();
+        assert!(text.starts_with("11 removals by the API server are held from "), "{text}");
+        assert!(text.contains("Service app/s1, ") && text.contains(" and 1 more; "), "{text}");
+        assert!(held.names.contains("app/s9.app.svc.cluster.local"));
+        assert!(metrics.encode().contains("strait_xds_held_removals 11\n"));
+        assert!(live.put("Service", service("s1", 80), false));
+        let version = live.version();
+        if is_released {
+            live.release("a test");
+        } else {
+            assert_eq!(count(&live), 13);
+            live.changed(version).await;
+        }
+        assert_ne!(live.version(), version);
+        assert_eq!(count(&live), 3, "the one that came back stays");
+        live.report_hold(&status, &metrics);
+        assert!(status.held_objects.lock().is_none());
+        assert!(metrics.encode().contains("strait_xds_held_removals 0\n"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_removals_of_objects_apply_at_once() {
+    let hold = Duration::from_secs(600);
+    for (time, seconds, left) in [(hold, 0, 3), (hold, 61, 0), (Duration::ZERO, 0, 0)] {
+        let live = LiveSource::new(&KubernetesApi { hold: time, ..KubernetesApi::default() });
+        list(&live, &services(12));
+        assert_eq!(count(&live), 12);
+        advance(Duration::from_secs(seconds)).await;
+        for gone in &services(12)[left..] {
+            live.remove("Service", gone);
+            count(&live);
+        }
+        assert_eq!(count(&live), left, "{time:?} {seconds}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_by_a_list_waits_until_the_other_kinds_are_listed_too() {
+    let policy = |name: &str| {
+        let mut policy = service(name, 80);
+        policy["kind"] = json!("ServiceExpositionPolicy");
+        policy["apiVersion"] = json!("multicluster.istio.io/v1alpha1");
+        policy
+    };
+    for are_listed in [true, false] {
+        let live = LiveSource::new(&KubernetesApi::default());
+        list(&live, &services(12));
+        assert!(live.put("ServiceExpositionPolicy", policy("a"), false));
+        assert_eq!(count(&live), 13);
+        advance(Duration::from_secs(61)).await;
+        list_kind(&live, "ServiceExpositionPolicy", &[]);
+        assert_eq!(count(&live), 13);
+        let (status, metrics) = (Status::default(), Metrics::new());
+        live.report_hold(&status, &metrics);
+        assert!(status.held_objects.lock().is_none(), "no mass removal");
+        assert!(metrics.encode().contains("strait_xds_held_removals 1\n"));
+        if are_listed {
+            for kind in ["Namespace", "Pod", "EndpointSlice"] {
+                list_kind(&live, kind, &[]);
+            }
+            let version = live.version();
+            list_kind(&live, "Service", &services(12));
+            assert_ne!(live.version(), version, "an equal list is awaited");
+            assert_eq!(count(&live), 13);
+        }
+        let now = Instant::now();
+        live.changed(live.version()).await;
+        let waited = if are_listed { 0 } else { 60 };
+        assert_eq!(now.elapsed().as_secs(), waited);
+        assert_eq!(count(&live), 12);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_does_not_go_while_the_services_that_it_covers_are_held() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    list(&live, &services(12));
+    let mut policy = service("a", 80);
+    policy["kind"] = json!("ServiceExpositionPolicy");
+    policy["apiVersion"] = json!("multicluster.istio.io/v1alpha1");
+    assert!(live.put("ServiceExpositionPolicy", policy, false));
+    assert_eq!(count(&live), 13);
+    advance(Duration::from_secs(61)).await;
+    list_kind(&live, "ServiceExpositionPolicy", &[]);
+    assert_eq!(count(&live), 13);
+    list(&live, &[]);
+    assert_eq!(count(&live), 13);
+    live.release("a test");
+    assert_eq!(count(&live), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_others_replace_go_at_once_and_one_whose_address_another_has() {
+    let pods = |from: u8, to| (from..to).map(|number| pod(&format!("p{number}"), number));
+    let live = LiveSource::new(&KubernetesApi::default());
+    let list_pods = |pods: &[Json]| {
+        list(&live, &[]);
+        list_kind(&live, "Pod", pods);
+    };
+    list_pods(&pods(0, 20).collect::<Vec<_>>());
+    assert_eq!(count(&live), 20);
+    list_pods(&pods(20, 40).collect::<Vec<_>>());
+    assert_eq!(count(&live), 20, "a rollout");
+    list_pods(&[pod("other", 20)]);
+    let names = || live.contents().unwrap().objects.iter().map(|one| one.name.clone()).collect();
+    let found: Vec<String> = names();
+    assert_eq!(found.len(), 20);
+    assert!(!found.iter().any(|name| name == "app/p20"), "its address is another one's");
+    assert!(live.put("Pod", pod("later", 21), false));
+    let found: Vec<String> = names();
+    assert!(found.iter().any(|name| name == "app/later"));
+    assert!(!found.iter().any(|name| name == "app/p21"), "{found:?}");
 }

@@ -44,6 +44,11 @@ pub struct JoinResult {
     pub holders: AddressHolders,
 }
 
+/// Returns the names that a service may have in a mesh.
+pub(super) fn names(key: Key<'_>) -> impl Iterator<Item = Arc<str>> {
+    GLOBAL_SUFFIXES.into_iter().chain([LOCAL_SUFFIX]).map(move |suffix| name(key, suffix))
+}
+
 /// Joins a mesh with objects according to the cluster, network and exposure of a configuration.
 /// `held` are the holders of the addresses by the last join; none at the start.
 pub fn join(mesh: &Mesh, objects: &Objects, config: &Config, held: &AddressHolders) -> JoinResult {

@@ -28,6 +28,7 @@ mod tests;
 mod view;
 mod waypoints;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -91,14 +92,14 @@ struct Node {
     /// Cluster; ours if absent.
     cluster: Option<Arc<str>>,
     /// Addresses, which all pods in the host's network share.
-    addresses: Vec<std::net::IpAddr>,
+    addresses: Vec<IpAddr>,
 }
 
 /// Pod that has addresses, by the status that its kubelet writes.
 #[derive(Clone, Debug)]
 struct RunningPod {
     meta: Meta,
-    addresses: Vec<std::net::IpAddr>,
+    addresses: Vec<IpAddr>,
     /// True if its addresses are those of its node.
     host_network: bool,
 }
@@ -116,7 +117,7 @@ struct Export {
 struct Import {
     meta: Meta,
     ports: Vec<Port>,
-    ips: Vec<std::net::IpAddr>,
+    ips: Vec<IpAddr>,
 }
 
 /// Reads and validates all objects of files and of the files in directories. An invalid object
@@ -156,6 +157,23 @@ impl Objects {
 
     pub(super) fn has_invalid_namespace(&self) -> bool {
         !self.passed_over.namespaces.is_empty()
+    }
+
+    /// Returns the addresses that pods have for themselves.
+    pub(super) fn pod_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let pods = self.pods.iter().filter(|pod| !pod.host_network);
+        pods.flat_map(|pod| pod.addresses.iter().copied())
+    }
+
+    /// Returns the names in the mesh of the services that these objects define, export or serve.
+    pub(super) fn service_names(&self) -> impl Iterator<Item = Arc<str>> {
+        let services = self.services.iter().map(|one| &one.meta);
+        let exports = self.exports.iter().map(|one| &one.meta);
+        let imports = self.imports.iter().map(|one| &one.meta);
+        let named = services.chain(exports).chain(imports);
+        let named = named.map(|meta| (&*meta.namespace, &*meta.name));
+        let served = self.slices.iter().map(|slice| (&*slice.namespace, &*slice.service));
+        named.chain(served).flat_map(join::names)
     }
 
     /// Returns these objects and `others`, which come last.

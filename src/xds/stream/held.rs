@@ -1,28 +1,15 @@
 //! End of a hold of removals, by its time or by an operator, and its report.
 
-use std::future::pending;
 use std::time::SystemTime;
 
-use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
 use super::{Feed, State};
 use crate::status::HeldRemovals;
 use crate::xds::cache::Recorder;
 use crate::xds::client::Request;
-use crate::xds::hold::{Hold, Removed};
+use crate::xds::hold::Removed;
 use crate::xds::store::{ADDRESS, CLUSTER};
-
-/// Limit of names in the status.
-const NAMES_SHOWN: usize = 10;
-
-/// Waits until the removals that wait have to be made; for ever if there are none.
-pub(super) async fn end(hold: &Hold) {
-    match hold.due() {
-        Some(due) => sleep_until(due).await,
-        None => pending().await,
-    }
-}
 
 impl Feed {
     /// Makes the removals that are held, and publishes the result. Returns the changes of the
@@ -46,10 +33,8 @@ impl Feed {
 
     /// Reports the removals that wait, if they have changed, and logs the begin of a hold.
     pub(super) fn report_hold(&self, store: &mut Recorder) {
-        if !store.hold.take_change() {
-            return;
-        }
-        self.metrics.xds.set_held_removals(store.hold.removed().len());
+        let Some(change) = store.hold.take_change() else { return };
+        self.metrics.xds.add_held_removals(change);
         let hold = store.hold.mass_times().map(|times| held_removals(store, times));
         let mut is_new = false;
         self.status.set_discovery(|known| {
@@ -64,11 +49,7 @@ impl Feed {
 }
 
 /// Describes a hold of these times.
-fn held_removals(store: &mut Recorder, times: [Instant; 2]) -> HeldRemovals {
-    let [since, until] = times.map(|at| {
-        let now = Instant::now();
-        SystemTime::now() - now.saturating_duration_since(at) + at.saturating_duration_since(now)
-    });
+fn held_removals(store: &mut Recorder, [since, until]: [SystemTime; 2]) -> HeldRemovals {
     let mesh = store.store.tables().mesh();
     let removed = store.hold.removed();
     let is_address = |(url, _): &&Removed| *url == ADDRESS;
@@ -85,7 +66,8 @@ fn held_removals(store: &mut Recorder, times: [Instant; 2]) -> HeldRemovals {
         services: services.len(),
         workloads: workloads.len(),
         clusters: clusters.len(),
-        first: named.clone().take(NAMES_SHOWN).collect(),
+        objects: 0,
+        first: named.clone().take(HeldRemovals::FIRST_MAX).collect(),
         names: named.chain(targets).collect(),
         since,
         until,

@@ -281,7 +281,7 @@ impl Feed {
                     self.report_complete(state);
                     continue;
                 }
-                () = held::end(&state.store.hold) => {
+                () = state.store.hold.end() => {
                     let changes = self.release(state, "its time has passed");
                     self.send_all(requests, changes).await?;
                     continue;

@@ -1,0 +1,177 @@
+//! Removals of live objects that wait, as those by a control plane do.
+//!
+//! A list that has far fewer objects than were known does not empty the gateway. The objects stay in
+//! the contents, although no list has them. A held Pod goes once another one has its address.
+//! Kinds are listed one after another, so a removal by a list waits for the others.
+
+use std::collections::{BTreeMap, HashSet};
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{LiveObject, LiveSource, State};
+use crate::status::{HeldRemovals, Status};
+use crate::telemetry::Metrics;
+use crate::xds::client::Removals;
+use crate::xds::hold::{Removed, WaitRule};
+
+/// Rule for objects: each kind waits for those that every API server has, which tell whether it has
+/// lost its view.
+pub(super) const RULE: WaitRule = WaitRule {
+    of: &[
+        "Namespace",
+        "Node",
+        "Pod",
+        "Service",
+        "EndpointSlice",
+        "ServiceExport",
+        "ServiceImport",
+        "ServiceExpositionPolicy",
+        "RemoteServiceBinding",
+        "GlobalTrafficPolicy",
+    ],
+    on: &["Namespace", "Pod", "Service", "EndpointSlice"],
+};
+
+/// Kinds of which a rollout replaces the objects by others.
+const REPLACED: [&str; 3] = ["Node", "Pod", "EndpointSlice"];
+
+/// Changes of the objects of one kind.
+#[derive(Default)]
+struct Changes {
+    /// Number of objects before, without those whose removal waits.
+    before: usize,
+    gone: Vec<Arc<str>>,
+    added: usize,
+}
+
+impl LiveSource {
+    /// Makes the removals that wait.
+    pub fn release(&self, why: &str) {
+        let mut state = self.state.lock();
+        let is_mass = state.hold.mass_times().is_some();
+        let released = state.hold.release();
+        if released.is_empty() {
+            return;
+        }
+        if is_mass {
+            warn!(removals = released.len(), reason = why, "held removals of objects are applied");
+        }
+        let is_released = |one: &LiveObject| released.contains(&removed(one));
+        if let Some(objects) = &mut state.usable {
+            objects.retain(|one| !is_released(one));
+        }
+        self.version.send_modify(|version| *version += 1);
+    }
+
+    /// Reports the removals that wait, if they have changed, and logs the begin of a hold.
+    pub fn report_hold(&self, status: &Status, metrics: &Metrics) {
+        let mut state = self.state.lock();
+        let Some(change) = state.hold.take_change() else { return };
+        metrics.xds.add_held_removals(change);
+        let held = state.held_removals();
+        let removals = held.as_ref().map(|held| held.removals);
+        let old = mem::replace(&mut *status.held_objects.lock(), held);
+        if let (None, Some(removals)) = (old, removals) {
+            warn!(removals, "the API server lists far fewer objects; the removals are held");
+        }
+    }
+}
+
+impl State {
+    /// Returns the selected objects and, of the contents before, those whose removal waits.
+    pub(super) fn with_held(&mut self, mut selected: Vec<Arc<LiveObject>>) -> Vec<Arc<LiveObject>> {
+        let mut before = self.usable.take().unwrap_or_default();
+        self.begin_windows();
+        if self.hold.is_idle(Instant::now()) {
+            return selected;
+        }
+        let known: HashSet<_> = selected.iter().map(|one| one.key()).collect();
+        let pods = selected.iter().flat_map(|one| one.read.pod_addresses());
+        let pods: HashSet<IpAddr> = pods.collect();
+        before.retain(|one| {
+            let is_known = known.contains(&one.key());
+            let is_replaced = || one.read.pod_addresses().any(|ip| pods.contains(&ip));
+            let stays = is_known || !is_replaced();
+            if is_known || !stays {
+                self.hold.forget(one.kind.0, &one.name);
+            }
+            stays
+        });
+        let mut changes = BTreeMap::<_, Changes>::new();
+        for one in before.iter().filter(|one| !self.hold.contains(one.kind.0, &one.name)) {
+            let of_kind = changes.entry(one.kind.0).or_default();
+            of_kind.before += 1;
+            if !known.contains(&one.key()) {
+                of_kind.gone.push(one.name.as_str().into());
+            }
+        }
+        let old: HashSet<_> = before.iter().map(|one| one.key()).collect();
+        let is_new = |one: &&Arc<LiveObject>| !old.contains(&one.key());
+        for one in selected.iter().filter(is_new) {
+            changes.entry(one.kind.0).or_default().added += 1;
+        }
+        self.announce(&changes, before.len());
+        drop((known, old));
+        before.retain(|one| self.hold.contains(one.kind.0, &one.name));
+        selected.append(&mut before);
+        selected.sort_by(|one, other| one.key().cmp(&other.key()));
+        selected
+    }
+
+    /// Begins the windows of the kinds that were listed since the last contents.
+    fn begin_windows(&mut self) {
+        for (&kind, watched) in &mut self.kinds {
+            let Some(at) = watched.listed_at.take() else { continue };
+            if self.hold.is_idle(at) {
+                self.hold.connected();
+            }
+            self.hold.begin(kind, at);
+        }
+    }
+
+    /// Evaluates the removals: those of all kinds wait if those of one are too many.
+    fn announce(&mut self, changes: &BTreeMap<&'static str, Changes>, held_of_all: usize) {
+        for names_them in [false, true] {
+            for (&kind, Changes { before, gone, added }) in changes {
+                let added = if REPLACED.contains(&kind) { *added } else { 0 };
+                let lost = gone.len().saturating_sub(added);
+                let gone = if names_them { gone.as_slice() } else { &[] };
+                let (is_first, held) = (false, *before);
+                let removals = Removals { is_first, held, held_of_all, gone, added: &[] };
+                self.hold.announce(kind, &removals, [(held, lost), (0, 0)]);
+            }
+        }
+    }
+
+    /// Describes the hold of a mass removal.
+    fn held_removals(&self) -> Option<HeldRemovals> {
+        let [since, until] = self.hold.mass_times()?;
+        let held = self.usable.iter().flatten();
+        let held = held.filter(|one| self.hold.removed().contains(&removed(one)));
+        let names = held.flat_map(|one| one.read.service_names());
+        let removed = self.hold.removed();
+        let (services, others): (Vec<_>, Vec<_>) =
+            removed.iter().partition(|(kind, _)| *kind == "Service");
+        let first = services.into_iter().chain(others).take(HeldRemovals::FIRST_MAX);
+        Some(HeldRemovals {
+            removals: removed.len(),
+            services: 0,
+            workloads: 0,
+            clusters: 0,
+            objects: removed.len(),
+            first: first.map(|(kind, name)| format!("{kind} {name}")).collect(),
+            names: names.map(|name| name.to_string()).collect(),
+            since,
+            until,
+        })
+    }
+}
+
+/// Returns an object as a hold names it.
+fn removed(object: &LiveObject) -> Removed {
+    (object.kind.0, object.name.as_str().into())
+}
