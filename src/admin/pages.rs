@@ -219,7 +219,7 @@ pub struct ServiceRows {
 }
 
 /// Service of the mesh.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceRow {
     /// `NAMESPACE/HOSTNAME`.
@@ -238,7 +238,7 @@ pub struct ServiceRow {
 }
 
 /// Endpoint of a service port.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ServiceEndpointRow {
     pub port: u16,
     pub uid: String,

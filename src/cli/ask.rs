@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
-/// Deadline for the head of an answer, and for each piece of its body.
+/// Deadline for the head of an answer, and for each piece of its body unless that has a longer one.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Default of `admin.bind`.
 const DEFAULT_ADMIN_ADDRESS: &str = "127.0.0.1:15000";
@@ -61,6 +61,8 @@ pub(super) fn run_admin_command(
 pub(super) struct AdminResponse {
     pub(super) status: StatusCode,
     body: BodyDataStream,
+    /// Longest time without a byte of the body.
+    deadline: Duration,
 }
 
 impl Admin {
@@ -98,7 +100,8 @@ impl Admin {
         )
     })?;
         let (head, body) = answer.into_parts();
-        Ok(AdminResponse { status: head.status, body: Body::new(body).into_data_stream() })
+        let body = Body::new(body).into_data_stream();
+        Ok(AdminResponse { status: head.status, body, deadline: DEADLINE })
     }
 }
 
@@ -116,6 +119,12 @@ pub(super) fn decode<T: DeserializeOwned>(json: &[u8]) -> anyhow::Result<T> {
 }
 
 impl AdminResponse {
+    /// Sets the longest time without a byte of the body.
+    #[cfg(feature = "tools")]
+    pub(super) fn with_deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
     /// Prints the body of a successful answer to stdout.
     pub(super) async fn print_success(self) -> anyhow::Result<ExitCode> {
         match self.status {
@@ -188,9 +197,32 @@ impl AdminResponse {
     }
 
     async fn next_chunk(&mut self) -> anyhow::Result<Option<Bytes>> {
-        let piece = timeout(DEADLINE, self.body.next()).await;
+        let deadline = self.deadline;
+        let piece = timeout(deadline, self.body.next()).await;
         let piece = piece
-            .map_err(|_| anyhow!("the gateway's answer stalled, no data within {DEADLINE:?}"))?;
+            .map_err(|_| anyhow!("the gateway's answer stalled, no data within {deadline:?}"))?;
         piece.transpose().context("the gateway's answer was truncated")
+    }
+}
+
+#[cfg(all(test, feature = "tools"))]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_has_stalled_after_its_deadline_without_a_byte() {
+        for (deadline, seconds) in [(DEADLINE, 10), (Duration::from_secs(30), 30)] {
+            let body = Body::from_stream(tokio_stream::pending::<std::io::Result<Bytes>>());
+            let body = body.into_data_stream();
+            let answer = AdminResponse { status: StatusCode::OK, body, deadline: DEADLINE };
+            let start = Instant::now();
+            let read = async |mut answer: AdminResponse| answer.read_more(&mut Vec::new()).await;
+            let error = read(answer.with_deadline(deadline)).await.expect_err("no data");
+            let expected = format!("the gateway's answer stalled, no data within {seconds}s");
+            assert_eq!(error.to_string(), expected);
+            assert_eq!(start.elapsed().as_secs(), seconds);
+        }
     }
 }

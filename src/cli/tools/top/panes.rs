@@ -17,7 +17,8 @@ const REFUSALS_AGE: Duration = Duration::from_secs(900);
 #[derive(Debug)]
 pub(super) struct Shown {
     pub(super) event: DashboardEvent<IgnoredAny>,
-    /// Selected service, with its endpoints.
+    /// Selected service, with its endpoints, once these are known. They are only asked for if its
+    /// tab is shown.
     pub(super) service: Option<ServiceRow>,
 }
 
@@ -173,13 +174,13 @@ fn services(shown: &Shown) -> Grid {
 
 /// Returns the endpoints of the selected service, with their shares of the tunnels of a port.
 fn endpoints(shown: &Shown) -> Grid {
-    let (name, rows) = match &shown.service {
-        Some(service) => (&*service.service, &*service.endpoints),
-        None => ("the selected service", [].as_slice()),
+    let (name, rows, none) = match &shown.service {
+        Some(service) => (&*service.service, &*service.endpoints, "there is no endpoint"),
+        None => ("the selected service", [].as_slice(), "not known yet"),
     };
     let header = &["ENDPOINT", "PORT", "ADDRESS", "HEALTH", "WEIGHT", "TUNNELS", "SHARE"];
     let title = format!("Endpoints of {}", escape_control(name));
-    grid(title, "there is no endpoint", header, rows, |row| {
+    grid(title, none, header, rows, |row| {
         let of_port = rows.iter().filter(|other| other.port == row.port);
         let sum: u32 = of_port.map(|row| row.tunnels).sum();
         let health = row.unused.as_deref().unwrap_or("in use");

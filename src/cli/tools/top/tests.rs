@@ -1,10 +1,19 @@
 //! Tests of the screen, from the pages that the admin port's tests record.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::get;
+use parking_lot::Mutex;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{Event, KeyCode};
 use ratatui::style::Color;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::*;
 
@@ -209,4 +218,56 @@ fn the_text_has_all_tabs_and_no_escape() {
         assert!(text.contains(part), "{part:?} in {text}");
     }
     assert!(View::new(shown(&without)).text(true).contains("\u{1b}[1mDrained by an operator"));
+}
+
+#[tokio::test]
+async fn endpoints_are_asked_for_once_for_each_state_while_their_tab_is_shown() {
+    let (sender, receiver) = mpsc::channel(1);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let mut page = event()["status"].take();
+    page["services"] = json!({ "total": 1, "list": [service("app/a", 0)] });
+    let page = page.to_string();
+    let stream = Arc::new(Mutex::new(Some(Body::from_stream(ReceiverStream::new(receiver)))));
+    let router = Router::new()
+        .route("/dashboard/events", get(async move || stream.lock().take().expect("a stream")))
+        .route(
+            "/status",
+            get(async move || {
+                counted.fetch_add(1, Ordering::Relaxed);
+                page
+            }),
+        );
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let mut events = Events::open(&Admin::at(address)).await.expect("events");
+    let (select, selected) = watch::channel(None);
+    for (second, name, count) in [
+        (0, None, 0),
+        (0, Some("app/a"), 1),
+        (0, Some("app/a"), 1),
+        (1, Some("app/a"), 2),
+        (1, Some("app/b"), 3),
+        (2, None, 3),
+    ] {
+        select.send_replace(name.map(str::to_owned));
+        let mut event = event();
+        event["status"]["at"] = format!("2026-11-27T19:00:0{second}Z").into();
+        let text = Ok::<_, io::Error>(format!("data: {event}\n\n"));
+        sender.send(text).await.expect("a reader");
+        let shown = events.next(&selected).await.expect("an event");
+        assert_eq!(asked.load(Ordering::Relaxed), count, "{second} {name:?}");
+        assert_eq!(shown.service.is_some(), name.is_some());
+    }
+}
+
+#[test]
+fn endpoints_are_on_the_screen_under_the_tab_of_services_alone() {
+    let mut view = View::new(shown(&event()));
+    assert_eq!(view.service_on_screen(), None);
+    press(&mut view, KeyCode::Tab);
+    assert!(view.service_on_screen().is_some());
+    press(&mut view, KeyCode::Tab);
+    assert_eq!(view.service_on_screen(), None);
 }

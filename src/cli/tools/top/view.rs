@@ -21,7 +21,7 @@ const PROBLEMS_SHOWN: usize = 3;
 const GAP: u16 = 2;
 
 pub(super) struct View {
-    shown: Shown,
+    pub(super) shown: Shown,
     /// Time since which nothing new was received, and why.
     lost: Option<(Instant, String)>,
     pane: usize,
@@ -30,12 +30,12 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Creates the view of the first event, with the service selected whose endpoints it has.
+    /// Creates the view of the first event, with the busiest service selected.
     pub(super) fn new(shown: Shown) -> Self {
         let mut rows = [0; 6];
-        let name = shown.service.as_ref().map(|row| &row.service);
-        let mut listed = shown.event.status.services.list.iter();
-        rows[SERVICES] = listed.position(|row| Some(&row.service) == name).unwrap_or(0);
+        let listed = shown.event.status.services.list.iter().enumerate();
+        let busiest = listed.max_by_key(|(_, row)| row.tunnels);
+        rows[SERVICES] = busiest.map_or(0, |(index, _)| index);
         Self { shown, lost: None, pane: 0, rows }
     }
 
@@ -57,6 +57,11 @@ impl View {
         let list = &self.shown.event.status.services.list;
         let row = list.get(self.rows[SERVICES].min(list.len().saturating_sub(1)));
         row.map(|row| row.service.clone())
+    }
+
+    /// Returns the name of the selected service if its tab is shown.
+    pub(super) fn service_on_screen(&self) -> Option<String> {
+        self.service().filter(|_| self.pane == SERVICES)
     }
 
     /// Applies a key. Returns true if it ends the program.
