@@ -256,7 +256,7 @@ fn faults_of_the_configuration_and_of_the_roots_are_found() {
             params.not_after = params.not_before;
         });
         world.own(&expired.expect("a leaf"));
-        let wanted = ("clock", "warning", "after the validity of 2 certificates", "by NTP");
+        let wanted = ("clock", "warning", "after the validity of 2 certificates of", "by NTP");
         world.finds(wanted).await;
         world.own(&world.east.leaf(OWN).expect("a leaf"));
 

@@ -1,5 +1,6 @@
 //! Checks of the own certificate, of the roots, and of the clock.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -117,7 +118,10 @@ pub(super) fn roots(examined: &Examined) -> Vec<Finding> {
             if end <= SystemTime::now() {
                 let found =
                     format!("trust domain {name} has a root in {file} that expired at {until}");
-                return Finding::failure(ROOTS, found, "replace it by the current root there");
+                // The same root in several files is one.
+                let failure =
+                    Finding::failure(ROOTS, found, "replace it by the current root there");
+                return failure.of(until);
             }
             Finding::ok(ROOTS, format!("trust domain {name} has roots in {file} until {until}"))
         })
@@ -125,7 +129,7 @@ pub(super) fn roots(examined: &Examined) -> Vec<Finding> {
 }
 
 /// Compares the clock with the certificates that other checks have found. It is probably ahead if
-/// several have expired.
+/// several of different origins have expired.
 pub(super) fn clock<'a>(findings: impl Iterator<Item = &'a Finding> + Clone) -> Finding {
     let is_early = |one: &&Finding| NOT_YET.iter().any(|text| one.found.contains(text));
     let is_late = |one: &&Finding| one.outcome == Outcome::Failure && one.found.contains(EXPIRED);
@@ -135,11 +139,36 @@ pub(super) fn clock<'a>(findings: impl Iterator<Item = &'a Finding> + Clone) -> 
         let found = format!("it is {now} here, before the validity of a certificate (see {check})");
         return Finding::failure(CLOCK, found, remedy);
     }
-    match findings.filter(is_late).count() {
-        0 | 1 => Finding::ok(CLOCK, format!("it is {now}, in the validity of all certificates")),
+    let late: BTreeSet<_> = findings.filter(is_late).map(|one| (one.check, &one.origin)).collect();
+    match late.len() {
+        0 => Finding::ok(CLOCK, format!("it is {now}, in the validity of all certificates")),
+        1 => Finding::ok(CLOCK, format!("it is {now}, and certificates of one origin have expired")),
         late => {
-            let found = format!("it is {now} here, after the validity of {late} certificates");
+            let found = format!(
+                "it is {now} here, after the validity of {late} certificates of different origin"
+            );
             Finding::warning(CLOCK, found, remedy)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_ahead_if_certificates_of_different_origin_have_expired() {
+        let root = |origin| Finding::failure(ROOTS, "a root that expired", "").of(origin);
+        let own = || Finding::failure(CERTIFICATE, "refused (expired)", "");
+        for (findings, outcome) in [
+            (vec![root("2026")], Outcome::Ok),
+            (vec![root("2026"), root("2026")], Outcome::Ok),
+            (vec![root("2026"), root("2025")], Outcome::Warning),
+            (vec![own()], Outcome::Ok),
+            (vec![own(), root("2026"), root("2026")], Outcome::Warning),
+        ] {
+            let clock = clock(findings.iter());
+            assert_eq!(clock.outcome, outcome, "{findings:?}: {}", clock.found);
         }
     }
 }

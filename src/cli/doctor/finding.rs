@@ -22,6 +22,9 @@ pub(super) struct Finding {
     pub(super) found: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) remedy: Option<String>,
+    /// Origin of what was found, if several findings of the check may have the same one.
+    #[serde(skip)]
+    pub(super) origin: String,
 }
 
 /// All findings, in the order of the checks.
@@ -33,7 +36,8 @@ pub(in crate::cli) struct Report {
 
 impl Finding {
     pub(super) fn ok(check: &'static str, found: impl Into<String>) -> Self {
-        Self { check, outcome: Outcome::Ok, found: found.into(), remedy: None }
+        let (found, origin) = (found.into(), String::new());
+        Self { check, outcome: Outcome::Ok, found, remedy: None, origin }
     }
 
     pub(super) fn failure(
@@ -42,7 +46,12 @@ impl Finding {
         remedy: impl Into<String>,
     ) -> Self {
         let remedy = Some(remedy.into());
-        Self { check, outcome: Outcome::Failure, found: found.into(), remedy }
+        Self { outcome: Outcome::Failure, remedy, ..Self::ok(check, found) }
+    }
+
+    /// Sets the origin.
+    pub(super) fn of(self, origin: impl ToString) -> Self {
+        Self { origin: origin.to_string(), ..self }
     }
 
     pub(super) fn warning(
@@ -57,7 +66,7 @@ impl Finding {
     pub(super) fn of_message(check: &'static str, outcome: Outcome, message: &str) -> Self {
         let (found, remedy) = message.rsplit_once("; ").unwrap_or((message, ""));
         let remedy = Some(remedy).filter(|remedy| !remedy.is_empty());
-        Self { check, outcome, found: found.to_owned(), remedy: remedy.map(str::to_owned) }
+        Self { outcome, remedy: remedy.map(str::to_owned), ..Self::ok(check, found) }
     }
 
     fn line(&self) -> String {

@@ -85,7 +85,8 @@ pub(super) async fn planes(examined: &Examined) -> Vec<Finding> {
             Err(_) => "no answer in time".to_owned(),
         };
         let remedy = remedy(&PLANE_REMEDIES, &why);
-        findings.push(Finding::failure(PLANE, format!("{address}: {why}"), remedy));
+        let failure = Finding::failure(PLANE, format!("{address}: {why}"), remedy);
+        findings.push(failure.of(address));
     }
     findings
 }
@@ -184,7 +185,8 @@ fn describe(target: &Target, reached: Result<Reached, Failure>) -> Finding {
         Err(Failure { reason, detail }) => {
             let what = format!("{reason}: {detail}");
             let remedy = remedy(&GATEWAY_REMEDIES, &what);
-            Finding::failure(GATEWAY, format!("network {network}: {detail}"), remedy)
+            let found = format!("network {network}: {detail}");
+            Finding::failure(GATEWAY, found, remedy).of(network)
         }
     }
 }
