@@ -8,23 +8,32 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use opentelemetry::KeyValue;
-use opentelemetry_otlp::SpanExporter;
+use opentelemetry_otlp::{SpanExporter, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::EnvResourceDetector;
 use opentelemetry_sdk::trace::{Sampler, SpanExporter as _};
 use tokio::task::spawn_blocking;
 use tracing::info;
 
+use crate::config::{ControlPlane, HostPort, Roots};
+use crate::grpc::channel;
 use crate::telemetry::{Metrics, Sampling};
 
 /// Variables with a number above 0.
-const NUMBERS: [&str; 5] = [
-    QUEUE,
-    "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
-    "OTEL_BSP_SCHEDULE_DELAY",
-    "OTEL_EXPORTER_OTLP_TIMEOUT",
-    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
-];
+const NUMBERS: [&str; 5] =
+    [QUEUE, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "OTEL_BSP_SCHEDULE_DELAY", TIMEOUTS[0], TIMEOUTS[1]];
+/// Deadline of a message in milliseconds. Of two variables for one setting, the first one wins.
+const TIMEOUTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"];
+/// Default of OpenTelemetry for that.
+const TIMEOUT_DEFAULT: u64 = 10_000;
+/// File with the roots by which the collector is verified.
+const ROOTS: [&str; 2] =
+    ["OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE"];
+/// Certificate of the client, which is not supported.
+const CLIENT: [&str; 2] =
+    ["OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"];
+/// Port of an `https` URL without one.
+const HTTPS: u16 = 443;
 /// Variables with a list of pairs. Their values may be secret.
 const PAIRS: [&str; 3] =
     ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_RESOURCE_ATTRIBUTES"];
@@ -48,9 +57,15 @@ pub(super) fn start(metrics: &Metrics) -> anyhow::Result<()> {
     let Some(settings) = read(&variables)? else {
         return Ok(());
     };
-    let mut exporter = SpanExporter::builder().with_tonic().build()?;
+    let Settings { collector, tls, sampling, queue } = settings;
+    let mut exporter = SpanExporter::builder().with_tonic();
+    if let Some(server) = tls {
+        let deadline = first(&variables, TIMEOUTS).and_then(|(_, text)| text.parse().ok());
+        let deadline = Duration::from_millis(deadline.unwrap_or(TIMEOUT_DEFAULT));
+        exporter = exporter.with_channel(channel::connect_lazily(server, deadline)?);
+    }
+    let mut exporter = exporter.build()?;
     exporter.set_resource(&resource(&variables));
-    let Settings { collector, sampling, queue } = settings;
     info!(collector, ?sampling, "traces are exported");
     metrics.trace(sampling, exporter, queue);
     Ok(())
@@ -69,15 +84,20 @@ pub(super) async fn flush(metrics: &Arc<Metrics>) {
 #[derive(Debug)]
 struct Settings {
     collector: String,
+    /// Collector of an `https` URL, with its roots.
+    tls: Option<ControlPlane>,
     sampling: Sampling,
     queue: usize,
 }
 
+/// Returns the first of two variables that is set, with its value.
+fn first(variables: Variables<'_>, names: [&'static str; 2]) -> Option<(&'static str, String)> {
+    names.into_iter().find_map(|name| Some((name, variables(name)?)))
+}
+
 /// Checks the environment. Returns none if it names no collector, or turns traces off.
 fn read(variables: Variables<'_>) -> anyhow::Result<Option<Settings>> {
-    let first = |names: [&'static str; 2]| {
-        names.into_iter().find_map(|name| Some((name, variables(name)?)))
-    };
+    let first = |names| first(variables, names);
     let endpoint = first(["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]);
     let exporter = variables("OTEL_TRACES_EXPORTER").unwrap_or_else(|| "otlp".to_owned());
     let is_disabled = variables("OTEL_SDK_DISABLED").is_some_and(|it| it == "true");
@@ -87,9 +107,11 @@ fn read(variables: Variables<'_>) -> anyhow::Result<Option<Settings>> {
     if exporter != "otlp" {
         bail!("`OTEL_TRACES_EXPORTER` cannot be `{exporter}`; write `otlp` or `none`");
     }
-    if !collector.starts_with("http://") {
-        bail!("`{name}` cannot be `{collector}`; write `http://HOST:PORT`");
+    let tls = collector.strip_prefix("https://").map(server);
+    if matches!(tls, Some(None)) || (tls.is_none() && !collector.starts_with("http://")) {
+        bail!("`{name}` cannot be `{collector}`; write `http://HOST:PORT` or `https://HOST:PORT`");
     }
+    let tls = tls.flatten().map(|server| with_roots(variables, server)).transpose()?;
     let protocol = first(["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]);
     if let Some((name, protocol)) = protocol.filter(|(_, protocol)| protocol != "grpc") {
         bail!("`{name}` cannot be `{protocol}`; write `grpc`");
@@ -108,7 +130,29 @@ fn read(variables: Variables<'_>) -> anyhow::Result<Option<Settings>> {
     }
     let queue = variables(QUEUE).and_then(|text| text.parse().ok());
     let queue = queue.unwrap_or(QUEUE_DEFAULT).min(QUEUE_MAX);
-    Ok(Some(Settings { collector, sampling: sampling(variables)?, queue }))
+    Ok(Some(Settings { collector, tls, sampling: sampling(variables)?, queue }))
+}
+
+/// Returns the server in an `https` URL, which is given without its scheme.
+fn server(rest: &str) -> Option<ControlPlane> {
+    let (authority, _) = rest.split_once('/').unwrap_or((rest, ""));
+    let mut address = HostPort::parse(authority).ok()?;
+    address.port.get_or_insert(HTTPS);
+    let (token, san, headers) = (None, None, Vec::new());
+    Some(ControlPlane { address, roots: Roots::System, token, san, headers })
+}
+
+/// Returns a server with the roots that the environment names, which have to be usable.
+fn with_roots(variables: Variables<'_>, server: ControlPlane) -> anyhow::Result<ControlPlane> {
+    if let Some((name, _)) = first(variables, CLIENT) {
+        bail!("`{name}` is not supported; the collector has to accept clients without one");
+    }
+    let Some((name, file)) = first(variables, ROOTS) else { return Ok(server) };
+    let server = ControlPlane { roots: Roots::File(file.into()), ..server };
+    match channel::check_files(&server).pop() {
+        Some((_, error)) => bail!("`{name}` cannot be used: {error}"),
+        None => Ok(server),
+    }
 }
 
 /// Reads the rule of sampling. Without a ratio, `traceidratio` samples all.
@@ -197,12 +241,45 @@ mod tests {
     }
 
     #[test]
+    fn a_collector_by_tls_has_the_roots_of_the_environment_or_of_the_system() {
+        let url = |url| ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url);
+        for (text, address) in [
+            ("https://collector:4317", "collector:4317"),
+            ("https://collector/", "collector:443"),
+            ("https://[2001:db8::1]:4317/v1", "[2001:db8::1]:4317"),
+        ] {
+            let settings = read(&[url(text)]).expect("no mistake").expect("a collector");
+            let server = settings.tls.expect("TLS");
+            assert_eq!(
+                (server.address.to_string().as_str(), server.roots),
+                (address, Roots::System)
+            );
+        }
+        let settings = read(&[ENDPOINT]).expect("no mistake").expect("a collector");
+        assert!(settings.tls.is_none());
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let path = file.path().to_str().expect("a path");
+        for name in ROOTS {
+            let error = read(&[url("https://collector"), (name, path)]).expect_err("no root");
+            assert!(error.contains(name) && error.contains(path), "{error}");
+        }
+        let root = crate::tools::dev::Authority::new().expect("a root").root_pem();
+        std::fs::write(file.path(), root).expect("a file");
+        let settings = read(&[url("https://collector"), (ROOTS[1], path)]).expect("no mistake");
+        let server = settings.and_then(|settings| settings.tls).expect("TLS");
+        assert_eq!(server.roots, Roots::File(path.into()));
+        let error = read(&[url("https://collector"), (CLIENT[0], path)]).expect_err("unsupported");
+        assert!(error.contains(CLIENT[0]), "{error}");
+    }
+
+    #[test]
     fn a_wrong_value_is_an_error_that_names_its_variable() {
         for (name, value) in [
             ("OTEL_TRACES_EXPORTER", "jaeger"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
             ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
-            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://collector:4317"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "grpc://collector:4317"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://:4317"),
             ("OTEL_TRACES_SAMPLER", "sometimes"),
             (QUEUE, "many"),
             ("OTEL_BSP_SCHEDULE_DELAY", "0"),

@@ -1,4 +1,4 @@
-//! Connection to a control plane: TCP, TLS and HTTP/2.
+//! Connection to a control plane, or to a collector of traces: TCP, TLS and HTTP/2.
 //!
 //! TLS verifies the server before any request is sent; the configuration can disable it. Roots
 //! are read again for each connection and the token for each call, because both are replaced at
@@ -61,37 +61,57 @@ pub async fn connect(plane: &ControlPlane, goaway: GoAwayCode) -> Result<Channel
         Roots::Plaintext => None,
         _ => Some(TlsConnector::from(client_config(plane).await?)),
     };
-    let name = plane.san.as_deref().unwrap_or(&plane.address.host);
-    let name = ServerName::try_from(name.to_owned())
-        .map_err(|_| ChannelError::ServerName(name.to_owned()))?;
+    let name = server_name(plane)?;
     let authority = plane.address.to_string();
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let connector = service_fn({
-        let authority = authority.clone();
-        move |_: Uri| {
-            let connected = handshake(authority.clone(), tls.clone(), name.clone());
-            let goaway = goaway.clone();
-            async move {
-                let late =
-                    |_| io::Error::other(format!("connect timed out after {CONNECT_DEADLINE:?}"));
-                let connected = timeout(CONNECT_DEADLINE, connected).await;
-                let connected = connected.map_err(late)??;
-                Ok::<_, io::Error>(TokioIo::new(GoAwayObserver::new(connected, goaway)))
-            }
+    let endpoint = endpoint(&authority, scheme)?;
+    let connector = service_fn(move |_: Uri| {
+        let connected = handshake(authority.clone(), tls.clone(), name.clone());
+        let goaway = goaway.clone();
+        async move {
+            let connected = connected.await?;
+            Ok::<_, io::Error>(TokioIo::new(GoAwayObserver::new(connected, goaway)))
         }
     });
-    let uri = |scheme| Uri::try_from(format!("{scheme}://{authority}"));
-    let (Ok(target), Ok(origin)) = (uri("http"), uri(scheme)) else {
-        return Err(ChannelError::ServerName(authority));
-    };
-    Endpoint::from(target)
-        .origin(origin)
+    endpoint
         .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_DEADLINE)
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
         .await
         .map_err(|error| ChannelError::Transport(error_chain(&error)))
+}
+
+/// Returns a channel by TLS that connects for its first call and after each loss. It sends no PING,
+/// which servers limit.
+pub fn connect_lazily(plane: ControlPlane, deadline: Duration) -> Result<Channel, ChannelError> {
+    let name = server_name(&plane)?;
+    let authority = plane.address.to_string();
+    let endpoint = endpoint(&authority, "https")?.timeout(deadline);
+    let connector = service_fn(move |_: Uri| {
+        let (plane, authority, name) = (plane.clone(), authority.clone(), name.clone());
+        async move {
+            let tls = client_config(&plane).await.map_err(io::Error::other)?;
+            let connected = handshake(authority, Some(tls.into()), name).await?;
+            Ok::<_, io::Error>(TokioIo::new(connected))
+        }
+    });
+    Ok(endpoint.connect_with_connector_lazy(connector))
+}
+
+/// Returns the name that the certificate of a server must have.
+fn server_name(plane: &ControlPlane) -> Result<ServerName<'static>, ChannelError> {
+    let name = plane.san.as_deref().unwrap_or(&plane.address.host);
+    ServerName::try_from(name.to_owned()).map_err(|_| ChannelError::ServerName(name.to_owned()))
+}
+
+/// Returns the endpoint of a server, whose requests have this scheme. The connector uses TLS.
+fn endpoint(authority: &str, scheme: &str) -> Result<Endpoint, ChannelError> {
+    let uri = |scheme| Uri::try_from(format!("{scheme}://{authority}"));
+    let (Ok(target), Ok(origin)) = (uri("http"), uri(scheme)) else {
+        return Err(ChannelError::ServerName(authority.to_owned()));
+    };
+    Ok(Endpoint::from(target).origin(origin))
 }
 
 /// Adds credentials to a call's metadata: the current content of the token file, the cluster,
@@ -250,13 +270,17 @@ async fn handshake(
     tls: Option<TlsConnector>,
     name: ServerName<'static>,
 ) -> io::Result<Either<TlsStream<TcpStream>, TcpStream>> {
-    let stream = TcpStream::connect(authority).await?;
-    stream.set_nodelay(true)?;
-    SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE)?;
-    match tls {
-        Some(tls) => tls.connect(name, stream).await.map(Either::Left),
-        None => Ok(Either::Right(stream)),
-    }
+    let connected = async {
+        let stream = TcpStream::connect(authority).await?;
+        stream.set_nodelay(true)?;
+        SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE)?;
+        match tls {
+            Some(tls) => tls.connect(name, stream).await.map(Either::Left),
+            None => Ok(Either::Right(stream)),
+        }
+    };
+    let late = |_| io::Error::other(format!("connect timed out after {CONNECT_DEADLINE:?}"));
+    timeout(CONNECT_DEADLINE, connected).await.map_err(late)?
 }
 
 /// Formats an error with its causes. Transport errors carry no detail of their own.

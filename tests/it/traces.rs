@@ -2,11 +2,14 @@
 
 use http::{Method, Request};
 use opentelemetry_proto::tonic::trace::v1::Span;
+use rcgen::SanType;
 use rustix::process::Signal;
+use strait::tools::dev::Authority;
 use strait::tools::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::collector::{Collector, hex, texts};
+use crate::support::istiod;
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
 use crate::transit;
 
@@ -118,6 +121,37 @@ fn a_collector_receives_the_span_of_a_tunnel_below_that_of_its_peer() {
         assert_eq!(events(span), [""; 0]);
         assert_eq!(texts(&span.attributes)["error.type"], "unknown_service");
         assert_eq!(span.status.as_ref().map(|status| status.code), Some(2));
+    });
+}
+
+#[test]
+fn a_collector_is_reached_by_tls_with_the_roots_of_the_environment_and_no_others() {
+    run(async {
+        let (net, collector) = (Net::new(), Collector::default());
+        let socket = net.listen(COLLECTOR.0, COLLECTOR.1).await;
+        let name = SanType::IpAddress(net.ip(COLLECTOR.0));
+        collector.serve_tls(socket, istiod::tls(identities(), name)).await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let endpoint = format!("https://{}", net.address(COLLECTOR.0, COLLECTOR.1));
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let other = Authority::new().expect("a root").root_pem();
+        for (service, roots) in [("east", &identities().root), ("other", &other)] {
+            let file = folder.path().join(service);
+            std::fs::write(&file, roots).expect("a file");
+            let variables = [
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", &*endpoint),
+                ("OTEL_EXPORTER_OTLP_CERTIFICATE", file.to_str().expect("a path")),
+            ];
+            let gateway = Gateway::start(&export(echo(net), net, service, &variables)).await;
+            let client = gateway.client(identities()).await;
+            tunnel(&client, "00").await;
+            if service == "east" {
+                spans(&collector, service, 1).await;
+            } else {
+                gateway.logged("the collector does not take spans").await;
+                assert!(collector.spans(service).is_empty());
+            }
+        }
     });
 }
 

@@ -142,7 +142,9 @@ pub(super) fn clock<'a>(findings: impl Iterator<Item = &'a Finding> + Clone) -> 
     let late: BTreeSet<_> = findings.filter(is_late).map(|one| (one.check, &one.origin)).collect();
     match late.len() {
         0 => Finding::ok(CLOCK, format!("it is {now}, in the validity of all certificates")),
-        1 => Finding::ok(CLOCK, format!("it is {now}, and certificates of one origin have expired")),
+        1 => {
+            Finding::ok(CLOCK, format!("it is {now}, and certificates of one origin have expired"))
+        }
         late => {
             let found = format!(
                 "it is {now} here, after the validity of {late} certificates of different origin"

@@ -12,8 +12,11 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
-use tokio::net::TcpListener;
+use rustls::ServerConfig;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -45,6 +48,24 @@ impl Collector {
         tokio::spawn(async move {
             let _ = server.serve_with_incoming(TcpIncoming::from(socket)).await;
         })
+    }
+
+    /// Serves by TLS, which ends before [`Self::serve`].
+    pub async fn serve_tls(&self, socket: TcpListener, tls: ServerConfig) {
+        let plain = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+        let address = plain.local_addr().expect("its address");
+        self.serve(plain);
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = socket.accept().await {
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let mut tls = acceptor.accept(stream).await?;
+                    let mut plain = TcpStream::connect(address).await?;
+                    copy_bidirectional(&mut tls, &mut plain).await
+                });
+            }
+        });
     }
 
     /// Returns the spans of processes whose attribute `service.name` is this.

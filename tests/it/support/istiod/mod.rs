@@ -99,7 +99,8 @@ impl Istiod {
 
     /// Serves at `address` with a certificate of `identities`.
     pub async fn serve(&self, address: SocketAddr, identities: &Identities) -> Serving {
-        let acceptor = TlsAcceptor::from(Arc::new(tls(identities)));
+        let name = SanType::DnsName(NAME.try_into().expect("a name"));
+        let acceptor = TlsAcceptor::from(Arc::new(tls(identities, name)));
         self.listen(address, Some(acceptor)).await
     }
 
@@ -286,10 +287,10 @@ pub fn check_token(metadata: &MetadataMap) -> Result<(), Status> {
     }
 }
 
-fn tls(identities: &Identities) -> ServerConfig {
+/// Returns the TLS of a gRPC server with this name.
+pub fn tls(identities: &Identities, name: SanType) -> ServerConfig {
     let leaf = identities.east.leaf_with(|parameters| {
-        let name = NAME.try_into().expect("a name");
-        parameters.subject_alt_names = vec![SanType::DnsName(name)];
+        parameters.subject_alt_names = vec![name];
     });
     let leaf = leaf.expect("a leaf");
     let chain = CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes());
