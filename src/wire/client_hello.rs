@@ -3,6 +3,8 @@
 //! The scanner is incremental and finds the random and the end. The random identifies the same
 //! ClientHello on another connection. The fields are read from the whole message.
 
+use std::borrow::Cow;
+
 /// Random of a ClientHello (RFC 8446 section 4.1.2).
 pub type ClientRandom = [u8; 32];
 
@@ -26,6 +28,8 @@ const ALPN: &[u8] = &[0, 16];
 const HOST_NAME: u8 = 0;
 /// Limit of the bytes of a session ID.
 const SESSION_ID_BYTES_MAX: usize = 32;
+/// Compression method that every client offers (RFC 8446 section 4.1.2, RFC 5246 section 7.4.1.2).
+const NO_COMPRESSION: u8 = 0;
 
 /// Scanner of the bytes of a connection up to the end of its ClientHello.
 #[derive(Debug, Default)]
@@ -136,15 +140,24 @@ pub struct ClientHelloFields<'a> {
     pub server_name: Option<&'a [u8]>,
     /// True if one of the wanted ALPN protocols is offered.
     pub is_offered: bool,
+    /// True if every compression method is one that compresses. A server refuses that by
+    /// illegal_parameter (RFC 8446 section 4.1.2).
+    pub is_compressed: bool,
 }
 
-/// Returns the message in the records of a ClientHello up to its [`ClientHelloScanner::end`].
-pub fn message(records: &[u8]) -> Option<Vec<u8>> {
-    let (mut records, mut message) = (Rest(records), Vec::with_capacity(records.len()));
+/// Returns the message in the records of a ClientHello up to its [`ClientHelloScanner::end`]. Only
+/// parts of several records are copied.
+pub fn message(records: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let (mut records, mut message) = (Rest(records), Cow::Borrowed(&[][..]));
     while !records.0.is_empty() {
         let &[.., high, low] = records.take(RECORD_HEADER_BYTES)?.first_chunk::<5>()?;
         let length = usize::from(u16::from_be_bytes([high, low]));
-        message.extend_from_slice(records.take(length.min(records.0.len()))?);
+        let part = records.take(length.min(records.0.len()))?;
+        if message.is_empty() {
+            message = Cow::Borrowed(part);
+        } else {
+            message.to_mut().extend_from_slice(part);
+        }
     }
     Some(message)
 }
@@ -161,7 +174,7 @@ impl<'a> ClientHelloFields<'a> {
         let is_valid = session_id.len() <= SESSION_ID_BYTES_MAX
             && suites.len() >= 2
             && suites.len().is_multiple_of(2)
-            && compressions.contains(&0);
+            && !compressions.is_empty();
         let mut extensions = Rest(if rest.0.is_empty() { &[] } else { rest.take_sized(2)? });
         (is_valid && rest.0.is_empty()).then_some(())?;
         let (mut server_name, mut protocols) = (None, None);
@@ -175,7 +188,8 @@ impl<'a> ClientHelloFields<'a> {
             // An endpoint might use the other one of two.
             field.replace(Rest(body).take_list()?).is_none().then_some(())?;
         }
-        let mut fields = Self::default();
+        let is_compressed = !compressions.contains(&NO_COMPRESSION);
+        let mut fields = Self { is_compressed, ..Self::default() };
         if let Some(mut names) = server_name {
             (names.take(1)? == [HOST_NAME]).then_some(())?;
             fields.server_name = Some(names.take_sized(2)?);
@@ -267,6 +281,16 @@ mod tests {
             assert_eq!(read(&hello[..length], 500), Some((None, None)), "{length}");
         }
         assert_eq!(read(&hello[..43], 500), Some((Some(RANDOM), None)));
+    }
+
+    #[test]
+    fn a_message_in_one_record_is_not_copied() {
+        let one = records(&message(1), 200);
+        assert!(matches!(super::message(&one), Some(Cow::Borrowed(_))));
+        for size in [200, 103, 1] {
+            let whole = records(&message(1), size);
+            assert_eq!(super::message(&whole).as_deref(), Some(&message(1)[..]), "{size}");
+        }
     }
 
     #[test]

@@ -97,20 +97,11 @@ impl ClientHelloReader {
     /// ClientHello once it is complete; must not be called again after that.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Option<ClientHello>, ClientHelloError> {
         self.bytes.extend_from_slice(bytes);
-        let malformed =
-            || ClientHelloError::with_alert(DECODE_ERROR, "the bytes are no valid ClientHello");
         self.scanner.push(bytes).ok_or_else(malformed)?;
         if let Some(end) = self.scanner.end() {
-            let whole = self.bytes.get(..end).filter(|_| self.scanner.is_at_end_of_record());
-            let whole = whole.and_then(client_hello::message);
-            let fields = whole.as_deref().and_then(|it| ClientHelloFields::read(it, is_istio_alpn));
-            let (fields, random) = fields.zip(self.scanner.random()).ok_or_else(malformed)?;
-            return Ok(Some(ClientHello {
-                sni: fields.server_name.map(normalise).transpose()?.flatten(),
-                offers_istio: fields.is_offered,
-                bytes: std::mem::take(&mut self.bytes),
-                random,
-            }));
+            let mut hello = self.parse(end)?;
+            hello.bytes = std::mem::take(&mut self.bytes);
+            return Ok(Some(hello));
         }
         if self.remaining() == 0 {
             let what = "the ClientHello is longer than 16 KiB";
@@ -118,6 +109,24 @@ impl ClientHelloReader {
         }
         Ok(None)
     }
+
+    /// Parses the ClientHello that ends at `end`, without its bytes.
+    fn parse(&self, end: usize) -> Result<ClientHello, ClientHelloError> {
+        let whole = self.bytes.get(..end).filter(|_| self.scanner.is_at_end_of_record());
+        let whole = whole.and_then(client_hello::message);
+        let fields = whole.as_deref().and_then(|it| ClientHelloFields::read(it, is_istio_alpn));
+        let (fields, random) = fields.zip(self.scanner.random()).ok_or_else(malformed)?;
+        if fields.is_compressed {
+            let what = "the ClientHello offers nothing but compression";
+            return Err(ClientHelloError::with_alert(ILLEGAL_PARAMETER, what));
+        }
+        let sni = fields.server_name.map(normalise).transpose()?.flatten();
+        Ok(ClientHello { sni, offers_istio: fields.is_offered, bytes: Vec::new(), random })
+    }
+}
+
+fn malformed() -> ClientHelloError {
+    ClientHelloError::with_alert(DECODE_ERROR, "the bytes are no valid ClientHello")
 }
 
 /// Normalises a server name. An address is as no name.
@@ -159,7 +168,7 @@ pub async fn read_client_hello(stream: &mut TcpStream) -> Result<ClientHello, Cl
     }
 }
 
-/// Alerts for a ClientHello that is too long, names no valid server, or is none (RFC 8446 6.2).
+/// Alerts for a ClientHello that is too long, has a forbidden value, or is none (RFC 8446 6.2).
 const HANDSHAKE_FAILURE: u8 = 40;
 const ILLEGAL_PARAMETER: u8 = 47;
 const DECODE_ERROR: u8 = 50;

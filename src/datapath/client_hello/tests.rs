@@ -283,19 +283,20 @@ fn what_an_endpoint_could_read_otherwise_is_refused_by_an_alert() {
         let all: Vec<_> = all.iter().flat_map(|name| named(name)).collect();
         extension(0, &sized(2, &all))
     };
-    let refused = |extensions: &[u8]| {
+    let refused_with = |compressions: &[u8], extensions: &[u8]| {
         let body = [
             &[3, 3][..],
             &[7; 32],
             &sized(1, &[]),
             &sized(2, &[0x13, 1]),
-            &sized(1, &[0]),
+            &sized(1, compressions),
             &sized(2, extensions),
         ];
         let message = [&[1][..], &sized(3, &body.concat())].concat();
         let read = read_in_segments(&records(&message, || 7), || 5).expect("whole");
         read.map(|hello| hello.sni).map_err(|refused| refused.alert)
     };
+    let refused = |extensions: &[u8]| refused_with(&[0], extensions);
     let protocols = extension(16, &sized(2, &sized(1, b"istio")));
     assert_eq!(refused(&names(&[b"a.b"])), Ok(Some("a.b".into())));
     assert_eq!(refused(&[]), Ok(None));
@@ -312,6 +313,14 @@ fn what_an_endpoint_could_read_otherwise_is_refused_by_an_alert() {
         (names(&[b""]), ILLEGAL_PARAMETER),
     ] {
         assert_eq!(refused(&extensions), Err(alert(description).into()), "{extensions:?}");
+    }
+    // An endpoint of TLS 1.2 ignores other methods beside the null one.
+    assert_eq!(refused_with(&[1, 0], &[]), Ok(None));
+    for (compressions, description) in
+        [(&[1][..], ILLEGAL_PARAMETER), (&[1, 64], ILLEGAL_PARAMETER), (&[], DECODE_ERROR)]
+    {
+        let answer = refused_with(compressions, &[]);
+        assert_eq!(answer, Err(alert(description).into()), "{compressions:?}");
     }
 }
 

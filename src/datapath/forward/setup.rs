@@ -26,8 +26,8 @@ use crate::datapath::http2::streams::StreamKey;
 /// connection.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
 
-/// Limit of commands whose memory a connection keeps.
-const COMMANDS_KEPT: usize = 16;
+/// Limit of commands, events and wake-ups of which an idle connection keeps the memory, each.
+pub const ENTRIES_KEPT: usize = 64;
 
 /// Command of a task to the connection that owns its stream.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Mailbox {
     pub fn take_command(&self) -> Option<Command> {
         let mut commands = lock(&self.commands);
         let commands = commands.as_mut()?;
-        if commands.is_empty() && commands.capacity() > COMMANDS_KEPT {
+        if commands.is_empty() && commands.capacity() > ENTRIES_KEPT {
             *commands = VecDeque::new();
         }
         commands.pop_front()

@@ -25,7 +25,7 @@ use crate::datapath::limits::budget::{BufferAccount, BufferSource};
 use crate::limits::turns::{self, ClusterTime};
 use crate::reason::Reason;
 
-use super::setup::{Command, Mailbox, Setup, SetupGuard, TunnelWaker};
+use super::setup::{Command, ENTRIES_KEPT, Mailbox, Setup, SetupGuard, TunnelWaker};
 use crate::datapath::http2::input::Input;
 use crate::datapath::http2::request::Request;
 use crate::datapath::http2::server::Event;
@@ -38,8 +38,6 @@ const ROUNDS: usize = 4;
 const TUNNELS_PER_ROUND: usize = 16;
 /// Limit of slices in one write to an endpoint.
 const SLICES_MAX: usize = 32;
-/// Limit of events and wake-ups whose memory a connection keeps.
-const EVENTS_KEPT: usize = 64;
 
 /// New request for the connection's driver.
 #[derive(Debug)]
@@ -258,7 +256,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         for key in woken.drain(..) {
             self.enqueue(key);
         }
-        if woken.capacity() <= EVENTS_KEPT {
+        if woken.capacity() <= ENTRIES_KEPT {
             self.woken = woken;
         }
     }
@@ -360,7 +358,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             }
         }
         events.clear();
-        if events.capacity() <= EVENTS_KEPT {
+        if events.capacity() <= ENTRIES_KEPT {
             self.events = events;
         }
         self.input = input;
