@@ -302,11 +302,14 @@ impl LiveSource {
         let mut found = problems(lists());
         if is_over {
             let (objects, bytes) = (self.limits.0, self.limits.1 >> 20);
+            let most = largest_namespace(lists().map(|(_, one)| one)).unwrap_or_default();
             found.push(finding(
                 Severity::PassedOver,
                 format!(
-                    "more than {objects} objects, or {bytes} MiB in them, are too many; the last \
-                     state stays in use"
+                    "more than {objects} objects, or {bytes} MiB in them, are too many; namespace \
+                     `{}` has the most, {} MiB; the last state stays in use",
+                    most.0,
+                    most.1 >> 20
                 ),
             ));
         } else {
@@ -433,6 +436,19 @@ fn problems<'a>(lists: impl Iterator<Item = (&'static str, &'a Watched)>) -> Vec
         found.push(finding(Severity::Warning, what));
     }
     found
+}
+
+/// Returns the namespace whose objects have the most bytes, with these, by the larger list of each
+/// kind.
+fn largest_namespace<'a>(kinds: impl Iterator<Item = &'a Watched>) -> Option<(&'a str, usize)> {
+    let mut bytes = BTreeMap::<_, usize>::new();
+    for one in kinds {
+        let next = one.next.as_ref().filter(|next| next.bytes > one.objects.bytes);
+        for object in next.unwrap_or(&one.objects).objects.values() {
+            *bytes.entry(object.namespace()).or_default() += object.bytes;
+        }
+    }
+    bytes.into_iter().max_by_key(|(_, bytes)| *bytes)
 }
 
 /// Returns whether tenants write the objects of a kind as they like.

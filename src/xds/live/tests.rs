@@ -194,7 +194,9 @@ fn objects_beyond_the_limits_change_nothing_until_a_list_fits() {
     assert!(!live.put("Service", service("c", 80), false));
     live.remove("Service", &service("a", 80));
     assert_eq!(live.contents().unwrap().objects.len(), 2, "the last state");
-    assert!(findings(&live)[0].starts_with("Kubernetes: error: more than 2 objects"));
+    let found = findings(&live).remove(0);
+    assert!(found.starts_with("Kubernetes: error: more than 2 objects"), "{found}");
+    assert!(found.contains("; namespace `app` has the most, 0 MiB; the last state"), "{found}");
     list(&live, &[service("a", 80), service("b", 80), service("c", 80)]);
     assert_eq!(live.contents().unwrap().objects.len(), 2, "the last state");
     list(&live, &[service("c", 80)]);
