@@ -122,6 +122,7 @@ impl Hold {
         let Some(window) = self.windows.get_mut(type_url).filter(|window| now < window.end) else {
             return;
         };
+        let was_mass = self.is_mass;
         for (most, (total, gone)) in window.most.iter_mut().zip(counted) {
             *most = total.max(*most);
             let missing = *most - total.saturating_sub(gone);
@@ -133,11 +134,15 @@ impl Hold {
             return;
         }
         self.is_changed = true;
-        if self.is_mass {
-            self.since.get_or_insert(now);
+        // Another mass removal, after most of an earlier one has returned, has a time of its own.
+        let new = removals.gone.iter().filter(|name| !self.contains(type_url, name)).count();
+        let begins = self.is_mass && !was_mass && new >= REMOVALS_MIN;
+        if begins || self.removed.is_empty() {
+            let earlier = if self.removed.is_empty() { 0 } else { self.most };
+            self.most = removals.held_of_all.max(earlier);
         }
-        if self.removed.is_empty() {
-            self.most = removals.held_of_all;
+        if self.is_mass {
+            self.since = self.since.filter(|_| !begins).or(Some(now));
         }
         let room = self.most.saturating_sub(self.removed.len());
         self.removed.extend(removals.gone.iter().take(room).map(|name| (type_url, name.clone())));

@@ -104,6 +104,26 @@ async fn a_mass_removal_after_a_reconnect_waits_and_so_do_the_policies() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn another_mass_removal_waits_for_its_own_time() {
+    let mut gateway = Gateway::with(24, TIME);
+    gateway.connect();
+    gateway.remove_services(24);
+    tokio::time::advance(TIME / 2).await;
+    // The same names again have no new time.
+    gateway.connect();
+    gateway.remove_services(24);
+    assert_eq!(gateway.due_in(), Some(TIME / 2));
+    // All but two return, and go again.
+    gateway.send(ADDRESS, (2..24).map(service).collect(), Vec::new());
+    gateway.connect();
+    gateway.send(ADDRESS, Vec::new(), Vec::new());
+    let names = (2..24).map(|index| format!("app/s{index}.app"));
+    gateway.send(ADDRESS, Vec::new(), names.collect());
+    assert_eq!(gateway.due_in(), Some(TIME));
+    assert_eq!(gateway.in_force()[0], 24);
+}
+
+#[tokio::test(start_paused = true)]
 async fn other_removals_apply_at_once() {
     for (services, removed, time, seconds, left) in [
         // Fewer than ten, not more than half, after the minute, and without a hold.
