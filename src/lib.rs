@@ -41,6 +41,7 @@ mod labels;
 pub mod lifecycle;
 pub mod reason;
 mod replace_file;
+pub mod sock_diag;
 pub mod watch;
 
 // Developer tools, which the gateway never uses, and its tests do.

@@ -14,6 +14,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::limits::Place;
 use crate::reason::HandshakeRefusal;
+use crate::sock_diag::{TcpCounters, explain_stall};
 use crate::telemetry::report_refused_handshake;
 use crate::tls::record::RecordLayer;
 use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
@@ -68,6 +69,19 @@ impl HandshakeError {
         Self { refusal, detail: detail.to_string(), alerted: None }
     }
 
+    /// Adds what the counters of the socket show, if the deadline has passed. FIN would wait behind
+    /// bytes that do not arrive, so that the peer learns of the end by a reset.
+    fn with_stall(self, socket: &TcpStream) -> Self {
+        if self.refusal != HandshakeRefusal::Timeout {
+            return self;
+        }
+        let counters = TcpCounters::of(socket);
+        if counters.as_ref().is_ok_and(|counters| counters.unacknowledged > 0) {
+            linger::reset_on_close(socket);
+        }
+        Self { detail: explain_stall(&self.detail, counters), ..self }
+    }
+
     /// Counts and logs the refusal. Closes the socket once the peer has read its alert.
     pub async fn close(self, data_path: &DataPath, address: SocketAddr) {
         report_refused_handshake(&data_path.metrics, address, self.refusal, &self.detail);
@@ -107,7 +121,8 @@ pub async fn run(
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let (slot, resources) = (accepted.handshake, accepted.resources);
     let handshake = tls::accept(data_path.tls.config(), &mut socket);
-    let (refusal, detail) = match in_time(&slot, LATE, handshake).await? {
+    let done = in_time(&slot, LATE, handshake).await;
+    let (refusal, detail) = match done.map_err(|refused| refused.with_stall(&socket))? {
         Ok(session) if session.alpn.as_deref() == Some(ALPN_H2) => {
             return Ok(Session {
                 transport: Box::new(Transport {
@@ -148,8 +163,13 @@ pub async fn run_local(
     let mut config = ServerConfig::clone(&data_path.tls.config());
     config.alpn_protocols.clear();
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let handshake = acceptor.accept(SharedSocket::new(socket)).into_fallible();
-    let (error, socket) = match in_time(&slot, LATE, handshake).await? {
+    let socket = SharedSocket::new(socket);
+    let handshake = acceptor.accept(socket.clone()).into_fallible();
+    let done = in_time(&slot, LATE, handshake).await;
+    let done = done.map_err(|refused| refused.with_stall(&socket))?;
+    // The last handle closes the socket.
+    drop(socket);
+    let (error, socket) = match done {
         Ok(mut stream) => {
             stream.get_mut().1.set_buffer_limit(Some(SEND_BUFFER));
             return Ok((stream, resources));

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::io::InspectReader;
@@ -28,6 +28,7 @@ use crate::lifecycle::DrainScope;
 use crate::limits::Held;
 use crate::reason::Reason;
 use crate::snapshot::Reader;
+use crate::sock_diag::{TcpCounters, explain_stall};
 use crate::tls::{
     ALPN_H2, InboundTls, OutboundTls, explain_error, is_rejection_of_us, refusal_for_error,
 };
@@ -54,6 +55,8 @@ pub(super) const HEADER_LIST_MAX: u32 = 16 * 1024;
 const RESET_STREAMS_MAX: usize = 4096;
 const LOCAL_RESETS_MAX: usize = 100_000;
 
+/// Deadline for a new connection, from TCP to the answer to the first PING.
+pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Deadline for TCP. One lost SYN fits: the kernel sends the next one after 1 s.
 const TCP_DEADLINE: Duration = Duration::from_secs(2);
 /// Delay after which the next address of a gateway is tried too (RFC 8305 section 8).
@@ -145,6 +148,7 @@ pub(super) async fn open(
         let address = target.address;
         Failure::new(Reason::GatewayUnreachable, format!("{address}: {detail}"))
     };
+    let end = Instant::now() + CONNECT_DEADLINE;
     let own = tls.outbound();
     let own = own.ok_or_else(|| unreachable("this gateway has no certificate yet".to_owned()))?;
     let addresses = admitted(target, filter)?;
@@ -158,6 +162,7 @@ pub(super) async fn open(
             _ => failure,
         }
     })?;
+    let ends = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
     let reads = Arc::<AtomicU64>::default();
     let counter = Arc::clone(&reads);
     let count = move |_: &[u8]| {
@@ -165,18 +170,31 @@ pub(super) async fn open(
     };
     let stream = Socket::new(stream, Box::new(count));
     let check = |server: ServerIdentity<'_>| server.check_gateway(&target.gateway, &reader.load());
-    let opened = handshake(stream, &own, (tls, reader), check).await;
-    let (stream, verified) = opened.map_err(|error| match error {
-        HandshakeError::Untrusted(detail) => {
-            let detail = format!("{}: {detail}", target.address);
-            Failure::new(Reason::GatewayUntrusted, detail)
-        }
-        HandshakeError::Failed(detail) => unreachable(detail),
-    })?;
-    establish((stream, reads), own, (verified, rtt), charges).await.map_err(|error| {
-        let failure = unreachable(error.to_string());
-        let is_rejection = is_rejection_of_us(&error);
-        if is_rejection { Failure { reason: Reason::PeerRejectedUs, ..failure } } else { failure }
+    let opened = async {
+        let opened = handshake(stream, &own, (tls, reader), check).await;
+        let (stream, verified) = opened.map_err(|error| match error {
+            HandshakeError::Untrusted(detail) => {
+                let detail = format!("{}: {detail}", target.address);
+                Failure::new(Reason::GatewayUntrusted, detail)
+            }
+            HandshakeError::Failed(detail) => unreachable(detail),
+        })?;
+        let opened = establish((stream, reads), Arc::clone(&own), (verified, rtt), charges).await;
+        opened.map_err(|error| {
+            let failure = unreachable(error.to_string());
+            let is_rejection = is_rejection_of_us(&error);
+            if is_rejection {
+                Failure { reason: Reason::PeerRejectedUs, ..failure }
+            } else {
+                failure
+            }
+        })
+    };
+    // Pinned here, so that the socket is still open when its counters are read.
+    let mut opened = pin!(opened);
+    timeout_at(end, opened.as_mut()).await.unwrap_or_else(|_| {
+        let counters = ends.and_then(|(local, remote)| TcpCounters::between(local, remote));
+        Err(unreachable(explain_stall("no HBONE connection within 5 s", counters)))
     })
 }
 

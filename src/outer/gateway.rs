@@ -21,7 +21,7 @@ use crate::snapshot::{FACTOR_ONE, Reader};
 use crate::status::RemoteGatewayStatus;
 use crate::tls::InboundTls;
 
-use super::connection::{self, Connection, Slot};
+use super::connection::{self, CONNECT_DEADLINE, Connection, Slot};
 use super::rtt::MinRtt;
 use super::sources::{Connections, Loss, PLACES_MAX};
 use super::{AddressFilter, Failure, OpenError, Target};
@@ -31,8 +31,6 @@ use super::{AddressFilter, Failure, OpenError, Target};
 pub(super) const CONNECTIONS_MAX: usize = 2048;
 /// Limit of attempts to connect to one gateway at once. Others wait for their turn.
 const ATTEMPTS_MAX: usize = 32;
-/// Deadline for a new connection, from TCP to the answer to the first PING.
-pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Limit of a tunnel's wait for a new connection, which each connection that is opened extends.
 /// Three of them fit into the time that a tunnel has for all endpoints, so that a network whose
 /// gateways are silent does not use it up.
@@ -300,7 +298,7 @@ impl GatewayConnections {
         Ok(())
     }
 
-    /// Counts an attempt to connect until it has succeeded, failed, panicked or taken too long.
+    /// Counts an attempt to connect until it has succeeded, failed or panicked.
     fn attempt(
         self: &Arc<Self>,
         connections: &mut Connections,
@@ -323,7 +321,6 @@ impl GatewayConnections {
         open: impl Future<Output = Opened> + Send + 'static,
         queued: Instant,
     ) -> Opened {
-        let fail = |why: &str| Err(self.failure(Reason::GatewayUnreachable, why));
         let Ok(Ok(_turn)) = timeout(CONNECT_DEADLINE, self.turns.acquire()).await else {
             let why = "too many connections are being opened";
             return Err(self.failure(Reason::RemoteBusy, why));
@@ -333,11 +330,9 @@ impl GatewayConnections {
             return Err(failure);
         }
         // A task of its own, whose panic ends the attempt and not this task.
-        match tokio::spawn(timeout(CONNECT_DEADLINE, open)).await {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(_)) => fail("no HBONE connection within 5 s"),
-            Err(panicked) => fail(&panicked.to_string()),
-        }
+        tokio::spawn(open).await.unwrap_or_else(|panicked| {
+            Err(self.failure(Reason::GatewayUnreachable, &panicked.to_string()))
+        })
     }
 
     /// Adds a new connection, which replaces those that are aged.

@@ -30,7 +30,9 @@ use crate::reason::Reason;
 use crate::snapshot::RemoteGateway;
 
 #[cfg(test)]
-pub(crate) use gateway::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX};
+pub(crate) use connection::CONNECT_DEADLINE;
+#[cfg(test)]
+pub(crate) use gateway::CONNECTION_WAIT_MAX;
 pub use inner::{InnerTarget, open_inner};
 pub use pool::Pool;
 pub use probe::{Reached, reach, run as run_probes};

@@ -10,6 +10,9 @@ use crate::process::{self, Envoy};
 use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Gateway, Net, Settings, identities, until};
 use crate::traffic;
 
+/// Limit of tunnels on a connection of Envoy, which is its default.
+pub const STREAMS: u32 = 1024;
+
 /// Way in which the client Envoy ends a tunnel after its inner connection has carried its one
 /// stream.
 ///
@@ -42,18 +45,20 @@ pub struct Mesh {
 impl Mesh {
     /// Starts everything; none if Envoy is missing.
     pub async fn start(test: &str, ends: Ends) -> Option<Self> {
-        Self::start_with(test, ends, "").await
+        Self::start_with(test, ends, "", STREAMS).await
     }
 
-    /// The same with more lines in the gateway's configuration.
-    pub async fn start_with(test: &str, ends: Ends, more: &str) -> Option<Self> {
+    /// The same with more lines in the gateway's configuration, and a limit of the tunnels on a
+    /// connection of Envoy.
+    pub async fn start_with(test: &str, ends: Ends, more: &str, streams: u32) -> Option<Self> {
         let program = process::program(test)?;
         let net = Net::new();
         let application = traffic::application(net).await;
         let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "HBONE")]);
         settings.more = more.to_owned();
         let to_application = [("APPLICATION", net.ip(31).to_string())];
-        let to_gateway = client_variables(net, ENDPOINT, ends);
+        let mut to_gateway = client_variables(net, ENDPOINT, ends);
+        to_gateway[0].1 = streams.to_string();
         let (east, west) = (identities().leaf(ENDPOINT), identities().leaf(CLIENT));
         let endpoint = (include_str!("endpoint.yaml"), &to_application[..]);
         let client = (include_str!("client.yaml"), &to_gateway[..]);
@@ -90,8 +95,9 @@ impl Mesh {
 
 /// Returns the variables of `client.yaml` for the gateway of a net, and endpoints with this
 /// identity.
-pub fn client_variables(net: Net, endpoint: &str, ends: Ends) -> [(&'static str, String); 5] {
+pub fn client_variables(net: Net, endpoint: &str, ends: Ends) -> [(&'static str, String); 6] {
     [
+        ("STREAMS", STREAMS.to_string()),
         ("AUTHORITY", ECHO.to_owned()),
         ("GATEWAY", net.ip(1).to_string()),
         ("GATEWAY_ID", GATEWAY.to_owned()),
@@ -111,7 +117,7 @@ pub async fn ended(gateway: &Gateway, tunnels: u64) -> Ended {
 }
 
 /// Number of ended tunnels by reason, as counted by the gateway.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ended(BTreeMap<String, u64>);
 
 impl Ended {
@@ -121,6 +127,12 @@ impl Ended {
 
     pub fn count(&self, reason: &str) -> u64 {
         self.0.get(reason).copied().unwrap_or(0)
+    }
+
+    /// Returns the others than those that ended for this reason.
+    pub fn without(mut self, reason: &str) -> Self {
+        self.0.remove(reason);
+        self
     }
 
     /// Returns the number of tunnels that ended in another way than Envoy's normal ones.

@@ -5,15 +5,19 @@ use std::time::Instant;
 
 use tokio::task::JoinSet;
 
-use crate::mesh::{Ended, Ends, Mesh};
-use crate::support::run;
-use crate::traffic::{Moved, TransferRequest, start};
+use crate::mesh::{Ended, Ends, Mesh, STREAMS};
+use crate::support::{ECHO, identities, run};
+use crate::traffic::{Moved, Started, TransferRequest, start};
 
 const REQUESTS: u64 = 1000;
 const REQUESTS_AT_ONCE: usize = 16;
 const TUNNELS: u64 = 100;
-/// Connections that retire: one per second.
+/// Connections that retire by age: one per second.
 const RETIRED: u64 = 4;
+/// Connections that retire by the load of their worker, which is compared every 10 s.
+const RETIRED_BY_LOAD: u64 = 2;
+/// Tunnels of another client, which make a load above that of all connections of Envoy.
+const OTHER_LOAD: u64 = 60;
 const BODY_BYTES: u64 = 200_000_000;
 /// More bytes than all buffers on the path hold together.
 const MIDDLE_BYTES: u64 = 64 << 20;
@@ -135,54 +139,105 @@ fn a_hundred_tunnels_at_once_share_one_outer_connection() {
     });
 }
 
+/// Tunnels on connections that retire, and how many there were.
+struct Retiring<'a> {
+    mesh: &'a Mesh,
+    tunnels: u64,
+    /// Tunnel from the beginning to the end.
+    long: Started,
+}
+
+impl<'a> Retiring<'a> {
+    async fn start(mesh: &'a Mesh) -> Self {
+        let long = start(mesh.address(), Self::order(0)).await.expect("a tunnel");
+        Self { mesh, tunnels: 1, long }
+    }
+
+    fn order(seed: u64) -> TransferRequest {
+        let client_ends_first = seed.is_multiple_of(2);
+        TransferRequest { seed, up_bytes: 4096, down_bytes: 4096, client_ends_first }
+    }
+
+    /// Runs several tunnels at once.
+    async fn round(&mut self) {
+        let (address, mut running) = (self.mesh.address(), JoinSet::new());
+        for _ in 0..REQUESTS_AT_ONCE {
+            let order = Self::order(self.tunnels);
+            self.tunnels += 1;
+            running.spawn(async move {
+                let started = start(address, order).await.expect("a tunnel");
+                started.finish(&Moved::new(0)).await.expect("an answer");
+            });
+        }
+        while let Some(request) = running.join_next().await {
+            request.expect("the right answer");
+        }
+    }
+
+    /// Runs tunnels until this many connections have retired. Asserts that no tunnel has noticed,
+    /// besides those of others at the same gateway.
+    async fn finish(mut self, reason: &str, retired: u64, others: &Ended) {
+        let name = format!("strait_connections_retired_total{{reason=\"{reason}\"}}");
+        while self.mesh.gateway.metric(&name).await < retired as f64 {
+            self.round().await;
+        }
+        let Self { mesh, tunnels, long } = self;
+        long.finish(&Moved::new(0)).await.expect("an answer");
+        let ended = mesh.ended(others.tunnels() + tunnels).await;
+        let count = mesh.gateway.metric(&name).await;
+        mesh.print_uncaptured(&format!("{count} connections retired by {reason}, {ended}"));
+        assert_eq!(ended.tunnels(), others.tunnels() + tunnels, "{ended}");
+        // Envoy closes a retired connection with its last stream, and drops what it has not written
+        // yet (`CodecClient::close`). The end of that stream may be among it, so that its tunnel is
+        // lost. All bytes of both directions have arrived.
+        assert!((ended.failed() - others.failed()) as f64 <= count, "{ended}");
+        let resets = mesh.client.stat("cluster.outer_connect.http2.rx_reset");
+        assert_eq!(resets.await, 0, "resets that Envoy received");
+        let lost = "cluster.outer_connect.upstream_cx_destroy_remote_with_active_rq";
+        assert_eq!(mesh.client.stat(lost).await, 0, "connections that ended under a tunnel");
+    }
+}
+
 /// GOAWAY in two steps: Envoy opens its next tunnels on a new connection, and no CONNECT is in
 /// flight to one that is no longer accepted. Envoy's tcp_proxy does not try again.
 #[test]
 fn every_tunnel_opens_while_connections_retire_by_age() {
     run(async {
         let aged = "limits: {connection_age: 1s}\n";
-        let test = "connections that retire";
-        let Some(mesh) = Mesh::start_with(test, Ends::Cleanly, aged).await else {
+        let test = "connections that retire by age";
+        let Some(mesh) = Mesh::start_with(test, Ends::Cleanly, aged, STREAMS).await else {
             return;
         };
-        let address = mesh.address();
-        let order = |seed, client_ends_first| TransferRequest {
-            seed,
-            up_bytes: 4096,
-            down_bytes: 4096,
-            client_ends_first,
-        };
         // Its connection is retired first, and waits for it.
-        let long = start(address, order(0, true)).await.expect("a tunnel");
-        let (mut running, mut tunnels) = (JoinSet::new(), 1);
-        let retired =
-            async || mesh.gateway.metric("strait_connections_retired_total{reason=\"age\"}").await;
-        while retired().await < RETIRED as f64 {
-            for _ in 0..REQUESTS_AT_ONCE {
-                tunnels += 1;
-                running.spawn(async move {
-                    let started = start(address, order(tunnels, tunnels % 2 == 0)).await;
-                    started.expect("a tunnel").finish(&Moved::new(0)).await.expect("an answer");
-                });
-            }
-            while let Some(request) = running.join_next().await {
-                request.expect("the right answer");
-            }
-        }
-        long.finish(&Moved::new(0)).await.expect("an answer");
-        let ended = mesh.ended(tunnels).await;
+        let retiring = Retiring::start(&mesh).await;
+        retiring.finish("age", RETIRED, &Ended::default()).await;
         let connections = mesh.gateway.metric("strait_connections_total").await;
-        mesh.print_uncaptured(&format!("{connections} connections that retire, {ended}"));
-        assert_eq!(ended.tunnels(), tunnels, "{ended}");
-        // Envoy closes a retired connection with its last stream, and drops what it has not written
-        // yet (`CodecClient::close`). The end of that stream may be among it, so that its tunnel is
-        // lost. All bytes of both directions have arrived.
-        assert!(ended.failed() <= RETIRED, "{ended}");
-        let resets = mesh.client.stat("cluster.outer_connect.http2.rx_reset");
-        assert_eq!(resets.await, 0, "resets that Envoy received");
-        let lost = "cluster.outer_connect.upstream_cx_destroy_remote_with_active_rq";
-        assert_eq!(mesh.client.stat(lost).await, 0, "connections that ended under a tunnel");
         assert!(connections >= RETIRED as f64, "{connections}");
+    });
+}
+
+#[test]
+fn every_tunnel_opens_while_connections_retire_by_the_load_of_their_worker() {
+    run(async {
+        let loaded = "workers: 2\nlimits: {worker_load: 110%}\n";
+        let test = "connections that retire by load";
+        // Two tunnels on each connection of Envoy, so that it opens eight.
+        let Some(mesh) = Mesh::start_with(test, Ends::Cleanly, loaded, 2).await else {
+            return;
+        };
+        // Envoy's connections get the worker without this load, which then ends.
+        let client = mesh.gateway.client(identities()).await;
+        let mut others = Vec::new();
+        for _ in 0..OTHER_LOAD {
+            others.push(client.tunnel(ECHO).await.expect("a tunnel"));
+        }
+        let mut retiring = Retiring::start(&mesh).await;
+        retiring.round().await;
+        drop((others, client));
+        let others = mesh.ended(OTHER_LOAD + REQUESTS_AT_ONCE as u64).await;
+        let others = others.without("completed").without("downstream_reset");
+        assert_eq!(others.tunnels(), OTHER_LOAD, "{others}");
+        retiring.finish("worker_load", RETIRED_BY_LOAD, &others).await;
     });
 }
 

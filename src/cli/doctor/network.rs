@@ -19,7 +19,6 @@ use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::grpc::goaway::GoAwayCode;
 use crate::outer::{AddressFilter, Failure, Reached, Target, reach};
-use crate::reason::Reason;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
 use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, TlsError};
@@ -29,7 +28,7 @@ const PLANE: &str = "control plane";
 const GATEWAY: &str = "gateway";
 const DNS: &str = "dns";
 
-/// Deadline for a gateway or a control plane.
+/// Deadline for a control plane.
 const DEADLINE: Duration = Duration::from_secs(6);
 /// Limits of the gateways that are dialled, and of those at the same time.
 const GATEWAYS_MAX: usize = 256;
@@ -47,7 +46,8 @@ const PLANE_REMEDIES: [(&str, &str); 7] = [
 ];
 
 /// Remedies for gateways by reason and detail.
-const GATEWAY_REMEDIES: [(&str, &str); 16] = [
+const GATEWAY_REMEDIES: [(&str, &str); 17] = [
+    ("path MTU", "let packets of the full length pass, or set `net.ipv4.tcp_mtu_probing` to 2"),
     ("peer_rejected_us", "add the own root and trust domain to the trust of that gateway"),
     ("not_yet_valid", "synchronize the clocks of both hosts"),
     ("expired", "renew the certificate of that gateway"),
@@ -121,12 +121,8 @@ pub(super) async fn gateways(inputs: &Inputs, own: Option<&IdentityMaterial>) ->
         let turns = Arc::clone(&turns);
         dials.spawn(async move {
             let _turn = turns.acquire().await;
-            let reached = timeout(DEADLINE, reach(&target, &tls, (&reader, &filter))).await;
-            let late = || {
-                let what = format!("{}: no answer of TLS or HTTP/2 in time", target.address);
-                Err(Failure::new(Reason::GatewayUnreachable, what))
-            };
-            (index, describe(&target, reached.unwrap_or_else(|_| late())))
+            let reached = reach(&target, &tls, (&reader, &filter)).await;
+            (index, describe(&target, reached))
         });
     }
     let mut dialled = dials.join_all().await;

@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::reason::HandshakeRefusal;
+use crate::sock_diag::{TcpCounters, explain_stall};
 use crate::wire::client_hello::{self, ClientHelloFields, ClientHelloScanner, ClientRandom};
 use crate::wire::sni;
 
@@ -162,7 +163,7 @@ pub async fn read_client_hello(stream: &mut TcpStream) -> Result<ClientHello, Cl
     match timeout(CLIENT_HELLO_DEADLINE, read).await {
         Ok(read) => read,
         Err(_) => {
-            let what = "no ClientHello within 5 s";
+            let what = explain_stall("no ClientHello within 5 s", TcpCounters::of(stream));
             Err(ClientHelloError::new(HandshakeRefusal::Timeout, &what))
         }
     }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::datapath::handshake::SEND_BUFFER;
 use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
-use crate::datapath::io::endpoint::{EndpointStream, OuterStream, keep_alive};
+use crate::datapath::io::endpoint::{EndpointStream, OuterStream};
 use crate::datapath::io::pipe::Pipe;
 use crate::datapath::io::shared_socket::SharedSocket;
 use crate::datapath::io::side::Side;
@@ -30,7 +30,7 @@ use crate::datapath::limits::loop_detection::InFlight;
 use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 
-use super::{CopyOutcome, DELIVERY_DEADLINE, SILENT, Start};
+use super::{CopyOutcome, DELIVERY_DEADLINE, Timer};
 
 /// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
 /// run.
@@ -112,15 +112,15 @@ where
     B: FnMut(&mut E, &mut Context<'_>) -> Poll<bool>,
 {
     let download = Direction::new(limits, Bytes::new());
-    let (first, start) = match initial.map(|initial| *initial) {
-        // Boxed: few tunnels are open for long.
+    let (first, timer) = match initial.map(|initial| *initial) {
+        // Boxed: an idle tunnel has none after its start.
         Some(InitialState { client_hello, loop_entry }) => {
-            (client_hello.into(), Some(Box::new(Start::new(loop_entry))))
+            (client_hello.into(), Some(Box::new(Timer::start(loop_entry))))
         }
         None => (Bytes::new(), None),
     };
     let upload = Direction::new(limits, first);
-    let mut copy = Copy { sides, upload, download, start, record, moved };
+    let mut copy = Copy { sides, upload, download, timer, record, moved };
     async move {
         let socket = copy.sides.socket;
         let mut peer_failed = pin!(socket.ready(Interest::ERROR));
@@ -155,7 +155,7 @@ struct Copy<'a, P, E, B> {
     sides: Sides<'a, P, E, B>,
     upload: Direction<'a>,
     download: Direction<'a>,
-    start: Option<Box<Start>>,
+    timer: Option<Box<Timer>>,
     record: &'a mut Record,
     moved: &'a AtomicU64,
 }
@@ -174,19 +174,26 @@ where
         let down = self.download.poll(cx, (&mut **endpoint, &mut **peer), count);
         let down = down.map_err(BrokenSide::download_reason)?.is_ready();
         let has_answered = down || self.record.sent_bytes() > 0;
-        if self.start.as_mut().is_some_and(|start| start.poll(cx, has_answered)) {
-            self.start = None;
-            if !has_answered {
-                self.record.set_detail(SILENT.to_owned());
-                return Poll::Ready(Err(Reason::EndpointSilent));
-            }
-            self.sides.endpoint.socket().into_iter().for_each(keep_alive);
-        }
         let up = self.poll_upload(cx)?.is_ready();
         let bytes = self.record.sent_bytes() + self.record.received_bytes();
+        let has_sent = down || up || bytes != self.moved.load(Ordering::Relaxed);
+        if has_sent && self.timer.is_none() {
+            self.timer = Some(Box::new(Timer::acks()));
+        }
         self.moved.store(bytes, Ordering::Relaxed);
         if down && up {
             return Poll::Ready(Ok(()));
+        }
+        if let Some(timer) = &mut self.timer {
+            let sockets = (self.sides.socket, self.sides.endpoint.socket());
+            match timer.poll(cx, sockets, has_answered) {
+                Ok(true) => {}
+                Ok(false) => self.timer = None,
+                Err((reason, why)) => {
+                    self.record.set_detail(why);
+                    return Poll::Ready(Err(reason));
+                }
+            }
         }
         // The endpoint is no longer read, and the upload may have nothing to write.
         if down && let Poll::Ready(is_end) = (self.sides.poll_broken)(self.sides.endpoint, cx) {

@@ -11,10 +11,13 @@ use std::pin::Pin;
 use std::task::Context;
 use std::time::Duration;
 
+use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::reason::Reason;
 
+use super::io::acks::{AckWatch, CHECK_INTERVAL};
+use super::io::endpoint::keep_alive;
 use super::limits::loop_detection::InFlight;
 
 /// End of a tunnel.
@@ -48,34 +51,90 @@ const KEEPALIVE_AGE: Duration = Duration::from_secs(1);
 /// Detail of a tunnel whose endpoint has missed [`ANSWER_DEADLINE`].
 pub const SILENT: &str = "the endpoint sent no byte within 5 s of the ClientHello";
 
-/// First seconds of a tunnel whose peer has sent a ClientHello. They end at [`KEEPALIVE_AGE`] if it
-/// is answered by then, otherwise at [`ANSWER_DEADLINE`].
-struct Start {
+/// Timer of a tunnel. An idle one has none after its first seconds.
+struct Timer {
     timer: Pin<Box<Sleep>>,
-    /// The endpoint had not answered at [`KEEPALIVE_AGE`].
-    is_late: bool,
+    stage: Stage,
     /// Entry of the ClientHello in the loop detection, until the endpoint answers.
     loop_entry: Option<InFlight>,
+    peer: AckWatch,
+    endpoint: AckWatch,
 }
 
-impl Start {
-    fn new(loop_entry: Option<InFlight>) -> Self {
-        Self { timer: Box::pin(sleep(KEEPALIVE_AGE)), is_late: false, loop_entry }
+/// Event that the timer waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The peer has sent a ClientHello, and the tunnel reaches [`KEEPALIVE_AGE`].
+    Start,
+    /// The endpoint had not answered by then, and reaches [`ANSWER_DEADLINE`].
+    Late,
+    /// The sides have to acknowledge what they were sent.
+    Acks,
+}
+
+impl Timer {
+    fn new(stage: Stage, time: Duration, loop_entry: Option<InFlight>) -> Self {
+        let (peer, endpoint) = Default::default();
+        Self { timer: Box::pin(sleep(time)), stage, loop_entry, peer, endpoint }
     }
 
-    /// Returns true if they are over.
-    fn poll(&mut self, cx: &mut Context<'_>, has_answered: bool) -> bool {
+    /// Creates the timer of a tunnel whose peer has sent a ClientHello.
+    fn start(loop_entry: Option<InFlight>) -> Self {
+        Self::new(Stage::Start, KEEPALIVE_AGE, loop_entry)
+    }
+
+    /// Creates the timer of a tunnel that has just moved bytes.
+    fn acks() -> Self {
+        Self::new(Stage::Acks, CHECK_INTERVAL, None)
+    }
+
+    /// Polls the timer of a tunnel with these sockets of the peer and the endpoint. Returns false
+    /// once the tunnel needs none until it moves bytes.
+    ///
+    /// # Errors
+    /// The endpoint is silent, or a side has vanished; the reason, and its detail.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        (peer, endpoint): (&TcpStream, Option<&TcpStream>),
+        has_answered: bool,
+    ) -> Result<bool, (Reason, String)> {
         if has_answered {
             self.loop_entry = None;
         }
         while self.timer.as_mut().poll(cx).is_ready() {
-            if has_answered || self.is_late {
-                return true;
+            let mut next = Instant::now() + CHECK_INTERVAL;
+            match self.stage {
+                Stage::Late if !has_answered => {
+                    return Err((Reason::EndpointSilent, SILENT.to_owned()));
+                }
+                Stage::Start if !has_answered => {
+                    self.stage = Stage::Late;
+                    next = self.timer.deadline() + (ANSWER_DEADLINE - KEEPALIVE_AGE);
+                }
+                stage => {
+                    if stage != Stage::Acks {
+                        endpoint.into_iter().for_each(keep_alive);
+                        self.stage = Stage::Acks;
+                    }
+                    if !self.check_acks(peer, endpoint)? {
+                        return Ok(false);
+                    }
+                }
             }
-            self.is_late = true;
-            let end = self.timer.deadline() + (ANSWER_DEADLINE - KEEPALIVE_AGE);
-            self.timer.as_mut().reset(end);
+            self.timer.as_mut().reset(next);
         }
-        false
+        Ok(true)
+    }
+
+    /// Returns true if one of the sides owes acknowledgements.
+    fn check_acks(
+        &mut self,
+        peer: &TcpStream,
+        endpoint: Option<&TcpStream>,
+    ) -> Result<bool, (Reason, String)> {
+        let peer = self.peer.check(peer).map_err(|why| (Reason::DownstreamLost, why))?;
+        let endpoint = endpoint.map_or(Ok(false), |endpoint| self.endpoint.check(endpoint));
+        Ok(endpoint.map_err(|why| (Reason::UpstreamReset, why))? || peer)
     }
 }

@@ -37,7 +37,6 @@ use super::establish::NewTunnel;
 use super::hbone::{self, ConnectRequest};
 use super::open::revoke_delay;
 use super::setup::PendingConnect;
-use super::tunnel_copy::TunnelCopy;
 use super::turn::{HboneConnection, NewRequest};
 
 /// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
@@ -251,7 +250,7 @@ impl ConnectionDriver<'_> {
     {
         match event {
             ConnectionEvent::PingDue => {
-                connection.open_tunnels().for_each(TunnelCopy::keep_alive);
+                check_endpoints(connection);
                 if connection.downstream.server.ping() {
                     self.ping_at = Instant::now();
                     let load = self.load();
@@ -466,6 +465,18 @@ impl ConnectionDriver<'_> {
                 self.peer = Arc::new(moved);
             }
         }
+    }
+}
+
+/// Turns keepalive on for the endpoints, and ends the tunnels of those that have vanished.
+fn check_endpoints<S>(connection: &mut HboneConnection<S>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let checks = connection.open_tunnels().map(|copy| (copy.key, copy.check_endpoint()));
+    let vanished: Vec<_> = checks.filter(|(_, check)| check.is_err()).collect();
+    for (key, check) in vanished {
+        connection.end(key, check);
     }
 }
 

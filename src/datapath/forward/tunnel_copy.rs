@@ -15,6 +15,7 @@ use crate::datapath::copy::progress::InnerProgress;
 use crate::datapath::copy::{ANSWER_DEADLINE, DELIVERY_DEADLINE, SILENT};
 use crate::datapath::http2::output::{Output, ReadBytes, ReadRoom};
 use crate::datapath::http2::streams::StreamKey;
+use crate::datapath::io::acks::AckWatch;
 use crate::datapath::limits::loop_detection::{self, InFlight};
 use crate::reason::Reason;
 use crate::telemetry::Record;
@@ -42,6 +43,7 @@ pub struct TunnelCopy {
     unblocked_bytes: u32,
     /// Position of the output after the last byte of the endpoint.
     last_output: usize,
+    acks: AckWatch,
     flags: Flags,
 }
 
@@ -112,6 +114,8 @@ struct Flags {
     has_unread: bool,
     /// The endpoint's socket has keepalive.
     is_kept_alive: bool,
+    /// The endpoint was sent bytes or FIN since everything was found acknowledged.
+    may_owe_acks: bool,
 }
 
 /// Result of a step that did not fail.
@@ -138,6 +142,7 @@ impl TunnelCopy {
             progress: InnerProgress::default(),
             unblocked_bytes: 0,
             last_output: 0,
+            acks: AckWatch::default(),
             flags: Flags::default(),
         }
     }
@@ -146,11 +151,23 @@ impl TunnelCopy {
         &mut self.open
     }
 
-    /// Turns keepalive on for the endpoint, unless it is on.
-    pub fn keep_alive(&mut self) {
-        if !std::mem::replace(&mut self.flags.is_kept_alive, true) {
-            self.open.upstream.stream.keep_alive();
+    /// Turns keepalive on for the endpoint, unless it is on, and checks that it acknowledges what
+    /// it was sent. At most once per [`CHECK_INTERVAL`](crate::datapath::io::acks::CHECK_INTERVAL).
+    ///
+    /// # Errors
+    /// The endpoint has vanished.
+    pub fn check_endpoint(&mut self) -> Result<(), Reason> {
+        let (flags, stream) = (&mut self.flags, &self.open.upstream.stream);
+        if !std::mem::replace(&mut flags.is_kept_alive, true) {
+            stream.keep_alive();
         }
+        if flags.may_owe_acks {
+            flags.may_owe_acks = stream.check_acks(&mut self.acks).map_err(|detail| {
+                self.open.record.set_detail(detail);
+                Reason::UpstreamReset
+            })?;
+        }
+        Ok(())
     }
 
     /// Checks the limits of time. Returns the time of the next check, if there is a limit.
@@ -238,6 +255,7 @@ impl TunnelCopy {
             downstream.server.release(self.key, bytes);
         }
         downstream.moved += bytes;
+        self.flags.may_owe_acks = true;
         self.open.record.add_received(bytes as u64);
         if let Some(awaited) = &mut self.awaited
             && awaited.since.is_none()
@@ -295,6 +313,7 @@ impl TunnelCopy {
             let ended = self.open.upstream.stream.shut_down();
             ended.map_err(|_| Reason::UpstreamReset)?;
             flags.sent_fin = true;
+            flags.may_owe_acks = true;
         }
         Ok(if flags.sent_fin && flags.endpoint_ended { Step::Done } else { Step::Waits })
     }

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::datapath::limits::budget::{BufferAccount, HeldBytes};
 use crate::outer;
 
+use super::acks::AckWatch;
 use super::linger;
 use super::shared_socket::read_vectored;
 use super::side::Side;
@@ -30,8 +31,7 @@ pub enum EndpointStream {
 }
 
 /// Keepalive of upstream connections, as no PING of ours runs inside the tunnel. It detects a dead
-/// endpoint within 30 s. While bytes are unacknowledged, the kernel sends them again instead
-/// (`net.ipv4.tcp_retries2`).
+/// endpoint within 30 s, and [`AckWatch`] one that owes acknowledgements.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(10))
     .with_interval(Duration::from_secs(10))
@@ -164,6 +164,15 @@ impl EndpointStream {
     pub fn keep_alive(&self) {
         if let Self::Tcp(stream) = self {
             keep_alive(stream);
+        }
+    }
+
+    /// Checks that the endpoint acknowledges what it was sent ([`AckWatch::check`]). PINGs check
+    /// the gateway of another network.
+    pub fn check_acks(&self, watch: &mut AckWatch) -> Result<bool, String> {
+        match self {
+            Self::Tcp(stream) => watch.check(stream),
+            Self::Outer(_) => Ok(false),
         }
     }
 

@@ -12,8 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::sock_diag::TcpCounters;
+
 use super::buffer::{BUFFER_BYTES, Buffer};
-use super::unsent::unacknowledged_bytes;
 
 pub const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 /// Limit of the wait for a peer's close: a few round trips between far regions.
@@ -36,6 +37,12 @@ const UNOBSERVED_DELIVERY: Duration = Duration::from_secs(1);
 pub fn disable_reset_on_close(stream: &TcpStream) {
     // Fails only if the socket is gone.
     let _: io::Result<()> = SockRef::from(stream).set_linger(None);
+}
+
+/// Makes the socket close by a reset, which drops the bytes written before.
+pub fn reset_on_close(stream: &TcpStream) {
+    // Fails only if the socket is gone.
+    let _: io::Result<()> = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
 /// Sends FIN, then discards input until the peer closes or a limit is reached.
@@ -71,12 +78,12 @@ pub async fn deliver(stream: TcpStream, deadline: Instant) {
     let (mut pause, mut room) = (PAUSE_MIN, DISCARDED_MAX);
     loop {
         room -= discard(&stream, room);
-        let left = unacknowledged_bytes(&stream);
+        let left = TcpCounters::of(&stream).map(|counters| counters.unacknowledged);
         if matches!(left, Ok(0)) || left.is_err() && Instant::now() >= unobserved {
             return;
         }
         if Instant::now() >= deadline {
-            let _: io::Result<()> = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+            reset_on_close(&stream);
             return;
         }
         sleep_until(deadline.min(Instant::now() + pause)).await;

@@ -1,6 +1,8 @@
 //! Mechanisms of sockets and memory: borrowed buffers, splice pipes, sides of a copied tunnel,
-//! shared sockets, closing a socket without losing its last bytes, and gated polls.
+//! shared sockets, sides that have vanished, closing a socket without losing its last bytes, and
+//! gated polls.
 
+pub mod acks;
 pub mod buffer;
 pub mod copied;
 pub mod endpoint;
@@ -9,4 +11,3 @@ pub mod linger;
 pub mod pipe;
 pub mod shared_socket;
 pub mod side;
-pub mod unsent;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{LabPath, all_whole, plans, start};
@@ -19,7 +20,7 @@ const PARTITION: Duration = Duration::from_secs(5);
 const ONE_WAY: Duration = Duration::from_millis(800);
 /// Time of a handshake, and some of a loaded machine.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(8);
-/// Length of packets that no tunnel's headers exceed, and a certificate chain does.
+/// Length of packets that no tunnel's headers exceed, and the certificates of a gateway do.
 const NARROW: u16 = 1280;
 
 #[test]
@@ -110,13 +111,35 @@ fn a_black_hole_for_long_packets_ends_a_handshake_by_its_deadline_and_no_other_c
         let gateway = lab.gateway().await;
         let _endpoint = Endpoint::echo(lab.net.listen(ENDPOINT_HOST, endpoint_port()).await);
         let open = gateway.client(identities()).await;
-        lab.narrow(Link::Clients, NARROW);
+        lab.narrow(Link::Clients, Way::FromGateway, NARROW);
         // The certificates of the gateway do not arrive.
         let tls = identities().client(CLIENT, GATEWAY);
         let handshake = timeout(HANDSHAKE_MAX, Client::connect(gateway.address, &tls)).await;
         handshake.expect("an end in time").expect_err("no handshake");
+        gateway.logged("not acknowledged; long packets to it may be lost (path MTU)").await;
         echoes(&mut open.tunnel(ECHO).await.expect("a tunnel of short packets")).await;
-        lab.narrow(Link::Clients, 1500);
+        lab.widen(Link::Clients, Way::FromGateway);
+        gateway.client(identities()).await;
+
+        // The first of two packets does not arrive.
+        lab.narrow(Link::Clients, Way::ToGateway, NARROW);
+        let mut hello = TcpStream::connect(gateway.address).await.expect("a connection");
+        hello.write_all(&[22; 2000]).await.expect("room");
+        gateway.logged("long packets from it may be lost (path MTU)").await;
+        echoes(&mut open.tunnel(ECHO).await.expect("a tunnel of short packets")).await;
+        assert_eq!(gateway.refused_handshakes("timeout").await, 2.0);
+    });
+}
+
+#[test]
+fn short_packets_of_the_kernel_avoid_a_black_hole() {
+    let Some(lab) = Lab::new("MTU black hole with tcp_mtu_probing") else {
+        return;
+    };
+    run(async {
+        let gateway = lab.gateway().await;
+        lab.narrow(Link::Clients, Way::FromGateway, NARROW);
+        lab.sysctl("tcp_mtu_probing", "2");
         gateway.client(identities()).await;
     });
 }

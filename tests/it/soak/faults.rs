@@ -32,10 +32,12 @@ pub enum Fault {
     EndpointReset(usize),
     EndpointGone(usize),
     WestKilled,
+    DrainEndpoint,
+    DrainListener,
 }
 
 /// Faults with their names. Those that replace a process come first.
-const ALL: [(Fault, &str); 15] = [
+const ALL: [(Fault, &str); 17] = [
     (Fault::TakeOver, "take-over"),
     (Fault::WestKilled, "next gateway killed and started"),
     (Fault::FailedTakeOver, "take-over that fails"),
@@ -51,6 +53,8 @@ const ALL: [(Fault, &str); 15] = [
     (Fault::EndpointGone(0), "endpoint gone"),
     (Fault::EndpointGone(1), "endpoint gone"),
     (Fault::EndpointGone(2), "remote endpoint gone"),
+    (Fault::DrainEndpoint, "endpoint drained"),
+    (Fault::DrainListener, "listener drained"),
 ];
 const REPLACING: usize = 2;
 
@@ -149,6 +153,8 @@ impl Fault {
             Self::EndpointReset(_) | Self::EndpointGone(_) | Self::WestKilled => {
                 tunnel.service == REMOTE
             }
+            // Connections are refused, and GOAWAY ends new tunnels on the others.
+            Self::DrainListener => tunnel.side.is_none(),
             _ => false,
         }
     }

@@ -141,6 +141,24 @@ impl World {
                 self.west.exited().await;
                 self.west = transit::start_west(&self.west_settings).await;
             }
+            Fault::DrainEndpoint => {
+                let address = self.places[0].ip().to_string();
+                self.drain_for(["endpoint", &address], pause).await;
+            }
+            Fault::DrainListener => self.drain_for(["listener", "cross-network"], pause).await,
+        }
+    }
+
+    /// Drains a part of the mesh, or a listener, and puts it back.
+    async fn drain_for(&self, what: [&str; 2], time: Duration) {
+        for undo in [&[][..], &["--undo"]] {
+            let order = [&["drain"], &what[..], undo].concat();
+            let (code, text, error) = self.east.run_command(&order).await;
+            assert_eq!(code, 0, "{order:?}: {text}{error}");
+            if undo.is_empty() {
+                // deadline: the length of a fault.
+                sleep(time).await;
+            }
         }
     }
 
@@ -222,7 +240,7 @@ impl Measured {
         let values = end.0.iter().filter_map(|(name, value)| {
             let mut before = self.0.get(name).copied().unwrap_or(0.0);
             if name.ends_with("descriptors") {
-                // Each worker opens a socket for sock_diag(7) once a peer does not read.
+                // Each worker opens a socket for sock_diag(7) once bytes are unacknowledged.
                 before +=
                     std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
             }

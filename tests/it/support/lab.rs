@@ -4,11 +4,19 @@
 //! cut drops every packet without a signal to either side. Root and `ip` are needed.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use tokio::io::AsyncReadExt;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Child;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 use super::{Gateway, Net, Settings, identities, skip};
 
@@ -16,6 +24,7 @@ use super::{Gateway, Net, Settings, identities, skip};
 pub const ENDPOINT_HOST: u8 = 131;
 /// Host on the link of the clients, which serves as an endpoint too.
 pub const NEAR_HOST: u8 = 3;
+const RELAY_PORT: u16 = 15009;
 
 /// Networks of labs, which RFC 2544 reserves for tests.
 const ALLOW: &str = "[\"198.18.0.0/15\"]";
@@ -47,10 +56,12 @@ pub enum Link {
 }
 
 impl Link {
-    fn port(self) -> [&'static str; 2] {
+    /// Returns the ends of the link outside of the gateway's namespace: the near one, its bridge,
+    /// and the far one.
+    fn port(self) -> [&'static str; 3] {
         match self {
-            Self::Clients => ["clients-near", "clients-bridge"],
-            Self::Endpoints => ["ends-near", "ends-bridge"],
+            Self::Clients => ["clients-near", "clients-bridge", "clients-far"],
+            Self::Endpoints => ["ends-near", "ends-bridge", "ends-far"],
         }
     }
 }
@@ -61,6 +72,9 @@ pub enum Way {
     ToGateway,
     FromGateway,
 }
+
+/// Length of the header before the packet of a frame.
+const ETHERNET_HEADER: u16 = 14;
 
 /// Ethernet address that no end of a link has.
 const NOBODY: &str = "02:00:00:00:00:01";
@@ -80,6 +94,33 @@ impl ImpairedLink {
         let output = self.0.wait_with_output().await.expect("an end");
         serde_json::from_slice(&output.stdout).expect("counts")
     }
+}
+
+/// Plain TCP relay in the place of the gateway, until it is dropped.
+pub struct Relay {
+    pub address: SocketAddr,
+    _stop: oneshot::Sender<()>,
+}
+
+/// Copies each connection to `to` and back.
+async fn relay(listener: TcpListener, to: SocketAddr) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (from, _) = listener.accept().await.expect("a connection");
+        connections.spawn(async move {
+            let to = TcpStream::connect(to).await.expect("the endpoint");
+            for stream in [&from, &to] {
+                stream.set_nodelay(true).expect("an open connection");
+            }
+            let ((from, back), (answer, to)) = (from.into_split(), to.into_split());
+            tokio::try_join!(relay_one(from, to), relay_one(answer, back))
+        });
+    }
+}
+
+async fn relay_one(mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> std::io::Result<()> {
+    copy(&mut from, &mut to).await?;
+    to.shutdown().await
 }
 
 /// Namespaces of a test, removed on drop.
@@ -125,13 +166,36 @@ impl Lab {
         Gateway::start(&self.settings(&[(ENDPOINT_HOST, 1, "TCP")])).await
     }
 
+    /// Starts a relay to an endpoint on a thread in the gateway's namespace.
+    pub async fn relay(&self, to: SocketAddr) -> Relay {
+        let namespace = File::open(format!("/run/netns/{}-g", self.name)).expect("a namespace");
+        let address = self.net.address(1, RELAY_PORT);
+        let (ready, is_ready) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel();
+        std::thread::spawn(move || {
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), kind).expect("root");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let listener = TcpListener::bind(address).await.expect("a listener");
+                ready.send(()).expect("a test");
+                tokio::select! {
+                    () = relay(listener, to) => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        is_ready.await.expect("a relay");
+        Relay { address, _stop: stop }
+    }
+
     /// Drops every packet of a link in both directions.
     pub fn cut(&self, link: Link) {
         self.bridge(&[link.port()[0], "nomaster"]);
     }
 
     pub fn heal(&self, link: Link) {
-        let [port, bridge] = link.port();
+        let [port, bridge, _] = link.port();
         self.bridge(&[port, "master", bridge]);
     }
 
@@ -162,17 +226,36 @@ impl Lab {
         }
     }
 
-    /// Drops packets of a link from the gateway that are longer than this, without a signal.
-    pub fn narrow(&self, link: Link, bytes: u16) {
-        self.bridge(&[link.port()[0], "mtu", &bytes.to_string()]);
+    /// Drops packets of a link in one direction that are longer than this, without a signal.
+    pub fn narrow(&self, link: Link, way: Way, bytes: u16) {
+        // tbf drops frames that are longer than its bucket.
+        let bucket = (bytes + ETHERNET_HEADER).to_string();
+        let shape = ["tbf", "rate", "1gbit", "burst", &bucket, "latency", "100ms"];
+        self.queue(link, way, "add", &shape);
+    }
+
+    pub fn widen(&self, link: Link, way: Way) {
+        self.queue(link, way, "del", &[]);
+    }
+
+    fn queue(&self, link: Link, way: Way, change: &str, shape: &[&str]) {
+        let port = match way {
+            Way::FromGateway => link.port()[0],
+            Way::ToGateway => link.port()[2],
+        };
+        let namespace = format!("{}-w", self.name);
+        let words = ["-n", &namespace, "qdisc", change, "dev", port, "root"];
+        succeeded(&output("tc", &[&words[..], shape].concat()));
     }
 
     /// Loses, delays, reorders, repeats and corrupts packets of a link, by the seed.
     pub async fn impair(&self, link: Link, seed: u64) -> ImpairedLink {
-        let (ports, inside, outside) = match link {
-            Link::Clients => (["clients-near", "clients-far"], "clients", "c"),
-            Link::Endpoints => (["ends-near", "ends-far"], "ends", "e"),
+        let (inside, outside) = match link {
+            Link::Clients => ("clients", "c"),
+            Link::Endpoints => ("ends", "e"),
         };
+        let [near, _, far] = link.port();
+        let ports = [near, far];
         let outside = format!("{}{outside}", self.name);
         let checksums = ["python3", IMPAIRED_LINK, "checksums"];
         succeeded(&output(checksums[0], &[&checksums[1..], &[&outside]].concat()));
