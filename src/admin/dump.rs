@@ -203,7 +203,7 @@ fn workload_to_json(workload: &Workload) -> Value {
     let services: Vec<_> = workload.services.keys().collect();
     json!({
         "uid": workload.uid,
-        "workloadIps": workload.addresses,
+        "workloadIps": *workload.addresses,
         "waypoint": null,
         "networkGateway": workload.network_gateway.as_deref().map(gateway_to_json),
         "protocol": workload.protocol,

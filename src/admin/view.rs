@@ -66,7 +66,7 @@ impl<'a> View<'a> {
         // Of several services with one hostname the snapshot serves one.
         let own = built.filter(|built| *built.namespace == *service.namespace);
         let mut sets = HashMap::new();
-        for (&port, set) in own.into_iter().flat_map(|built| &built.ports) {
+        for (&port, set) in own.into_iter().flat_map(|built| built.ports.iter()) {
             let by_uid = set.endpoints.iter().map(|one| (&**one.uid(), &**one));
             sets.insert(port, by_uid.collect::<HashMap<_, _>>());
         }
@@ -126,7 +126,7 @@ impl<'a> View<'a> {
     pub(super) fn gateways(&self, service: &Service) -> Vec<(u16, &'a Endpoint)> {
         let built = self.snapshot.services.get(&service.hostname);
         let own = built.filter(|built| *built.namespace == *service.namespace);
-        let sets = own.into_iter().flat_map(|built| &built.transit_ports);
+        let sets = own.into_iter().flat_map(|built| built.transit_ports.iter());
         let endpoints = sets.flat_map(|(port, sets)| {
             let endpoints = sets.always.endpoints.iter();
             endpoints.map(|endpoint| (*port, &**endpoint))

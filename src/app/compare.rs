@@ -110,7 +110,7 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         let sets = service.ports.iter().filter(|(of, _)| is_exposed_port(of));
         let remote = service.transit_ports.iter().filter(|(of, _)| is_exposed_port(of));
         let remote = remote.map(|(_, sets)| &sets.always);
-        let sets = sets.map(|(_, set)| set).chain(remote);
+        let sets = sets.map(|(_, set)| set.get()).chain(remote);
         // One endpoint represents all: they are in one network and dialled in the same way.
         let endpoint = sets.flat_map(|set| &set.endpoints).next();
         let denied = |address| {

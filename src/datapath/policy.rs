@@ -221,7 +221,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rej
         Some(first) => first.holders(holders),
         None => holders.clone(),
     });
-    let route = route.permit_transit(transit);
+    let route = route.with_endpoints(snapshot, transit);
     Ok(Permit { permitted: Box::new(Permitted { route, holders }), limits })
 }
 

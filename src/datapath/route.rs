@@ -142,6 +142,18 @@ impl Route {
         !self.by_waypoint && !self.service.definition.waypoints.is_empty()
     }
 
+    /// Returns the endpoints in the own network, or those of a waypoint. A TLS listener has none
+    /// for a service with waypoints.
+    pub(super) fn own_endpoints(&self, snapshot: &Snapshot) -> Arc<EndpointSet> {
+        let (service, port) = (&self.service, self.port);
+        if !self.by_waypoint {
+            let found = LookupResult { service, port, matched_by: self.matched_by.clone() };
+            return snapshot.endpoints(&found, self.passthrough);
+        }
+        let is_used = service.drained.is_none() && !self.passthrough;
+        is_used.then(|| pick_waypoint(snapshot, service)).flatten().cloned().unwrap_or_default()
+    }
+
     /// Returns the reason for a tunnel without an endpoint.
     pub fn reason_without_endpoint(&self) -> Reason {
         if self.service.drained.is_some() {
@@ -156,7 +168,8 @@ impl Route {
     }
 }
 
-/// Resolves the target.
+/// Resolves the target. The route gets its endpoints when policy permits it, so that nobody else
+/// has them built.
 ///
 /// # Errors
 /// [`Reason::UnknownService`], [`Reason::UnknownSni`] for a subset, or [`Reason::BadSource`] if a
@@ -167,17 +180,10 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
     let found = found.ok_or_else(|| reason_if_unknown(&target.authority))?;
     let service = found.service;
     let by_waypoint = uses_waypoint(snapshot, peer, service, &found.matched_by, target.origin);
-    let endpoints = if by_waypoint {
-        let is_used = service.drained.is_none();
-        is_used.then(|| pick_waypoint(snapshot, service)).flatten().cloned().unwrap_or_default()
-    } else {
-        snapshot.endpoints(&found, false)
-    };
-    Ok(Route { endpoints, by_waypoint, first_peer, ..Route::new(found, target) })
+    Ok(Route { by_waypoint, first_peer, ..Route::new(found, target) })
 }
 
-/// Resolves the target of a TLS listener, with the endpoints for passthrough. A service with
-/// waypoints gets no endpoints.
+/// Resolves the target of a TLS listener.
 pub fn resolve_passthrough(
     snapshot: &Snapshot,
     peer: &Peer,
@@ -188,14 +194,7 @@ pub fn resolve_passthrough(
     let found = snapshot.find(peer.policy_source(), &target.authority);
     let found = found.ok_or_else(|| reason_if_unknown(&target.authority))?;
     let by_waypoint = !found.service.definition.waypoints.is_empty();
-    let endpoints = if by_waypoint { Arc::default() } else { snapshot.endpoints(&found, true) };
-    Ok(Route {
-        endpoints,
-        by_waypoint,
-        passthrough: true,
-        granted_by_listener,
-        ..Route::new(found, target)
-    })
+    Ok(Route { by_waypoint, passthrough: true, granted_by_listener, ..Route::new(found, target) })
 }
 
 /// Returns whether a tunnel that bypassed the waypoints of the service could still do so.

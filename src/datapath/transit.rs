@@ -73,10 +73,15 @@ impl Route {
         Via::parse(self.forwarded()?.via.as_deref()?)
     }
 
-    /// Adds endpoints of other networks, as far as `transit` permits. Tunnels to a waypoint, those
-    /// of TLS listeners and bindings, and those at the limit of gateways stay.
-    pub fn permit_transit(mut self, transit: Transit) -> Self {
-        if self.requires_waypoint() || self.is_passthrough() || self.binding().is_some() {
+    /// Adds the endpoints of a permitted route, with those of other networks as far as `transit`
+    /// permits. Tunnels to a waypoint, those of TLS listeners, and those at the limit of gateways
+    /// stay. A binding has its gateways already.
+    pub fn with_endpoints(mut self, snapshot: &Snapshot, transit: Transit) -> Self {
+        if self.binding().is_some() {
+            return self;
+        }
+        self.endpoints = self.own_endpoints(snapshot);
+        if self.requires_waypoint() || self.is_passthrough() {
             return self;
         }
         self.transit = transit;

@@ -207,7 +207,7 @@ mod tests {
         let mut through = workload("through", "10.0.0.7");
         through.network_gateway = Some(Arc::new(gateway()));
         let mut nowhere = workload("nowhere", "10.0.0.8");
-        nowhere.addresses = Box::default();
+        nowhere.addresses = Default::default();
         let workloads = vec![
             workload("hbone", "10.0.0.1"),
             plain,
@@ -253,6 +253,7 @@ mod tests {
         };
         let without = next(&Snapshot::default(), &mesh, None);
         assert!(echo(&without).passthrough_ports.is_empty());
+        let before = Arc::clone(&echo(&without).ports[&80].endpoints[0]);
         let first = next(&without, &mesh, Some(true));
         let passthrough =
             |snapshot: &Snapshot| echo(snapshot).passthrough_ports[&80].endpoints.clone();
@@ -261,7 +262,6 @@ mod tests {
         assert_eq!(dialled, wanted);
         assert_eq!(addresses(&first), ["10.0.0.1:15008"]);
         let tunnelled = &echo(&first).ports[&80].endpoints[0];
-        let before = &echo(&without).ports[&80].endpoints[0];
         assert!(Arc::ptr_eq(&tunnelled.state, &before.state));
         assert!(!Arc::ptr_eq(&tunnelled.state, &passthrough(&first)[0].state));
         change(&mut mesh, |service| service.allow_unhealthy = true);
@@ -276,13 +276,14 @@ mod tests {
             let change = Change { has_passthrough: Some(has_passthrough), ..Change::default() };
             build(old, change)
         };
+        let state = |of: &Snapshot| Arc::as_ptr(&echo(of).ports[&80].endpoints[0].state);
+        let before = state(&first);
         let with = turned(&first, true);
         let passthrough = echo(&with).passthrough_ports[&80].endpoints[0].address;
         assert_eq!(passthrough, "10.0.0.1:8080".parse().expect("an address"));
         let without = turned(&with, false);
         assert!(echo(&without).passthrough_ports.is_empty());
-        let state = |snapshot| Arc::as_ptr(&echo(snapshot).ports[&80].endpoints[0].state);
-        assert_eq!(state(&first), state(&without));
+        assert_eq!(state(&without), before);
         assert_eq!(first.generation, without.generation);
         let change = Change { listeners: true, ..Change::default() };
         assert_eq!(build(&first, change).generation, first.generation + 1);

@@ -3,56 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use derive_more::{Deref, Display};
-use foldhash::HashMap;
+use derive_more::Display;
 use tokio::time::Instant;
 
 use super::alias_table::AliasTable;
 use super::endpoint::FACTOR_MAX;
 use super::link_factors::WHOLE_PERCENT;
-use super::mesh::{self, Scope};
+use super::mesh::Scope;
 use super::remote_instances::NetworkShare;
 use super::set_health::{DialAdmission, SetHealth};
 use super::traffic::{Count, Spill};
 use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors, Subset};
-use crate::wire::DrainTarget;
-
-/// Service and the endpoints that this gateway may dial for it.
-#[derive(Debug, Default, Deref)]
-pub struct Service {
-    /// Definition as received from the source.
-    #[deref(forward)]
-    pub definition: Arc<mesh::Service>,
-    /// Order of an operator that drains it, or all services behind an alias.
-    pub drained: Option<DrainTarget>,
-    /// Endpoints per service port, as HBONE listeners dial them. If the service has waypoints, only
-    /// tunnels that come from a waypoint use them.
-    pub ports: HashMap<u16, Arc<EndpointSet>>,
-    /// Endpoints per service port for TLS listeners, always at the target port
-    /// (docs/wire-contract.md 1.8). Empty if there is no such listener.
-    pub passthrough_ports: HashMap<u16, Arc<EndpointSet>>,
-    /// Endpoints per service port for tunnels that may leave the network. A port without instances
-    /// in other networks has none, nor has any port if no entry of the exposure grants transit.
-    pub transit_ports: HashMap<u16, TransitSets>,
-    /// Other networks that have instances of the service.
-    pub other_networks: Box<[Arc<str>]>,
-}
-
-impl Service {
-    /// Returns the endpoints per service port, those for TLS listeners if `is_passthrough`.
-    pub(super) fn sets(&self, is_passthrough: bool) -> &HashMap<u16, Arc<EndpointSet>> {
-        if is_passthrough { &self.passthrough_ports } else { &self.ports }
-    }
-}
-
-/// Endpoints of a service port in the own network and in others.
-#[derive(Clone, Debug)]
-pub struct TransitSets {
-    /// Endpoints of other networks take only tunnels that those of the own network cannot take.
-    pub failover: Arc<EndpointSet>,
-    /// Tunnels are distributed by the rules of the service.
-    pub always: Arc<EndpointSet>,
-}
 
 /// Endpoints of one service port, with the tables of a weighted pick.
 ///

@@ -366,7 +366,7 @@ mod tests {
                 ExclusionReason::OtherNetwork("west".into()),
             ),
             (|_, workload| workload.protocol = Protocol::Tcp, ExclusionReason::NoHbone),
-            (|_, workload| workload.addresses = Box::default(), ExclusionReason::NoAddress),
+            (|_, workload| workload.addresses = Default::default(), ExclusionReason::NoAddress),
             (|_, workload| workload.healthy = false, ExclusionReason::Unhealthy),
             (|_, workload| workload.capacity = 0, ExclusionReason::Drained),
         ];

@@ -13,6 +13,7 @@ use super::members::Member;
 use super::mesh::{self, Mesh, Place};
 use super::precedence::claim::Claim;
 use super::remote_instances::RemoteInstances;
+use super::service::Behind;
 
 /// Joined state that the builder keeps for the next change.
 #[derive(Clone, Debug, Default)]
@@ -46,17 +47,6 @@ pub(super) struct Claimed<'a> {
     pub(super) rerouted: bool,
     /// True if one of the services has or had waypoints.
     pub(super) has_waypoints: bool,
-}
-
-/// Service with its members, at one of its ports or at the requested one.
-#[derive(Debug)]
-pub(super) struct Behind<'a> {
-    pub(super) service: &'a mesh::Service,
-    pub(super) port: Option<u16>,
-    /// `namespace/hostname`.
-    pub(super) name: String,
-    /// Members by uid.
-    pub(super) members: &'a [Member],
 }
 
 /// Members of a service that are added or changed, and uids of those that are removed.
@@ -159,9 +149,9 @@ impl Index {
     }
 
     /// Returns a service with its members, at one of its ports or at the requested one.
-    pub(super) fn part<'a>(&'a self, service: &'a mesh::Service, port: Option<u16>) -> Behind<'a> {
-        let name = service.key();
-        Behind { service, port, members: self.members_of(&name), name }
+    pub(super) fn part(&self, service: &Arc<mesh::Service>, port: Option<u16>) -> Behind {
+        let members = self.members.get(&*service.key()).cloned().unwrap_or_default();
+        Behind { service: Arc::clone(service), port, members }
     }
 
     /// Returns the workloads of the service `namespace/hostname` that can be dialled, by uid.

@@ -2,76 +2,85 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::Endpoint;
 use super::exclusion::speaks_hbone;
 use super::mesh::{self, Protocol};
 use crate::wire::HBONE_PORT;
 
-/// Endpoints of a workload that can be dialled. There is at least one, and one per dialled port,
-/// in the order of the ports.
+/// Workload that can be dialled. Its endpoints are built for the first endpoint set that reads
+/// them, as most workloads of a mesh belong to services that no tunnel of this gateway uses.
 #[derive(Clone, Debug)]
-pub(super) enum Member {
-    /// Common case; it saves an allocation.
-    One(Arc<Endpoint>),
-    /// Endpoints at several ports.
-    Several(Arc<[Arc<Endpoint>]>),
+pub(super) struct Member(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    workload: Arc<mesh::Workload>,
+    /// One per dialled port, in the order of the ports.
+    endpoints: OnceLock<Box<[Arc<Endpoint>]>>,
 }
 
 impl Member {
-    /// Returns a workload that is dialled at `ip` and these ports. Its endpoints keep their
-    /// previous states.
+    /// Returns the member for a workload, with the ports of TLS listeners if `has_passthrough`. If
+    /// the endpoints of `before` were built, its own are built at once and keep their states.
     pub(super) fn new(
         workload: &Arc<mesh::Workload>,
-        ip: IpAddr,
-        ports: &[(u16, Protocol)],
+        has_passthrough: bool,
         before: Option<&Self>,
     ) -> Self {
-        let endpoint = |&(port, protocol): &(u16, Protocol)| {
-            let address = SocketAddr::new(ip, port);
-            let state = before.and_then(|before| before.endpoint(port));
-            let state = state.filter(|old| old.address == address);
-            Arc::new(Endpoint {
-                address,
-                protocol,
-                weight: workload.capacity,
-                definition: Arc::clone(workload),
-                remote: None,
-                state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
-            })
-        };
-        match ports {
-            [port] => Self::One(endpoint(port)),
-            ports => Self::Several(ports.iter().map(endpoint).collect()),
-        }
+        let before = before.and_then(|before| before.0.endpoints.get());
+        let built = before.map(|before| endpoints(workload, has_passthrough, before));
+        Self(Arc::new(Inner {
+            workload: Arc::clone(workload),
+            endpoints: built.map_or_else(OnceLock::new, OnceLock::from),
+        }))
     }
 
-    fn endpoints(&self) -> &[Arc<Endpoint>] {
-        match self {
-            Self::One(endpoint) => std::slice::from_ref(endpoint),
-            Self::Several(endpoints) => endpoints,
-        }
-    }
-
-    pub(super) fn workload(&self) -> Option<&Arc<mesh::Workload>> {
-        self.endpoints().first().map(|endpoint| &endpoint.definition)
+    pub(super) fn workload(&self) -> &Arc<mesh::Workload> {
+        &self.0.workload
     }
 
     pub(super) fn uid(&self) -> &str {
-        self.endpoints().first().map_or("", |endpoint| endpoint.uid())
+        &self.0.workload.uid
     }
 
-    pub(super) fn endpoint(&self, port: u16) -> Option<&Arc<Endpoint>> {
-        let endpoints = self.endpoints();
+    /// Returns the endpoint at a port. `has_passthrough` is as in [`Self::new`].
+    pub(super) fn endpoint(&self, port: u16, has_passthrough: bool) -> Option<&Arc<Endpoint>> {
+        let build = || endpoints(&self.0.workload, has_passthrough, &[]);
+        let endpoints = self.0.endpoints.get_or_init(build);
         let found = endpoints.binary_search_by_key(&port, |endpoint| endpoint.address.port());
         endpoints.get(found.ok()?)
     }
 }
 
+/// Returns the endpoints of a workload, with the states of those of `before` at their addresses.
+fn endpoints(
+    workload: &Arc<mesh::Workload>,
+    has_passthrough: bool,
+    before: &[Arc<Endpoint>],
+) -> Box<[Arc<Endpoint>]> {
+    let Some(ip) = workload.addresses.first().map(IpAddr::to_canonical) else {
+        return Box::default();
+    };
+    let endpoint = |(port, protocol)| {
+        let address = SocketAddr::new(ip, port);
+        let known = before.iter().find(|old| old.address == address);
+        Arc::new(Endpoint {
+            address,
+            protocol,
+            weight: workload.capacity,
+            definition: Arc::clone(workload),
+            remote: None,
+            state: known.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
+        })
+    };
+    ports(workload, has_passthrough).into_iter().map(endpoint).collect()
+}
+
 /// Returns the ports at which a workload is dialled, with those of TLS listeners if
 /// `has_passthrough`.
-pub(super) fn ports(workload: &mesh::Workload, has_passthrough: bool) -> Vec<(u16, Protocol)> {
+fn ports(workload: &mesh::Workload, has_passthrough: bool) -> BTreeMap<u16, Protocol> {
     let targets = workload.services.values().flat_map(mesh::Ports::iter);
     // HBONE wins if one of the services at a port uses it. A workload without HBONE uses it at
     // port 15008 alone.
@@ -85,7 +94,7 @@ pub(super) fn ports(workload: &mesh::Workload, has_passthrough: bool) -> Vec<(u1
             *protocol = Protocol::Hbone;
         }
     }
-    ports.into_iter().collect()
+    ports
 }
 
 pub(super) fn dialled_port(workload: &mesh::Template, target: u16) -> u16 {

@@ -2,8 +2,9 @@
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
-use std::ops::DerefMut;
+use std::ops::{self, DerefMut};
 use std::sync::{Arc, OnceLock};
 
 use derive_more::{Deref, Display};
@@ -57,6 +58,14 @@ impl<K: Ord, V> Sorted<K, V> {
         self.0.get(found.ok()?).map(|(_, value)| value)
     }
 
+    /// Returns true if there is an entry for the key.
+    pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        self.get(key).is_some()
+    }
+
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -83,6 +92,15 @@ impl<K: Ord, V> Sorted<K, V> {
 impl<K, V> Default for Sorted<K, V> {
     fn default() -> Self {
         Self(Box::default())
+    }
+}
+
+#[cfg(test)]
+impl<K: Ord, V> ops::Index<&K> for Sorted<K, V> {
+    type Output = V;
+
+    fn index(&self, key: &K) -> &V {
+        self.get(key).expect("an entry")
     }
 }
 
@@ -228,7 +246,7 @@ pub struct Workload {
     /// Name, or `None` if it is the part of the uid after the last slash.
     pub own_name: Option<Arc<str>>,
     pub node: Arc<str>,
-    pub addresses: Box<[IpAddr]>,
+    pub addresses: Addresses,
     pub healthy: bool,
     /// Weight; 0 drains it.
     pub capacity: u32,
@@ -243,6 +261,63 @@ pub struct Workload {
     /// Fields that it may have in common with workloads of other services, too.
     #[deref(forward)]
     pub template: Arc<Template>,
+}
+
+const _: () = assert!(size_of::<Workload>() <= 112, "with two counts, a size class of jemalloc");
+
+/// Addresses of a workload. A single one takes no allocation.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Addresses(AddressList);
+
+#[derive(Clone, PartialEq, Eq)]
+enum AddressList {
+    One(IpAddr),
+    /// None, or several.
+    Other(Box<[IpAddr]>),
+}
+
+impl ops::Deref for Addresses {
+    type Target = [IpAddr];
+
+    fn deref(&self) -> &[IpAddr] {
+        match &self.0 {
+            AddressList::One(address) => std::slice::from_ref(address),
+            AddressList::Other(addresses) => addresses,
+        }
+    }
+}
+
+impl fmt::Debug for Addresses {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, formatter)
+    }
+}
+
+impl From<&[IpAddr]> for Addresses {
+    fn from(addresses: &[IpAddr]) -> Self {
+        Self(match addresses {
+            [address] => AddressList::One(*address),
+            addresses => AddressList::Other(addresses.into()),
+        })
+    }
+}
+
+impl<const N: usize> From<[IpAddr; N]> for Addresses {
+    fn from(addresses: [IpAddr; N]) -> Self {
+        addresses[..].into()
+    }
+}
+
+impl FromIterator<IpAddr> for Addresses {
+    fn from_iter<I: IntoIterator<Item = IpAddr>>(addresses: I) -> Self {
+        addresses.into_iter().collect::<Vec<_>>()[..].into()
+    }
+}
+
+impl Default for Addresses {
+    fn default() -> Self {
+        Self(AddressList::Other(Box::default()))
+    }
 }
 
 /// Services of a workload, shared by workloads with equal ones: for each `namespace/hostname`,

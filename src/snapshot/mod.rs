@@ -39,6 +39,7 @@ mod remote;
 mod remote_gateways;
 mod remote_instances;
 mod required_hosts;
+mod service;
 mod service_limits;
 mod services;
 mod set_health;
@@ -54,8 +55,7 @@ mod update;
 pub use bindings::BoundEndpoints;
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use endpoints::{
-    Candidate, EndpointSet, FACTOR_ONE, Group, Groups, LINK_FACTOR_ONE, Part, Service, Tier,
-    TransitSets,
+    Candidate, EndpointSet, FACTOR_ONE, Group, Groups, LINK_FACTOR_ONE, Part, Tier,
 };
 pub use exclusion::ExclusionReason;
 pub use exposure::{
@@ -73,6 +73,7 @@ pub use precedence::{Collision, lowest_rank};
 pub use recent_sources::SourceHash;
 pub use remote::RemoteGateway;
 pub use required_hosts::WantedHost;
+pub use service::{LazySet, Service, TransitSets};
 pub use service_limits::{ServiceLimits, TunnelCount};
 pub use set_health::{DialAdmission, Probe};
 pub use shards::Shards;

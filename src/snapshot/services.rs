@@ -4,89 +4,65 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use foldhash::HashMap;
-
-use super::endpoints::Entries;
-use super::exclusion::{remote_network, served, speaks_hbone};
-use super::index::Behind;
-use super::members::{Member, dialled_port};
+use super::exclusion::remote_network;
+use super::mesh::Sorted;
 use super::remote_instances::NetworkShare;
+use super::service::{DialRules, SetInputs};
 use super::tiers::Ranking;
-use super::{Alias, Endpoint, Service, Snapshot, Subset, TransitSets, mesh};
+use super::{Alias, Endpoint, LazySet, Service, Snapshot, Subset, TransitSets, mesh};
 use crate::config::HostPort;
 use crate::wire::DrainTarget;
 
 impl Snapshot {
     /// Returns a service with the endpoints that may be dialled: its own, or those of the services
     /// that an alias leads to. It keeps the results of dials of the service that it replaces.
-    pub(super) fn build_service<'r>(
+    pub(super) fn build_service(
         &self,
         definition: &Arc<mesh::Service>,
         behind: &[(Arc<mesh::Service>, Option<u16>)],
-        alias: Option<&Alias>,
+        alias: Option<&Arc<Alias>>,
         before: Option<&Arc<Service>>,
-        ranking: impl Fn(u16) -> Ranking<'r>,
     ) -> Service {
         let before = before.filter(|before| before.namespace == definition.namespace);
         let used = behind.iter().filter(|(of, _)| self.balancing.drained_service(of).is_none());
-        let parts: Vec<_> = used.map(|(of, port)| self.index.part(of, *port)).collect();
-        let subset = alias.and_then(|alias| alias.subset.as_ref());
-        let local = |port: u16, is_passthrough: bool| {
-            let endpoints = parts.iter().flat_map(|part| {
-                let members = part.members.iter();
-                members.filter_map(move |member| self.endpoint(part, member, port, is_passthrough))
-            });
-            let mut endpoints: Vec<_> = endpoints.collect();
-            if parts.len() > 1 {
-                // A workload of several services is one endpoint. It is ready if it is ready for
-                // any of them.
-                endpoints.sort_by_key(|(one, ready)| (one.uid(), one.address, !ready));
-                endpoints.dedup_by(|(one, _), (other, _)| Arc::ptr_eq(one, other));
-            }
-            endpoints.retain(|(one, _)| alias.is_none_or(|alias| alias.has(&one.definition)));
-            Entries::local(endpoints.into_iter(), subset)
+        let inputs = Arc::new(SetInputs {
+            definition: Arc::clone(definition),
+            behind: used.map(|(of, port)| self.index.part(of, *port)).collect(),
+            alias: alias.cloned(),
+            network: Arc::clone(&self.index.network),
+            balancing: Arc::clone(&self.balancing),
+            rules: self.dial_rules(),
+        });
+        let sets = |is_passthrough| -> Sorted<u16, LazySet> {
+            let earlier = before.map(|before| before.sets(is_passthrough));
+            let set = |port: &u16| {
+                let earlier = earlier.and_then(|sets| sets.get(port));
+                (*port, LazySet::new(&inputs, (*port, is_passthrough), earlier))
+            };
+            definition.ports.keys().map(set).collect()
         };
-        let set = |port, is_passthrough| {
-            let set = ranking(port).build_set(local(port, is_passthrough));
-            let earlier = before.and_then(|before| before.sets(is_passthrough).get(&port));
-            Arc::new(set.with_health_of(earlier))
-        };
-        let own: HashMap<_, _> =
-            definition.ports.keys().map(|port| (*port, set(*port, false))).collect();
-        let remote = |port: u16| {
-            let by_rules = ranking(port);
-            let shares = self.shares(&parts, port, alias, &by_rules);
-            if shares.is_empty() {
-                return None;
-            }
-            let entries = local(port, false).with_networks(shares);
-            let failover = (!by_rules.is_own_network_first()).then(|| {
-                let first = ranking(port).with_own_network_first();
-                Arc::new(first.build_set(entries.clone()).with_health_of(own.get(&port)))
-            });
-            let always = Arc::new(by_rules.build_set(entries).with_health_of(own.get(&port)));
-            let failover = failover.unwrap_or_else(|| Arc::clone(&always));
-            Some(TransitSets { failover, always })
-        };
-        let networks =
-            parts.iter().flat_map(|part| self.index.remote.networks(&part.name, self.network()));
-        let networks: BTreeSet<_> = networks.collect();
+        let own = sets(false);
+        let remote = &self.index.remote;
+        let networks = inputs.behind.iter();
+        let networks: BTreeSet<_> =
+            networks.flat_map(|of| remote.networks(&of.service.key(), self.network())).collect();
+        let has_transit = self.exposure.has_transit && !networks.is_empty();
+        let transit = own.iter().filter(|_| has_transit);
+        let transit = transit
+            .filter_map(|(port, set)| Some((*port, self.transit_sets(&inputs, *port, set)?)));
         Service {
             definition: Arc::clone(definition),
             drained: self.drained(behind).cloned(),
-            passthrough_ports: if self.has_passthrough {
-                own.keys().map(|port| (*port, set(*port, true))).collect()
-            } else {
-                HashMap::default()
-            },
-            transit_ports: if self.exposure.has_transit && !networks.is_empty() {
-                own.keys().filter_map(|port| Some((*port, remote(*port)?))).collect()
-            } else {
-                HashMap::default()
-            },
+            passthrough_ports: if self.has_passthrough { sets(true) } else { Sorted::default() },
+            transit_ports: transit.collect(),
             ports: own,
             other_networks: networks.into_iter().collect(),
         }
+    }
+
+    pub(super) fn dial_rules(&self) -> DialRules {
+        let (hbone_only, has_passthrough) = (self.mesh.hbone_only, self.has_passthrough);
+        DialRules { hbone_only, has_passthrough }
     }
 
     /// Returns the order that drains the first of the services, if all are drained.
@@ -95,22 +71,33 @@ impl Snapshot {
         drained.reduce(|first, next| first.filter(|_| next.is_some())).flatten()
     }
 
+    /// Returns the endpoints of a port for tunnels that may leave the network, if other networks
+    /// have some. They share the results of dials with `own`, those in this network.
+    fn transit_sets(&self, inputs: &SetInputs, port: u16, own: &LazySet) -> Option<TransitSets> {
+        let by_rules = inputs.ranking(port);
+        let shares = self.shares(inputs, port, &by_rules);
+        if shares.is_empty() {
+            return None;
+        }
+        let entries = inputs.local(port, false).with_networks(shares);
+        let failover = (!by_rules.is_own_network_first()).then(|| {
+            let first = inputs.ranking(port).with_own_network_first();
+            Arc::new(first.build_set(entries.clone()).with_health_of(Some(own.get())))
+        });
+        let always = Arc::new(by_rules.build_set(entries).with_health_of(Some(own.get())));
+        let failover = failover.unwrap_or_else(|| Arc::clone(&always));
+        Some(TransitSets { failover, always })
+    }
+
     /// Returns the endpoints of a service port in other networks, in the region and the subset of
     /// an alias.
-    fn shares(
-        &self,
-        parts: &[Behind<'_>],
-        port: u16,
-        alias: Option<&Alias>,
-        ranking: &Ranking<'_>,
-    ) -> Vec<NetworkShare> {
+    fn shares(&self, inputs: &SetInputs, port: u16, ranking: &Ranking<'_>) -> Vec<NetworkShare> {
         let rules = (self.network(), self.mesh.hbone_only);
-        let region = alias.and_then(|alias| alias.region.as_deref());
-        let subset = alias.and_then(|alias| alias.subset.as_ref());
-        let shares = parts.iter().flat_map(|part| {
-            let service = (part.service, part.name.as_str());
-            let service = (service, part.port.unwrap_or(port));
-            let remote = &self.index.remote;
+        let region = inputs.alias.as_ref().and_then(|alias| alias.region.as_deref());
+        let shares = inputs.behind.iter().flat_map(|part| {
+            let name = part.service.key();
+            let service = ((&*part.service, &*name), part.port.unwrap_or(port));
+            let (remote, subset) = (&self.index.remote, inputs.subset());
             remote.shares(service, &self.networks, rules, subset, |one| ranking.rank(one))
         });
         let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
@@ -121,31 +108,13 @@ impl Snapshot {
         });
         shares.collect()
     }
-
-    /// Returns the endpoint of a member and whether it is ready. With `is_passthrough`, it is
-    /// always dialled at its target port. Routing decides later between it and a waypoint.
-    pub(super) fn endpoint<'a>(
-        &self,
-        part: &Behind<'_>,
-        member: &'a Member,
-        requested: u16,
-        is_passthrough: bool,
-    ) -> Option<(&'a Arc<Endpoint>, bool)> {
-        let (port, workload) = (part.port.unwrap_or(requested), member.workload()?);
-        let (target, is_ready) = served(part.service, workload, port).ok()?;
-        let is_tunnelled = !self.mesh.hbone_only || speaks_hbone(workload, port, target);
-        let tunnelled = || is_tunnelled.then(|| dialled_port(workload, target));
-        let dialled = if is_passthrough { Some(target) } else { tunnelled() };
-        let endpoint = member.endpoint(dialled.filter(|port| *port != 0)?)?;
-        Some((endpoint, is_ready))
-    }
 }
 
 /// Derived services.
 impl Snapshot {
     /// Builds the derived service of an alias, or removes it if no target exists. If one target has
     /// a waypoint, tunnels to all targets go there, so that no waypoint is bypassed.
-    pub(super) fn build_derived(&mut self, before: &Self, alias: &Alias) {
+    pub(super) fn build_derived(&mut self, before: &Self, alias: &Arc<Alias>) {
         let targets = alias.to.iter().filter_map(|HostPort { host, port }| {
             let service = self.service_by_name(host)?;
             Some((Arc::clone(&service.definition), *port))
@@ -176,18 +145,13 @@ impl Snapshot {
             ingress_use_waypoint: all().any(|service| service.ingress_use_waypoint),
             ..mesh::Service::clone(first)
         });
-        let (network, balancing) = (&self.index.network, &self.balancing);
-        let ranking = |port| {
-            let ranking = Ranking::new(&definition, port, &alias.name.host, network, balancing);
-            ranking.with_subset(alias.subset.as_ref())
-        };
         // The results of dials of other targets say nothing.
         let host = alias.to.first().map_or("", |target| &target.host);
         let same = before.names.derived_aliases_for(host).iter().any(|one| {
             one.label == alias.label && one.to == alias.to && one.subset == alias.subset
         });
         let earlier = before.derived_services.get(&alias.label).filter(|_| same);
-        let service = self.build_service(&definition, &behind, Some(alias), earlier, ranking);
+        let service = self.build_service(&definition, &behind, Some(alias), earlier);
         self.derived_services.insert(Arc::clone(&alias.label), Arc::new(service));
     }
 

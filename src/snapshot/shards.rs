@@ -164,7 +164,9 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
     /// Doubles the number of shards.
     fn split(&mut self) {
         let bits = self.bits + 1;
-        let mut shards: Vec<Vec<Entry<K, V>>> = vec![Vec::new(); 1 << bits];
+        // Doubling capacities would leave a fourth of the memory unused.
+        let shard = |_| Vec::with_capacity(SHARD_MEAN_MAX / 2 + SPARE);
+        let mut shards: Vec<Vec<Entry<K, V>>> = (0..1 << bits).map(shard).collect();
         for entry in self.entries() {
             if let Some(shard) = shards.get_mut(place(entry.hash, bits)) {
                 shard.push(entry.clone());

@@ -1,16 +1,16 @@
 //! Update of a snapshot to another mesh, configuration or load balancing.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+use foldhash::HashMap;
 
 use super::exclusion::workload_exclusion;
 use super::index::{Edits, Index, same};
-use super::members::{Member, ports};
+use super::members::Member;
 use super::mesh::{Mesh, Place, Workload};
 use super::remote_instances;
-use super::tiers::Ranking;
 use super::{Shards, Snapshot};
 
 /// Rebuilds what a change since `before` affects. The snapshot has its new mesh and rules already,
@@ -78,7 +78,7 @@ impl Snapshot {
     /// Joins workloads with the services that they name. Endpoints keep the states of `before`.
     fn join(&mut self, before: &Self, old: &Mesh, new: &Mesh) -> Joined {
         let network = Arc::clone(&self.index.network);
-        let mut edits: HashMap<&Arc<str>, Edits<'_>> = HashMap::new();
+        let mut edits: HashMap<&Arc<str>, Edits<'_>> = HashMap::default();
         let mut remote = remote_instances::Edits::default();
         let mut reselected = false;
         for (uid, then, now) in new.workloads.changes(&old.workloads, same) {
@@ -116,13 +116,10 @@ impl Snapshot {
     /// Returns the member for a workload, if it can be dialled from our network. `known` is its
     /// previous version.
     fn dialled(&self, workload: &Arc<Workload>, known: Option<&Member>) -> Option<Member> {
-        let address = workload.addresses.first().map(IpAddr::to_canonical)?;
         let hbone_only = self.mesh.hbone_only && !self.has_passthrough;
-        if workload_exclusion(workload, self.network(), hbone_only).is_some() {
-            return None;
-        }
-        let ports = ports(workload, self.has_passthrough);
-        (!ports.is_empty()).then(|| Member::new(workload, address, &ports, known))
+        let is_excluded = workload_exclusion(workload, self.network(), hbone_only).is_some();
+        let has_port = workload.services.values().any(|ports| !ports.is_empty());
+        (has_port && !is_excluded).then(|| Member::new(workload, self.has_passthrough, known))
     }
 
     /// Returns true if addresses of a network can be dialled.
@@ -202,11 +199,8 @@ impl Snapshot {
     /// Rebuilds the service that owns a hostname.
     fn rebuild(&mut self, before: &Self, host: &str) {
         let service = self.answering(host).map(|from| {
-            let (own, host) = ([(Arc::clone(from), None)], &from.hostname);
-            let (network, balancing) = (&self.index.network, &self.balancing);
-            let ranking = |port| Ranking::new(from, port, host, network, balancing);
-            let before = before.services.get(&**host);
-            Arc::new(self.build_service(from, &own, None, before, ranking))
+            let before = before.services.get(&*from.hostname);
+            Arc::new(self.build_service(from, &[(Arc::clone(from), None)], None, before))
         });
         let old = match &service {
             Some(new) => self.services.insert(Arc::clone(&new.hostname), Arc::clone(new)),

@@ -1,9 +1,11 @@
 //! Interner of strings and other values that many resources have in common.
 
 use std::borrow::Borrow;
-use std::collections::HashMap;
-use std::hash::{BuildHasher as _, Hash, Hasher as _, RandomState};
+use std::hash::{BuildHasher as _, Hash, Hasher as _};
 use std::sync::Arc;
+
+use foldhash::HashMap;
+use foldhash::fast::RandomState;
 
 use crate::snapshot::Locality;
 use crate::snapshot::mesh::{GatewayAddress, Ports, Services, Sorted, Template};
@@ -14,7 +16,7 @@ const SWEEP_MIN: usize = 1024;
 /// Interned namespaces, clusters, nodes and the like. Unused ones are removed from time to time.
 #[derive(Debug, Default)]
 pub(super) struct Interner {
-    /// Keyed state of all hashes.
+    /// Seed of all hashes. Values of one hash are compared, so a collision costs only memory.
     state: RandomState,
     strings: Shared<str>,
     localities: Shared<Locality>,
@@ -144,7 +146,7 @@ impl<T: PartialEq + ?Sized> Shared<T> {
 
 impl<T: ?Sized> Default for Shared<T> {
     fn default() -> Self {
-        Self { known: HashMap::new(), sweep_at: SWEEP_MIN }
+        Self { known: HashMap::default(), sweep_at: SWEEP_MIN }
     }
 }
 

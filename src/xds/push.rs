@@ -3,6 +3,8 @@
 //! Entries are counted before they are decoded. An entry takes two bytes on the wire and a hundred
 //! in memory, so a limit of message bytes alone does not bound memory.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use prost::encoding::WireType;
 
@@ -48,7 +50,8 @@ pub(super) fn read(message: &Bytes) -> Result<Push, String> {
         match number {
             SYSTEM_VERSION => text(wire, value)?.clone_into(&mut push.version),
             RESOURCES => {
-                let resource = resource(message, delimited(wire, value)?)?;
+                let last = response.resources.last();
+                let resource = resource(message, delimited(wire, value)?, last)?;
                 response.resources.push(resource);
             }
             TYPE_URL => text(wire, value)?.clone_into(&mut response.type_url),
@@ -82,7 +85,8 @@ fn resources(message: &[u8]) -> Result<usize, String> {
     Ok(resources)
 }
 
-fn resource(message: &Bytes, value: &[u8]) -> Result<Resource, String> {
+/// Decodes a resource, which shares the version of the one before it, `last`, if that is the same.
+fn resource(message: &Bytes, value: &[u8], last: Option<&Resource>) -> Result<Resource, String> {
     let (mut name, mut version) = ("", "");
     let mut resource = Resource::default();
     for_each_field(value, |number, wire, value| {
@@ -95,9 +99,8 @@ fn resource(message: &Bytes, value: &[u8]) -> Result<Resource, String> {
         Ok(())
     })?;
     resource.name = name.into();
-    if !version.is_empty() {
-        resource.version = version.into();
-    }
+    let last = last.map(|last| &last.version).filter(|last| ***last == *version);
+    resource.version = last.map_or_else(|| version.into(), Arc::clone);
     Ok(resource)
 }
 
@@ -114,11 +117,11 @@ fn any(message: &Bytes, value: &[u8], into: &mut Resource) -> Result<(), String>
     })
 }
 
-fn text(wire: WireType, value: &[u8]) -> Result<&str, String> {
+pub(super) fn text(wire: WireType, value: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(delimited(wire, value)?).map_err(|error| error.to_string())
 }
 
-fn delimited(wire: WireType, value: &[u8]) -> Result<&[u8], String> {
+pub(super) fn delimited(wire: WireType, value: &[u8]) -> Result<&[u8], String> {
     match wire {
         WireType::LengthDelimited => Ok(value),
         wire => Err(format!("wire type {wire:?}, want LengthDelimited")),

@@ -100,11 +100,15 @@ impl Tables {
     }
 
     pub(super) fn put_workload(&mut self, workload: Workload) {
-        let uid = Arc::clone(&workload.uid);
-        if self.workloads.get(&uid).is_none_or(|old| **old != workload) {
-            self.workloads.insert(uid, Arc::new(workload));
-            self.changed = true;
+        if self.workloads.get(&workload.uid).is_none_or(|old| **old != workload) {
+            self.insert_workload(workload);
         }
+    }
+
+    /// Adds a workload that differs from the known one.
+    pub(super) fn insert_workload(&mut self, workload: Workload) {
+        self.workloads.insert(Arc::clone(&workload.uid), Arc::new(workload));
+        self.changed = true;
     }
 
     pub(super) fn remove_service(&mut self, key: &str) {

@@ -57,13 +57,23 @@ pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
 /// # Errors
 /// The first error of `see`, or the reason why the message cannot be decoded.
 pub(super) fn for_each_field<'a>(
-    mut bytes: &'a [u8],
+    bytes: &'a [u8],
     mut visit: impl FnMut(u32, WireType, &'a [u8]) -> Result<(), String>,
 ) -> Result<(), String> {
+    for_each_raw_field(bytes, |number, wire, value, _| visit(number, wire, value))
+}
+
+/// Does what [`for_each_field`] does, and also passes each field as it is encoded.
+pub(super) fn for_each_raw_field<'a>(
+    mut bytes: &'a [u8],
+    mut visit: impl FnMut(u32, WireType, &'a [u8], &'a [u8]) -> Result<(), String>,
+) -> Result<(), String> {
     while bytes.has_remaining() {
+        let all = bytes;
         let (number, wire) = decode_key(&mut bytes).map_err(|error| error.to_string())?;
         let value = field(&mut bytes, number, wire)?;
-        visit(number, wire, value)?;
+        let (raw, _) = all.split_at(all.len() - bytes.len());
+        visit(number, wire, value, raw)?;
     }
     Ok(())
 }

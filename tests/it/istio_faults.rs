@@ -328,7 +328,7 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
         let snapshot = reader.load();
         assert_eq!(snapshot.version, before.0);
         let service = snapshot.services.get(HOSTNAME).expect("the service");
-        assert_eq!(service.ports[&80].endpoints.len(), 1);
+        assert_eq!(service.ports.get(&80).unwrap().endpoints.len(), 1);
 
         counts.abort();
         let _ = counts.await;

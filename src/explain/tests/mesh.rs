@@ -16,7 +16,7 @@ use crate::snapshot::mesh::{
 use crate::snapshot::tests::{alias, entry, hosts};
 use crate::snapshot::traffic::{Drained, Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
-    Alias, Audience, ExposureTable, FACTOR_ONE, LinkFactors, NameTable, Snapshot, Subset,
+    Alias, Audience, ExposureTable, FACTOR_ONE, LazySet, LinkFactors, NameTable, Snapshot, Subset,
     SubsetPart,
 };
 use crate::status::ReducedLink;
@@ -381,7 +381,7 @@ fn apply_history(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
     services.sort_by_key(|(hostname, _)| Arc::clone(hostname));
     let sets = services.iter().flat_map(|(_, service)| {
         let remote = service.transit_ports.get(&80).map(|sets| &sets.always);
-        service.ports.get(&80).into_iter().chain(remote)
+        service.ports.get(&80).map(LazySet::get).into_iter().chain(remote)
     });
     let endpoints: Vec<&Arc<Endpoint>> = sets.flat_map(|set| &set.endpoints).collect();
     let (is_busy, now) = (rng.bool(), Instant::now());

@@ -103,7 +103,7 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
         remote::check_loop(|| Some(OWN_HASH), target.forwarded())?;
         let route = route::resolve(&of.snapshot, &peer, target)?;
         let transit = transit::evaluate(&of.snapshot, &peer, &route);
-        Ok::<_, Reason>(route.permit_transit(transit))
+        Ok::<_, Reason>(route.with_endpoints(&of.snapshot, transit))
     };
     let links = of.link_factors();
     let mut counts: HashMap<*const Endpoint, (Arc<Endpoint>, u32)> = HashMap::new();

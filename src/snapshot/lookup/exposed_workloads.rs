@@ -51,7 +51,7 @@ impl Snapshot {
         let part = self.index.part(&service.definition, None);
         let place = part.members.binary_search_by(|member| member.uid().cmp(uid));
         let member = part.members.get(place.ok()?)?;
-        let found = self.endpoint(&part, member, port, is_passthrough);
+        let found = part.endpoint(member, port, self.dial_rules(), is_passthrough);
         found.filter(|(_, is_ready)| *is_ready).map(|(endpoint, _)| Arc::clone(endpoint))
     }
 
@@ -86,7 +86,7 @@ impl Snapshot {
         let opens = || self.exposure_entries(host).iter().any(|entry| entry.workloads);
         let name = self.services.get(host).filter(|_| opens()).map(|of| of.key());
         let members = name.map(|name| self.index.members_of(&name)).into_iter().flatten();
-        let workloads = members.filter_map(Member::workload);
+        let workloads = members.map(Member::workload);
         // The waypoint of an address is unknown. A workload with one is left out, so that it is not
         // bypassed.
         let addresses = workloads.filter(|workload| !workload.has_waypoint).flat_map(|workload| {

@@ -12,7 +12,7 @@ use crate::wire::{Authority, Host};
 use super::exposure::admitting;
 use super::mesh::{self, Workload};
 use super::names::Alias;
-use super::{Caller, EndpointSet, ExposedBy, Exposure, Service, Snapshot};
+use super::{Caller, EndpointSet, ExposedBy, Exposure, LazySet, Service, Snapshot};
 
 mod exclusion;
 mod exposed_workloads;
@@ -184,7 +184,7 @@ impl Snapshot {
             let endpoint = self.workload_endpoint(service, &workload.uid, *port, is_passthrough);
             return Arc::new(EndpointSet::new(endpoint));
         }
-        service.sets(is_passthrough).get(port).cloned().unwrap_or_default()
+        service.sets(is_passthrough).get(port).map(LazySet::get).cloned().unwrap_or_default()
     }
 
     fn cluster<'a>(&'a self, caller: Caller<'a>) -> Option<&'a str> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::snapshot::members::Member;
 use crate::snapshot::mesh::{self, GatewayAddress, Place};
-use crate::snapshot::{EndpointSet, Protocol, Service, Snapshot};
+use crate::snapshot::{EndpointSet, LazySet, Protocol, Service, Snapshot};
 
 impl Snapshot {
     /// Returns the places at which services name a waypoint and that lead to one of these
@@ -39,16 +39,14 @@ impl Snapshot {
     /// They are dialled at the HBONE port regardless of the service port, so sets with endpoints
     /// without HBONE do not qualify.
     pub fn waypoint_endpoints(&self, gateway: &GatewayAddress) -> Option<&Arc<EndpointSet>> {
-        let speaks_hbone = |set: &&Arc<EndpointSet>| {
+        let speaks_hbone = |set: &&LazySet| {
             let endpoints = &set.endpoints;
             let hbone = |protocol| protocol == Protocol::Hbone;
             !endpoints.is_empty() && endpoints.iter().all(|one| hbone(one.protocol))
         };
         let ports = &self.waypoint(&gateway.place)?.ports;
-        ports.get(&gateway.port).filter(speaks_hbone).or_else(|| {
-            let others = ports.iter().filter(|(_, set)| speaks_hbone(set));
-            others.min_by_key(|(port, _)| **port).map(|(_, set)| set)
-        })
+        let named = ports.get(&gateway.port).filter(speaks_hbone);
+        named.or_else(|| ports.values().find(speaks_hbone)).map(LazySet::get)
     }
 
     /// Returns the service of a waypoint, by its name or by one of its addresses in this network.
@@ -119,7 +117,7 @@ impl Snapshot {
         let service = self.waypoint(place);
         let workloads = service.map(|of| {
             let name = of.key();
-            let members = self.index.members_of(&name).iter().filter_map(Member::workload);
+            let members = self.index.members_of(&name).iter().map(Member::workload);
             let remote = self.index.remote.services.get(&*name).into_iter();
             let all = members.chain(remote.flat_map(|of| of.list.iter()));
             all.filter(|one| one.namespace == of.namespace && !one.service_account.is_empty())

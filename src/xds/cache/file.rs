@@ -10,9 +10,12 @@ use std::sync::Arc;
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
 use bytes::Bytes;
-use prost::{DecodeError, Message};
+use prost::Message;
 
 use crate::replace_file::replace_file;
+use crate::xds::client::Resource;
+use crate::xds::push::{delimited, text};
+use crate::xds::unknown::for_each_field;
 
 const MAGIC: [u8; 8] = *b"\xf5strait\n";
 /// Format that this build writes, and the only one that it reads.
@@ -41,6 +44,12 @@ pub(super) struct Header {
     pub(super) resources: u64,
 }
 
+/// Field numbers of an [`Entry`].
+const TYPE_URL: u32 = 1;
+const NAME: u32 = 2;
+const VERSION: u32 = 3;
+const BODY: u32 = 4;
+
 /// Resource as received from the control plane.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Entry {
@@ -64,8 +73,8 @@ impl Entry {
 /// Entry whose type and name are kept apart from the rest of it.
 pub(super) type Split = (&'static str, Arc<str>, Bytes);
 
-/// Decoded entry, and its part without type and name, as in [`Split`].
-pub(super) type Restored = (Entry, Bytes);
+/// Resource of an entry, and the part of the entry without type and name, as in [`Split`].
+pub(super) type Restored = (Resource, Bytes);
 
 /// Returns the length of an entry and its first fields. The rest of the entry follows them.
 fn first((type_url, name, rest): &Split) -> Vec<u8> {
@@ -163,12 +172,13 @@ pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
 }
 
 fn payload(mut bytes: Bytes) -> Result<(Header, Vec<Restored>), String> {
-    let wrong = |error: DecodeError| format!("it cannot be decoded: {error}");
-    let header = Header::decode_length_delimited(&mut bytes).map_err(wrong)?;
+    let wrong = |error: String| format!("it cannot be decoded: {error}");
+    let header = Header::decode_length_delimited(&mut bytes);
+    let header = header.map_err(|error| wrong(error.to_string()))?;
     if header.resources > RESOURCES_MAX {
         return Err(format!("it has more than {RESOURCES_MAX} resources"));
     }
-    let mut entries = Vec::new();
+    let mut entries = Vec::with_capacity(usize::try_from(header.resources).unwrap_or_default());
     for _ in 0..header.resources {
         entries.push(entry(&mut bytes).map_err(wrong)?);
     }
@@ -179,22 +189,39 @@ fn payload(mut bytes: Bytes) -> Result<(Header, Vec<Restored>), String> {
 }
 
 /// Decodes the first entry.
-fn entry(bytes: &mut Bytes) -> Result<Restored, DecodeError> {
-    let mut whole = bytes.clone();
-    let entry = Entry::decode_length_delimited(&mut *bytes)?;
-    // The length was decoded before, so it is valid and within the buffer.
-    let length = prost::decode_length_delimiter(&mut whole)?;
-    whole.truncate(length);
-    let rest =
-        Entry { version: entry.version.clone(), body: entry.body.clone(), ..Entry::default() };
-    // This build writes both of them last.
-    let rest = match whole.len().checked_sub(rest.encoded_len()) {
-        Some(first) if first == named(&entry.type_url, &entry.name).encoded_len() => {
-            whole.slice(first..)
+fn entry(bytes: &mut Bytes) -> Result<Restored, String> {
+    let length = prost::decode_length_delimiter(&mut *bytes).map_err(|error| error.to_string())?;
+    if length > bytes.len() {
+        return Err("an entry is cut off".to_owned());
+    }
+    let whole = bytes.split_to(length);
+    let (mut resource, mut body) = (Resource::default(), Bytes::new());
+    for_each_field(&whole, |number, wire, value| {
+        match number {
+            TYPE_URL => text(wire, value)?.clone_into(&mut resource.body_type),
+            NAME => resource.name = text(wire, value)?.into(),
+            VERSION => resource.version = text(wire, value)?.into(),
+            BODY => body = whole.slice_ref(delimited(wire, value)?),
+            _ => {}
         }
-        _ => rest.encode(),
+        Ok(())
+    })?;
+    let Resource { body_type, name, version, .. } = &resource;
+    let first = field_bytes(body_type.len()) + field_bytes(name.len());
+    // This build writes version and body last.
+    let rest = if first + field_bytes(version.len()) + field_bytes(body.len()) == whole.len() {
+        whole.slice(first..)
+    } else {
+        let (version, body) = (version.to_string(), body.clone());
+        Entry { version, body, ..Entry::default() }.encode()
     };
-    Ok((entry, rest))
+    resource.body = Some(body);
+    Ok((resource, rest))
+}
+
+/// Returns the length of an encoded field whose value has this length. A tag takes one byte.
+fn field_bytes(value: usize) -> usize {
+    if value == 0 { 0 } else { 1 + prost::length_delimiter_len(value) + value }
 }
 
 fn named(type_url: &str, name: &str) -> Entry {

@@ -61,6 +61,15 @@ pub struct Recorder {
     pub(super) saved: Option<SystemTime>,
 }
 
+/// Use of a resource of the file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Use {
+    None,
+    AsPlaceholder,
+    /// It is in force, as a resource of this type.
+    AsReceived(&'static str),
+}
+
 /// Content of the file, and the trigger of its writer.
 #[derive(Debug)]
 struct Kept {
@@ -132,8 +141,17 @@ impl Recorder {
     fn fill(&mut self, path: &Path, header: &Header, entries: Vec<Restored>, client: &mut Client) {
         let began = Instant::now();
         let (total, mut held) = (entries.len(), 0);
-        for entry in entries {
-            held += usize::from(self.take(entry, client));
+        let of_addresses = entries.iter().filter(|(resource, _)| resource.body_type == ADDRESS);
+        let addresses: Vec<_> = of_addresses.map(|(resource, _)| resource).collect();
+        self.store.announce_upserts(ADDRESS, &addresses);
+        // Collected, because each insertion would compare names again: they are in order.
+        let mut restored = BTreeMap::<_, Vec<_>>::new();
+        for (resource, rest) in entries {
+            let (name, used) = (Arc::clone(&resource.name), self.take(&resource, client));
+            held += usize::from(used != Use::None);
+            if let Use::AsReceived(type_url) = used {
+                restored.entry(type_url).or_default().push((name, rest));
+            }
         }
         let file = path.display();
         if held == 0 && total > 0 {
@@ -141,7 +159,12 @@ impl Recorder {
             return;
         }
         if let Some(kept) = &self.kept {
-            kept.state().changed = held < total;
+            let state = &mut *kept.state();
+            for (type_url, entries) in restored {
+                let kept = state.entries.entry(type_url).or_default();
+                kept.append(&mut entries.into_iter().collect());
+            }
+            state.changed = held < total;
         }
         let saved = UNIX_EPOCH + Duration::from_secs(header.saved.min(LAST_SECOND));
         let age = SystemTime::now().duration_since(saved).unwrap_or_default();
@@ -157,42 +180,33 @@ impl Recorder {
         ));
     }
 
-    /// Restores a resource from the file. Returns true if it is in use.
-    fn take(&mut self, (entry, rest): Restored, client: &mut Client) -> bool {
+    /// Restores a resource from the file into the store and the client.
+    fn take(&mut self, resource: &Resource, client: &mut Client) -> Use {
         let mut types = [ADDRESS, AUTHORIZATION, CLUSTER, ENDPOINT].into_iter();
-        let Some(type_url) = types.find(|known| *known == entry.type_url) else {
-            return false;
+        let Some(type_url) = types.find(|known| *known == resource.body_type) else {
+            return Use::None;
         };
-        let resource = Resource {
-            name: entry.name.into(),
-            version: entry.version.into(),
-            body: Some(entry.body),
-            body_type: entry.type_url,
-        };
-        let name = Arc::clone(&resource.name);
-        let bytes = resource.body.as_ref().map_or(0, Bytes::len);
-        let (version, bytes) = match self.store.upsert(type_url, &resource) {
+        let name = &resource.name;
+        let (version, bytes, used) = match self.store.upsert(type_url, resource) {
             Ok(()) => {
-                if let Some(kept) = &self.kept {
-                    kept.keep(type_url, &name, rest);
-                }
-                (Arc::clone(&resource.version), bytes)
+                let bytes = resource.body.as_ref().map_or(0, Bytes::len);
+                (Arc::clone(&resource.version), bytes, Use::AsReceived(type_url))
             }
             // The control plane has to send it again or remove it.
-            Err(_) if self.store.has_placeholder(type_url, &name) => {
+            Err(_) if self.store.has_placeholder(type_url, name) => {
                 if let Some(kept) = &self.kept {
-                    kept.put_unreadable(type_url, &resource);
+                    kept.put_unreadable(type_url, resource);
                 }
-                Default::default()
+                (Arc::default(), 0, Use::AsPlaceholder)
             }
-            Err(_) => return false,
+            Err(_) => return Use::None,
         };
-        let holds = client.restore(type_url, Arc::clone(&name), version, bytes);
-        if !holds {
-            self.remove(type_url, &name);
-            self.handle_rejection(type_url, SHARED_PLACEHOLDER);
+        if client.restore(type_url, Arc::clone(name), version, bytes) {
+            return used;
         }
-        holds
+        self.remove(type_url, name);
+        self.handle_rejection(type_url, SHARED_PLACEHOLDER);
+        Use::None
     }
 
     /// Schedules a write if the state has changed. The state must be complete and in force.
@@ -242,6 +256,10 @@ impl ResourceStore for Recorder {
             }
         }
         result
+    }
+
+    fn announce_upserts(&mut self, type_url: &'static str, resources: &[&Resource]) {
+        self.store.announce_upserts(type_url, resources);
     }
 
     fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {

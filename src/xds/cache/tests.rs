@@ -82,8 +82,8 @@ fn what_was_accepted_is_there_after_a_restart() {
     write(&restored).unwrap();
     let (header, entries) = file::read(&path).unwrap().unwrap();
     assert_eq!((header.resources, entries.len()), (2, 2));
-    let b = entries.iter().find(|entry| entry.0.name == "b").unwrap();
-    assert_eq!(b.0.body, workload("b", "2").body.unwrap());
+    let b = entries.iter().find(|entry| *entry.0.name == *"b").unwrap();
+    assert_eq!(b.0.body, workload("b", "2").body);
 }
 
 #[test]
@@ -269,8 +269,8 @@ async fn the_file_follows_in_five_seconds_and_is_written_no_more_often() {
     // deadline: the clock is paused.
     tokio::time::sleep(EVERY_MIN + Duration::from_millis(10)).await;
     let (_, entries) = file::read(&path).unwrap().unwrap();
-    let a = entries.iter().find(|entry| entry.0.name == "a").unwrap();
-    assert_eq!(a.0.version, "v29");
+    let a = entries.iter().find(|entry| *entry.0.name == *"a").unwrap();
+    assert_eq!(*a.0.version, *"v29");
     fs::remove_file(&path).unwrap();
     recorder.save();
     // deadline: the clock is paused.

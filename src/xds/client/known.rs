@@ -1,10 +1,12 @@
 //! State of one subscribed type: held, wanted and rejected resources.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::mem;
 use std::sync::Arc;
+
+use foldhash::{HashMap, HashSet};
 
 use super::messages::{
     Mode, Removals, Request, Resource, ResourceStore, Response, SHARED_PLACEHOLDER, Subscription,
@@ -54,17 +56,17 @@ struct HeldResource {
     bytes: usize,
 }
 
-/// Version of a held resource, in the size of one boxed string.
+/// Version of a held resource, in the size of one string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Version {
     /// Version from the server. Empty for the placeholder of a rejected resource, and for a
-    /// resource that was restored without a version.
-    Received(Box<str>),
+    /// resource that was restored without a version. Resources of one push share it.
+    Received(Arc<str>),
     /// Digest of a resource without a version, such as istiod's clusters and policies.
     Digest(u64),
 }
 
-const _: () = assert!(size_of::<Version>() == size_of::<Box<str>>());
+const _: () = assert!(size_of::<Version>() == size_of::<Arc<str>>());
 
 impl Version {
     /// Returns the version to send in the next stream's `initial_resource_versions`.
@@ -80,7 +82,7 @@ impl TypeState {
     pub(super) fn new(subscription: Subscription) -> Self {
         Self {
             subscription,
-            held: HashMap::new(),
+            held: HashMap::default(),
             subscribed_names: BTreeSet::new(),
             wanted_bytes: 0,
             unanswered: BTreeSet::new(),
@@ -188,6 +190,7 @@ impl TypeState {
         if self.held.is_empty() {
             self.held.reserve(response.resources.len());
         }
+        resources.announce_upserts(type_url, &response.resources.iter().collect::<Vec<_>>());
         for resource in &response.resources {
             let name = &*resource.name;
             if contradictions.contains_key(name) {
@@ -255,7 +258,7 @@ impl TypeState {
     fn version(&self, resource: &Resource, body: &[u8]) -> Version {
         match &*resource.version {
             "" => Version::Digest(self.key.hash_one(body)),
-            version => Version::Received(version.into()),
+            _ => Version::Received(Arc::clone(&resource.version)),
         }
     }
 
@@ -291,7 +294,7 @@ impl TypeState {
             }
             let bytes = accounted_bytes(name, "");
             if usage.put(None, bytes).is_ok() {
-                let version = Version::Received(Box::default());
+                let version = Version::Received(Arc::default());
                 return self.hold(&name.into(), version, bytes);
             }
             resources.remove(type_url, name);
@@ -392,7 +395,7 @@ impl TypeState {
     pub(super) fn restore(
         &mut self,
         name: &Arc<str>,
-        version: &str,
+        version: &Arc<str>,
         body: usize,
         usage: &mut Usage,
     ) -> bool {
@@ -402,7 +405,7 @@ impl TypeState {
             self.has_shared_placeholder = true;
             return false;
         }
-        self.hold(name, Version::Received(version.into()), new);
+        self.hold(name, Version::Received(Arc::clone(version)), new);
         self.has_unchecked_restored = true;
         true
     }
@@ -427,7 +430,8 @@ fn contradictions(response: &Response) -> BTreeMap<&str, (&str, &'static str)> {
         return BTreeMap::new();
     }
     let removed: HashSet<&str> = response.removed.iter().map(String::as_str).collect();
-    let mut seen = HashSet::with_capacity(response.resources.len());
+    let mut seen = HashSet::default();
+    seen.reserve(response.resources.len());
     let mut found = BTreeMap::new();
     for Resource { name, version, .. } in &response.resources {
         if check_name(name).is_err() {

@@ -98,6 +98,10 @@ pub trait ResourceStore {
     /// then unchanged, and the previous version stays in force.
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String>;
 
+    /// Announces resources of a type that [`Self::upsert`] gets next, in this order, unless the
+    /// client rejects them.
+    fn announce_upserts(&mut self, _type_url: &'static str, _resources: &[&Resource]) {}
+
     /// Handles the rejection of a resource, by the client or by `upsert`, if no version of it
     /// is held. Returns whether the store keeps a placeholder for it. The client holds a
     /// placeholder without a version, so that the server has to send the resource again or

@@ -1,7 +1,9 @@
 //! Rejected resources and their reasons, for NACK messages and for the status.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
+
+use foldhash::HashSet;
 
 /// Bytes of a name. Istio's longest, of a split-horizon workload, is made of six Kubernetes
 /// names of at most 253 bytes and an address: 1.6 KiB.

@@ -123,7 +123,7 @@ impl ClusterStore {
             _ => Ok(()),
         })?;
         let message = cds::Cluster::decode(body).map_err(|error| error.to_string())?;
-        is_named(resource, "cluster.name", &message.name)?;
+        is_named(&resource.name, "cluster.name", &message.name)?;
         let read = cluster::cluster(message, &mut self.interner)?;
         self.check_port_limits(&target, &(!is_configured, Arc::clone(name)))?;
         let old = self.clusters.get(name);
@@ -187,7 +187,7 @@ impl ClusterStore {
         check_limit(body)?;
         let message = eds::ClusterLoadAssignment::decode(body);
         let message = message.map_err(|error| error.to_string())?;
-        is_named(resource, "cluster_name", &message.cluster_name)?;
+        is_named(&resource.name, "cluster_name", &message.cluster_name)?;
         let read = Arc::new(endpoints::endpoints(message, &mut self.interner)?);
         let users = self.clusters_by_eds_name.get(&resource.name).cloned().unwrap_or_default();
         let before = users.iter().filter_map(|name| self.clusters.get(name));

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use super::convert::{named_gateways, normal_hostname, unicast};
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
-    Derived, Locality, Mesh, PodLabels, Ports, Protocol, Service, Services, Sorted, Template,
-    Workload,
+    Addresses, Derived, Locality, Mesh, PodLabels, Ports, Protocol, Service, Services, Sorted,
+    Template, Workload,
 };
 use crate::wire::label::{POD_LABELS_MAX, is_label};
 use crate::yaml::{Document, Fields, Findings, Report, Value};
@@ -301,9 +301,9 @@ fn shared(value: Value<'_>) -> Option<Arc<str>> {
     value.text().map(Arc::from)
 }
 
-fn addresses(list: Value<'_>) -> Option<Box<[IpAddr]>> {
+fn addresses(list: Value<'_>) -> Option<Addresses> {
     let wanted = "an IP address that can be dialled, such as `10.0.0.1`";
-    list.all(|value| value.parsed(wanted, unicast)).map(Into::into)
+    list.all(|value| value.parsed(wanted, unicast)).map(Addresses::from_iter)
 }
 
 fn network_address(value: Value<'_>) -> Option<(String, IpAddr)> {

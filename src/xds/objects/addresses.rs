@@ -124,7 +124,7 @@ impl<'a> Collector<'a> {
             let ports: Vec<_> = ports.collect();
             let ports = workload.host_network.then_some(&*ports);
             let (evidence, place) = (Evidence::File, None);
-            for ip in &workload.addresses {
+            for ip in workload.addresses.iter() {
                 let at = (*ip, 0);
                 for of in namespaces(workload) {
                     self.add_endpoint(Claim { at, by: (of, ""), evidence, place }, ports);

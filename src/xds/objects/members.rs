@@ -103,13 +103,13 @@ impl<'a> WorkloadMerger<'a> {
         if *member.workload.network != *site.network {
             return;
         }
-        let mut addresses = std::mem::take(&mut member.workload.addresses).into_vec();
+        let mut addresses = member.workload.addresses.to_vec();
         for address in own {
             if addresses.len() < ADDRESSES_MAX && !addresses.contains(address) {
                 addresses.push(*address);
             }
         }
-        member.workload.addresses = addresses.into();
+        member.workload.addresses = addresses[..].into();
         for place in places(*site, own) {
             self.by_place.entry(place).or_insert(index);
         }
@@ -154,7 +154,7 @@ impl<'a> WorkloadMerger<'a> {
         }
         let mut known: HashMap<_, Vec<_>> = HashMap::new();
         for (uid, workload) in mesh.workloads.iter() {
-            for address in &workload.addresses {
+            for address in workload.addresses.iter() {
                 let network =
                     if workload.network.is_empty() { own_network } else { &workload.network };
                 let there = known.entry((network.to_owned(), *address)).or_default();

@@ -7,30 +7,36 @@
 #[cfg(test)]
 mod tests;
 
+mod address;
+mod ahead;
+mod alike;
+
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::sync::Arc;
 
-use prost::Message;
+use prost::Message as _;
 
+use self::address::{Address, body, read_address};
+use self::ahead::Ahead;
+use super::authorization;
 use super::client::{Resource, ResourceStore, Response};
-use super::convert::{At as _, shown};
+use super::convert::At as _;
 use super::interner::Interner;
 use super::tables::{MeshStore, Tables, has_all_clusters};
-use super::{authorization, wds};
-use crate::grpc::{security, workload as proto};
+use crate::grpc::security;
 use crate::snapshot::Policies;
 use crate::snapshot::authorization::{Policy, PolicyScope};
 use crate::snapshot::mesh::{Service, Workload};
 
-pub const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
+pub use self::address::ADDRESS;
+pub(super) use self::address::{BODY_BYTES_MAX, is_named, is_workload};
+
 pub const AUTHORIZATION: &str = "type.googleapis.com/istio.security.Authorization";
 
 /// Type URL of clusters. Only their names are read: under Istio they are the export set.
 pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
-/// Limit of the body of one resource, in bytes. Kubernetes limits objects to 1.5 MiB.
-pub(super) const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Limit of the list entries of all services and workloads, about 40 bytes each.
 const ENDPOINTS_MAX: usize = 4_000_000;
 /// Limit of the rules, clauses, matches and list entries of all policies. A match, the largest,
@@ -47,7 +53,9 @@ pub struct Store {
     endpoints: usize,
     /// Number of parts of the policies of each namespace.
     policy_parts: HashMap<String, usize>,
+    /// Of addresses; `ahead` has it while that decodes.
     interner: Interner,
+    ahead: Option<Ahead>,
     policies_changed: bool,
     policies_received: bool,
 }
@@ -60,6 +68,7 @@ impl Default for Store {
             endpoints: 0,
             policy_parts: HashMap::new(),
             interner: Interner::default(),
+            ahead: None,
             policies_changed: false,
             policies_received: false,
         }
@@ -72,37 +81,57 @@ impl Store {
     }
 
     fn upsert_address(&mut self, resource: &Resource) -> Result<(), String> {
-        match read_address(resource, &mut self.interner)? {
+        let (name, body) = (&resource.name, body(ADDRESS, resource)?);
+        let address = match self.ahead.as_mut().and_then(|ahead| ahead.take(name)) {
+            Some(address) => address,
+            None => {
+                self.finish_ahead();
+                read_address(name, body.clone(), &mut self.interner)
+            }
+        };
+        match address? {
             Address::Workload(workload) => {
                 let old = self.tables.workloads.get(&workload.uid);
                 if old.is_some_and(|old| **old == workload) {
                     return Ok(());
                 }
-                self.count(&resource.name, workload_entries(&workload)).at("workload.services")?;
-                self.tables.remove_service(&resource.name);
-                self.tables.put_workload(workload);
+                let is_service = old.is_none() && self.tables.services.contains_key(name);
+                let old = match (old, is_service) {
+                    (Some(old), _) => workload_entries(old),
+                    (None, true) => self.counted(name),
+                    (None, false) => 0,
+                };
+                self.count(old, workload_entries(&workload)).at("workload.services")?;
+                if is_service {
+                    self.tables.remove_service(name);
+                }
+                self.tables.insert_workload(workload);
             }
-            Address::Service(service) => {
-                let old = self.tables.services.get(&resource.name);
+            Address::Service(interned, service) => {
+                let old = self.tables.services.get(name);
                 if old.is_some_and(|old| **old == service) {
                     return Ok(());
                 }
-                self.count(&resource.name, service_entries(&service)).at("service.ports")?;
-                self.tables.remove_workload(&resource.name);
-                // Workloads refer to services by this interned name.
-                let name = self.interner.share_arc(&resource.name);
-                self.tables.put_service(name, service);
+                self.count(self.counted(name), service_entries(&service)).at("service.ports")?;
+                self.tables.remove_workload(name);
+                self.tables.put_service(interned, service);
             }
         }
         Ok(())
     }
 
-    /// Replaces the number of list entries of a resource in the total.
+    fn finish_ahead(&mut self) {
+        if let Some(ahead) = self.ahead.take() {
+            self.interner = ahead.finish();
+        }
+    }
+
+    /// Replaces the number of list entries of a resource, `old`, in the total.
     ///
     /// # Errors
     /// The total exceeds its limit and grows.
-    fn count(&mut self, name: &str, new: usize) -> Result<(), String> {
-        let all = self.endpoints - self.counted(name) + new;
+    fn count(&mut self, old: usize, new: usize) -> Result<(), String> {
+        let all = self.endpoints - old + new;
         if all > ENDPOINTS_MAX && all > self.endpoints {
             return Err(format!("{all} endpoints with these, want at most {ENDPOINTS_MAX}"));
         }
@@ -129,14 +158,16 @@ impl Store {
     /// placeholder that denies all that it covers. The placeholder covers everything if its scope
     /// is unreadable too.
     fn upsert_policy(&mut self, resource: &Resource) -> Result<(), String> {
-        let message = decode::<security::Authorization>(AUTHORIZATION, resource);
+        let message = body(AUTHORIZATION, resource).and_then(|body| {
+            security::Authorization::decode(&**body).map_err(|error| error.to_string())
+        });
         let body = resource.body.as_deref().unwrap_or_default();
         let covers = authorization::covered(body, &resource.name);
         let policy = message.and_then(|message| {
             let name = format!("{}/{}", message.namespace, message.name);
             authorization::reject_unknown_fields(body)?;
             let policy = authorization::policy(message)?;
-            is_named(resource, "authorization.name", &name)?;
+            is_named(&resource.name, "authorization.name", &name)?;
             self.check_policy_parts(&resource.name, &policy)?;
             Ok(policy)
         });
@@ -196,6 +227,13 @@ impl Store {
 }
 
 impl ResourceStore for Store {
+    fn announce_upserts(&mut self, type_url: &'static str, resources: &[&Resource]) {
+        if type_url == ADDRESS {
+            self.finish_ahead();
+            self.ahead = Ahead::start(&mut self.interner, resources);
+        }
+    }
+
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         match type_url {
             ADDRESS => self.upsert_address(resource),
@@ -269,53 +307,4 @@ fn workload_entries(workload: &Workload) -> usize {
 fn service_entries(service: &Service) -> usize {
     let names = service.subject_alt_names.len() + service.waypoints.len();
     service.ports.len() + service.vips.len() + names
-}
-
-/// Content of an address resource.
-enum Address {
-    Workload(Workload),
-    Service(Service),
-}
-
-fn read_address(resource: &Resource, interner: &mut Interner) -> Result<Address, String> {
-    match decode::<proto::Address>(ADDRESS, resource)?.r#type {
-        Some(proto::address::Type::Workload(from)) => {
-            is_named(resource, "workload.uid", &from.uid)?;
-            wds::workload(&resource.name, from, interner).map(Address::Workload)
-        }
-        Some(proto::address::Type::Service(from)) => {
-            let name = format!("{}/{}", from.namespace, from.hostname);
-            let service = wds::service(from)?;
-            is_named(resource, "service.hostname", &name)?;
-            Ok(Address::Service(service))
-        }
-        None => Err("address.type: neither workload nor service".to_owned()),
-    }
-}
-
-/// Returns true if a resource is a workload that can be used.
-pub(super) fn is_workload(resource: &Resource) -> bool {
-    matches!(read_address(resource, &mut Interner::default()), Ok(Address::Workload(_)))
-}
-
-fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, String> {
-    if resource.body_type != wanted {
-        let got = shown(&resource.body_type);
-        return Err(format!("resource.type_url: {got}, want `{wanted}`"));
-    }
-    let body = resource.body.clone().ok_or("resource: missing")?;
-    if body.len() > BODY_BYTES_MAX {
-        let bytes = body.len();
-        return Err(format!("resource: {bytes} bytes, want at most {BODY_BYTES_MAX}"));
-    }
-    T::decode(body).map_err(|error| error.to_string())
-}
-
-/// Checks that a resource is named after its content, because resources are removed by name.
-pub(super) fn is_named(resource: &Resource, field: &str, name: &str) -> Result<(), String> {
-    if *resource.name == *name {
-        return Ok(());
-    }
-    let (name, own) = (shown(name), shown(&resource.name));
-    Err(format!("{field}: {name} is named {own}"))
 }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::*;
+use crate::grpc::workload as proto;
 use crate::snapshot::authorization::Action;
 use crate::snapshot::mesh::{Mesh, Template};
 use crate::xds::tests::{self as samples, resource, workload};
@@ -252,4 +253,37 @@ fn every_list_counts_and_a_service_without_ports_too() {
         ..Service::default()
     };
     assert_eq!(service_entries(&service), 1 + 2 + 4);
+}
+
+#[test]
+fn what_another_thread_decodes_is_stored_as_if_this_one_did() {
+    let one = |index: usize| {
+        let (name, node) = (format!("w{index}"), format!("node-{}", index % 5));
+        let good = workload(&name, &node);
+        match index % 9 {
+            0 => service(&name, false),
+            1 => Resource { body: Some(vec![7].into()), ..good },
+            2 => Resource { name: "other".into(), ..good },
+            3 => Resource { body: None, ..good },
+            _ => good,
+        }
+    };
+    let resources: Vec<_> = (0..5_000).map(one).collect();
+    let all: Vec<_> = resources.iter().collect();
+    let (mut ahead, mut alone) = (Store::default(), Store::default());
+    ahead.announce_upserts(ADDRESS, &all);
+    assert!(ahead.ahead.is_some(), "so many that a thread decodes them");
+    // The client rejects some before.
+    for (_, resource) in resources.iter().enumerate().filter(|(index, _)| index % 7 != 6) {
+        assert_eq!(ahead.upsert(ADDRESS, resource), alone.upsert(ADDRESS, resource));
+    }
+    let mesh = ahead.tables.mesh();
+    assert_eq!(mesh, alone.tables.mesh());
+    ahead.upsert(ADDRESS, &workload("last", "node-1")).unwrap();
+    assert!(ahead.ahead.is_none());
+    let node = |uid: &str| Arc::clone(&ahead.tables.workloads.get(uid).unwrap().node);
+    assert!(Arc::ptr_eq(&node("last"), &node("w31")), "the interner is back");
+    ahead.announce_upserts(ADDRESS, &all);
+    ahead.announce_upserts(ADDRESS, &all[..1]);
+    assert!(ahead.ahead.is_none(), "few are decoded one by one");
 }

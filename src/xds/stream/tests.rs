@@ -144,7 +144,7 @@ fn dump(snapshot: &Snapshot) -> BTreeSet<String> {
         lines.insert(dump_workload(name, workload));
     }
     for (host, service) in snapshot.services.iter() {
-        for (port, set) in &service.ports {
+        for (port, set) in service.ports.iter() {
             let is_exported = snapshot.exports.contains(host, *port);
             let exported = if is_exported { ", exported" } else { "" };
             let endpoints = set.endpoints.iter();

@@ -46,7 +46,7 @@ const PORTS_MAX: usize = 1024;
 const SERVICES_MAX: usize = 1024;
 /// Limit of the virtual addresses of a service.
 const VIPS_MAX: usize = 1024;
-const ADDRESSES_MAX: usize = 64;
+pub(super) const ADDRESSES_MAX: usize = 64;
 /// Limit of the policies that select a workload by name.
 const POLICIES_MAX: usize = 1024;
 /// Limit of the identities to accept at a service's endpoints.
@@ -187,7 +187,7 @@ pub(super) fn workload(
         own_name: Workload::own_name(uid, &from.name),
         uid: Arc::clone(uid),
         node,
-        addresses: addresses.into(),
+        addresses: addresses[..].into(),
         healthy: from.status == i32::from(proto::WorkloadStatus::Healthy),
         capacity: from.capacity.unwrap_or(1),
         priority: 0,

@@ -48,6 +48,22 @@ fn an_open_tunnel_to_another_network_ends_with_the_grant_of_transit() {
 }
 
 #[test]
+fn only_a_tunnel_that_policy_permits_has_endpoints_built() {
+    let (echo, rule) = (service(&[]), TrafficRule::default());
+    let snapshot = snapshot_with(Transit::Off, echo, pods("east", 1), rule);
+    let is_built = || {
+        let service = snapshot.services.get("echo.app").expect("a service");
+        service.ports[&80].is_built()
+    };
+    let north = peer_of(&snapshot, "spiffe://north.local/ns/shop/sa/checkout", Transit::Off);
+    let refused = permit(&snapshot, &north, "echo.app:80", false);
+    assert_eq!((refused.err(), is_built()), (Some(Reason::NotForPeer), false));
+    let west = peer_of(&snapshot, CLIENT, Transit::Off);
+    let permit = permit(&snapshot, &west, "echo.app:80", false).expect("a permit");
+    assert_eq!((permit.route().endpoints().endpoints.len(), is_built()), (1, true));
+}
+
+#[test]
 fn an_endpoint_of_an_alias_has_the_authority_of_its_own_service() {
     let mut twin = service(&[]);
     (twin.name, twin.hostname) = ("twin".into(), "twin.app".into());
