@@ -44,12 +44,12 @@ impl Authorized {
 /// # Errors
 /// Under `enforce`, returns the rejection, and the permit for another endpoint.
 pub fn run(data_path: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, FailedTry> {
-    if pick.route().binding().is_some() {
+    if pick.route().binding.is_some() {
         // Policies of the service are those of the other cluster.
         return Ok(Authorized(pick));
     }
     let snapshot = data_path.reader.load();
-    let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().requires_waypoint());
+    let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().by_waypoint);
     let callers = (peer, pick.route().first_peer());
     let verdict = evaluate(&snapshot, callers, endpoint, by_waypoint);
     let Some(PolicyVerdict { refusal, dry_run }) = verdict else {
@@ -84,7 +84,7 @@ pub fn reevaluate(
     servers: Option<&Servers>,
 ) -> Result<(), String> {
     policy::still_allowed(snapshot, peer, grant)?;
-    if grant.binding().is_none() {
+    if grant.binding.is_none() {
         grant.update_limits(snapshot, peer);
         check_policies(snapshot, data_path, peer, grant)?;
     }
@@ -94,13 +94,13 @@ pub fn reevaluate(
 /// Checks that the verified servers of a tunnel are still those of the current records: the gateway
 /// and, for a binding, the workload.
 fn check_servers(snapshot: &Snapshot, grant: &Grant, servers: &Servers) -> Result<(), String> {
-    let endpoint = grant.endpoint();
+    let endpoint = &grant.endpoint;
     if let Some(remote) = &endpoint.remote {
         let wanted = snapshot.current_gateway(remote, endpoint.address);
         servers.check_gateway(&wanted, snapshot)?;
     }
     let cluster = &endpoint.definition.cluster;
-    let workloads = grant.binding().map(|binding| &binding.workloads);
+    let workloads = grant.binding.as_ref().map(|binding| &binding.workloads);
     workloads.map_or(Ok(()), |it| servers.check_workload(it, cluster, snapshot))
 }
 
@@ -113,7 +113,7 @@ fn check_policies(
     if snapshot.enforcement != Enforcement::Enforce {
         return Ok(());
     }
-    let endpoint = grant.endpoint();
+    let endpoint = &grant.endpoint;
     let callers = (peer, grant.first_peer());
     let verdict = evaluate(snapshot, callers, endpoint, grant.requires_waypoint());
     match verdict.and_then(|verdict| verdict.refusal) {

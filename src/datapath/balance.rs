@@ -97,7 +97,7 @@ impl Tried {
 /// # Errors
 /// Returns the permit if no endpoint is left.
 pub fn pick(permit: Permit, tried: &Tried, links: &LinkFactors) -> Result<Pick, Permit> {
-    let Some(endpoint) = choose_next(permit.route().endpoints(), tried, links) else {
+    let Some(endpoint) = choose_next(&permit.route().endpoints, tried, links) else {
         return Err(permit);
     };
     let in_flight = InFlight::new(&endpoint.state);

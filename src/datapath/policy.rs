@@ -68,13 +68,13 @@ impl Permit {
     /// again.
     pub fn into_grant(self, endpoint: Arc<Endpoint>) -> Grant {
         let route = self.route();
-        let waypoint = match (route.requires_waypoint(), route.bypasses_waypoints()) {
+        let waypoint = match (route.by_waypoint, route.bypasses_waypoints()) {
             (true, _) => Waypoint::Endpoint,
-            (false, true) => Waypoint::Bypassed(route.origin()),
+            (false, true) => Waypoint::Bypassed(route.origin),
             (false, false) => Waypoint::None,
         };
-        let (service, port) = (Arc::clone(&route.service().definition), route.port());
-        let (via_gateway, granted) = (route.is_via_gateway(), route.is_granted_by_listener());
+        let (service, port) = (Arc::clone(&route.service.definition), route.port);
+        let (via_gateway, granted) = (route.is_via_gateway(), route.granted_by_listener);
         let route = self.permitted.route;
         Grant {
             endpoint,
@@ -100,12 +100,13 @@ pub struct Grant {
     service: Arc<mesh::Service>,
     port: u16,
     granted: bool,
-    endpoint: Arc<Endpoint>,
+    pub(super) endpoint: Arc<Endpoint>,
     waypoint: Waypoint,
     via_gateway: bool,
     limits: Option<Box<TunnelLimits>>,
     first_peer: Option<Box<FirstPeer>>,
-    binding: Option<Arc<Binding>>,
+    /// Binding of a local client.
+    pub(super) binding: Option<Arc<Binding>>,
 }
 
 /// Role of the service's waypoints in an open tunnel.
@@ -120,18 +121,9 @@ enum Waypoint {
 }
 
 impl Grant {
-    pub fn endpoint(&self) -> &Arc<Endpoint> {
-        &self.endpoint
-    }
-
     /// Returns the first peer, if a trusted gateway has sent its identity.
     pub fn first_peer(&self) -> Option<&FirstPeer> {
         self.first_peer.as_deref()
-    }
-
-    /// Returns the binding of a local client.
-    pub fn binding(&self) -> Option<&Arc<Binding>> {
-        self.binding.as_ref()
     }
 
     /// Returns whether the endpoint belongs to a waypoint.
@@ -187,7 +179,7 @@ pub fn limiting_entries<'a>(
 ) -> Vec<&'a Exposure> {
     let of = route.service_port();
     let callers = callers(peer, route.first_peer());
-    snapshot.limiting_entries(callers, route.requested(), of, route.matched_by())
+    snapshot.limiting_entries(callers, &route.authority, of, &route.matched_by)
 }
 
 /// Returns the free share of the tightest limit of concurrent tunnels on a route, in percent; 100
@@ -235,14 +227,14 @@ fn check(
     if !peer.is_admitted() {
         return Err(Reason::NotForPeer.into());
     }
-    if let Some(binding) = route.binding() {
+    if let Some(binding) = &route.binding {
         return Ok(Some(TunnelLimits::of_idle(binding.config.idle)));
     }
-    if route.is_granted_by_listener() {
+    if route.granted_by_listener {
         return Ok(None);
     }
-    let (of, matched_by) = (route.service_port(), route.matched_by());
-    let evaluate = |caller| evaluate(snapshot, caller, route.requested(), of, matched_by);
+    let (of, matched_by) = (route.service_port(), &route.matched_by);
+    let evaluate = |caller| evaluate(snapshot, caller, &route.authority, of, matched_by);
     evaluate(peer.policy_source())?;
     let of_first_peer = match route.first_peer() {
         Some(first) if !first.is_trusted(snapshot) => Err(Reason::NotForPeer),

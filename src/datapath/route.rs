@@ -17,22 +17,27 @@ use super::listener::{ListenerTarget, reason_if_unknown};
 /// waypoints.
 #[derive(Debug)]
 pub struct Route {
-    pub(super) authority: Authority,
-    service: Arc<Service>,
-    port: u16,
-    pub(super) matched_by: MatchedBy,
-    pub(super) endpoints: Arc<EndpointSet>,
-    by_waypoint: bool,
-    passthrough: bool,
-    granted_by_listener: bool,
-    origin: Origin,
+    pub(crate) authority: Authority,
+    pub(crate) service: Arc<Service>,
+    pub(crate) port: u16,
+    pub(crate) matched_by: MatchedBy,
+    pub(crate) endpoints: Arc<EndpointSet>,
+    /// True if the service requires its waypoint for this tunnel.
+    pub(crate) by_waypoint: bool,
+    /// True if the tunnel belongs to a TLS listener.
+    pub(crate) passthrough: bool,
+    /// True if the configuration opens the service to the clients of the listener: by a route of a
+    /// TLS listener, or by its binding, whose clients were checked before.
+    pub(crate) granted_by_listener: bool,
+    /// Origin that the peer claims.
+    pub(crate) origin: Origin,
     pub(super) forwarded: Option<Box<Forwarded>>,
     /// Permission to leave the network; `Off` before policy evaluation.
-    pub(super) transit: Transit,
+    pub(crate) transit: Transit,
     /// First peer of a tunnel that a trusted gateway has forwarded.
     pub(super) first_peer: Option<Box<FirstPeer>>,
     /// Binding of a local client.
-    pub(super) binding: Option<Arc<Binding>>,
+    pub(crate) binding: Option<Arc<Binding>>,
 }
 
 impl Route {
@@ -67,34 +72,8 @@ impl Route {
         Self { endpoints, binding: Some(binding), granted_by_listener: true, ..route }
     }
 
-    /// Returns the binding that leads a local client to the service, if there is one.
-    pub fn binding(&self) -> Option<&Arc<Binding>> {
-        self.binding.as_ref()
-    }
-
-    pub fn requested(&self) -> &Authority {
-        &self.authority
-    }
-
-    /// Returns how the requested authority matched the service.
-    pub fn matched_by(&self) -> &MatchedBy {
-        &self.matched_by
-    }
-
-    pub fn service(&self) -> &Arc<Service> {
-        &self.service
-    }
-
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     pub fn service_port(&self) -> ServicePort<'_> {
         ServicePort { host: &self.service.hostname, port: self.port }
-    }
-
-    pub fn endpoints(&self) -> &Arc<EndpointSet> {
-        &self.endpoints
     }
 
     /// Returns the drop categories of the service port with their rates in parts per million, in
@@ -102,21 +81,6 @@ impl Route {
     pub fn drops(&self) -> &[(Arc<str>, u32)] {
         let assignments = &self.service.definition.assignments;
         assignments.get(&self.port).map_or(&[], |one| &one.drops)
-    }
-
-    /// Returns the origin that the peer claims.
-    pub fn origin(&self) -> Origin {
-        self.origin
-    }
-
-    /// Returns whether the service requires its waypoint for this tunnel.
-    pub fn requires_waypoint(&self) -> bool {
-        self.by_waypoint
-    }
-
-    /// Returns whether the tunnel belongs to a TLS listener.
-    pub fn is_passthrough(&self) -> bool {
-        self.passthrough
     }
 
     /// Returns whether the endpoint gets a PROXY header before the bytes of the peer.
@@ -128,12 +92,6 @@ impl Route {
             _ => &*definition.hostname,
         };
         self.passthrough && snapshot.balancing.sends_proxy_header(host, &definition.namespace)
-    }
-
-    /// Returns whether the configuration opens the service to the clients of the listener: by a
-    /// route of a TLS listener, or by its binding, whose clients were checked before.
-    pub fn is_granted_by_listener(&self) -> bool {
-        self.granted_by_listener
     }
 
     /// Returns whether the tunnel bypasses the waypoints of its service, because the peer's

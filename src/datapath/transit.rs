@@ -12,11 +12,11 @@ use super::route::Route;
 /// Evaluates the permission of a tunnel to leave the network. Of those of a gateway and of the
 /// first peer behind it, the smaller one applies. What a listener grants does not leave it.
 pub fn evaluate(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Transit {
-    if route.is_granted_by_listener() {
+    if route.granted_by_listener {
         return Transit::Off;
     }
     let of = route.service_port();
-    let of_caller = |caller| snapshot.transit(caller, route.requested(), of, route.matched_by());
+    let of_caller = |caller| snapshot.transit(caller, &route.authority, of, &route.matched_by);
     let of_peer = of_caller(peer.policy_source());
     let first_peer = route.first_peer().map(|first| of_caller(first.caller()));
     let granted = first_peer.map_or(of_peer, |of_first| of_first.min(of_peer));
@@ -34,11 +34,6 @@ pub fn limit(snapshot: &Snapshot, peer: &Peer, granted: Transit, via_gateway: bo
 }
 
 impl Route {
-    /// Returns the permission to leave the network.
-    pub fn transit(&self) -> Transit {
-        self.transit
-    }
-
     /// Returns the headers for gateways of other networks.
     pub fn forwarded(&self) -> Option<&Forwarded> {
         self.forwarded.as_deref()
@@ -65,7 +60,7 @@ impl Route {
     /// allowed.
     pub fn is_at_hop_limit(&self) -> bool {
         let is_at_limit = || self.passed().is_some_and(|via| via.is_full());
-        self.service().endpoints_by(self.port(), self.transit).is_some() && is_at_limit()
+        self.service.endpoints_by(self.port, self.transit).is_some() && is_at_limit()
     }
 
     /// Returns the gateways that the tunnel has passed, by a list that is not malformed.
@@ -77,18 +72,18 @@ impl Route {
     /// permits. Tunnels to a waypoint, those of TLS listeners, and those at the limit of gateways
     /// stay. A binding has its gateways already.
     pub fn with_endpoints(mut self, snapshot: &Snapshot, transit: Transit) -> Self {
-        if self.binding().is_some() {
+        if self.binding.is_some() {
             return self;
         }
         self.endpoints = self.own_endpoints(snapshot);
-        if self.requires_waypoint() || self.is_passthrough() {
+        if self.by_waypoint || self.passthrough {
             return self;
         }
         self.transit = transit;
         if self.is_at_hop_limit() {
             return self;
         }
-        if let Some(endpoints) = self.service().endpoints_by(self.port(), transit).cloned() {
+        if let Some(endpoints) = self.service.endpoints_by(self.port, transit).cloned() {
             self.endpoints = endpoints;
         }
         self
@@ -97,11 +92,11 @@ impl Route {
     /// Returns a detail for the log if there is no endpoint and the reason alone does not
     /// explain it.
     pub fn detail(&self) -> Option<String> {
-        if let Some(target) = self.service().drained.clone() {
+        if let Some(target) = self.service.drained.clone() {
             return Some(format!("no endpoint is left: {}", ExclusionReason::Evacuated(target)));
         }
-        if self.requires_waypoint() {
-            let names = self.service().definition.waypoint_names();
+        if self.by_waypoint {
+            let names = self.service.definition.waypoint_names();
             return Some(format!(
                 "it is behind the waypoint {names}, which is unknown or has no HBONE endpoint"
             ));
@@ -111,14 +106,14 @@ impl Route {
                 "no endpoint is in this network, and the tunnel has passed {HOPS_MAX} gateways"
             ));
         }
-        let networks = &self.service().other_networks;
+        let networks = &self.service.other_networks;
         if self.transit == Transit::Off && !networks.is_empty() {
             let networks = networks.join(", ");
             return Some(format!(
                 "no endpoint is in this network, and transit is off; others in: {networks}"
             ));
         }
-        let left_out = self.endpoints().left_out();
+        let left_out = self.endpoints.left_out();
         let left_out: Vec<_> = left_out.iter().map(ToString::to_string).collect();
         let why = || format!("no endpoint is left: {}", left_out.join("; "));
         (!left_out.is_empty()).then(why)

@@ -100,7 +100,7 @@ fn evaluate(
         let unused = binding.endpoints.unused(snapshot).into_iter();
         let unused = unused.map(|(gateway, why)| UnusedRow { workload: gateway.into(), why });
         answer.unused = unused.collect();
-        if !permit.route().endpoints().endpoints.is_empty() {
+        if !permit.route().endpoints.endpoints.is_empty() {
             let note = "the gateways decide whether they expose the service to the identity of \
                         this one";
             answer.notes.push(note.to_owned());

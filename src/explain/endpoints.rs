@@ -82,7 +82,7 @@ pub(super) fn run(
         answer.notes.push(note.to_owned());
     }
     let enforced = state.snapshot.enforcement != Enforcement::Off;
-    if enforced && route.requires_waypoint() {
+    if enforced && route.by_waypoint {
         let note = "authorization policies are not evaluated here: the tunnel goes to a waypoint, \
                     which evaluates the policies attached to it";
         answer.notes.push(note.to_owned());
@@ -115,7 +115,7 @@ fn outcome(mut outcomes: Vec<Result<(), Reason>>, without: Reason, form: Rejecti
 
 /// Returns the workloads of which one has to be verified at the end of the tunnel, if any.
 fn expected_workloads(route: &Route) -> Option<&ExpectedWorkloads> {
-    let binding = route.binding().filter(|binding| binding.is_inner_hbone());
+    let binding = route.binding.as_ref().filter(|binding| binding.is_inner_hbone());
     binding.map(|binding| &binding.workloads)
 }
 
@@ -146,7 +146,7 @@ fn predict(
     let callers = (peer, route.first_peer());
     let verdict = || authorize::evaluate(state.snapshot, callers, endpoint, by_waypoint);
     // Policies of the service of a binding are those of the other cluster.
-    let verdict = route.binding().is_none().then(verdict).flatten();
+    let verdict = route.binding.is_none().then(verdict).flatten();
     let (refusal, dry_run) = verdict.map_or((None, None), |of| (of.refusal, of.dry_run));
     let [refusal, dry_run] = [refusal, dry_run].map(|why| why.map(|why| why.to_string()));
     let is_enforced = state.snapshot.enforcement == Enforcement::Enforce;
@@ -179,8 +179,8 @@ fn dial_failure(
 /// Returns notes if the service, its export, or workloads of these endpoints are kept although the
 /// control plane or the API server has removed them.
 fn held(state: &ExplainState<'_>, route: &Route, all: &[Candidate<'_>]) -> Vec<String> {
-    let service = route.service();
-    let target = format!("{}:{}", service.hostname, route.port());
+    let service = &route.service;
+    let target = format!("{}:{}", service.hostname, route.port);
     let uids: BTreeSet<_> = all.iter().map(|one| one.endpoint.uid().to_string()).collect();
     let used: Vec<_> = [service.key(), target].into_iter().chain(uids).collect();
     let notes = state.held.iter().filter_map(|held| {
@@ -204,17 +204,17 @@ fn drops(route: &Route) -> String {
 
 /// Returns the endpoint sets of the route: the service's own, or those of its waypoints.
 fn weighted_sets(state: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
-    if !route.requires_waypoint() {
+    if !route.by_waypoint {
         return vec![WeightedSet {
             waypoint: None,
             share: 1.0,
-            set: Arc::clone(route.endpoints()),
+            set: Arc::clone(&route.endpoints),
         }];
     }
-    if route.is_passthrough() {
+    if route.passthrough {
         return Vec::new();
     }
-    let definition = &route.service().definition;
+    let definition = &route.service.definition;
     let waypoints: Vec<_> = state.snapshot.usable_waypoints(definition).collect();
     let sum: f64 = waypoints.iter().map(|(waypoint, _)| f64::from(waypoint.weight)).sum();
     let drawn = waypoints.into_iter().map(|(waypoint, set)| WeightedSet {
@@ -347,7 +347,7 @@ fn list_unused(
     candidates: &[Candidate<'_>],
     answer: &mut Answer,
 ) {
-    if route.binding().is_some() {
+    if route.binding.is_some() {
         return;
     }
     let limit = question.limit();
@@ -360,22 +360,22 @@ fn list_unused(
         answer.unused.push(UnusedRow { workload: Arc::clone(&workload.uid), why: why() });
     };
     let is_out = |workload: &&Workload| !used.contains(&*workload.uid);
-    if let MatchedBy::Workload(workload) = route.matched_by() {
+    if let MatchedBy::Workload(workload) = &route.matched_by {
         if is_out(&&**workload) {
-            let (service, port) = (route.service(), route.port());
+            let (service, port) = (&route.service, route.port);
             list(workload, &|| why_unused(state, route, service, port, workload));
         }
         return;
     }
     let snapshot = state.snapshot;
-    let services: Vec<_> = match route.matched_by() {
+    let services: Vec<_> = match &route.matched_by {
         MatchedBy::Alias(alias) => {
-            let behind = snapshot.behind(alias, route.requested().port);
+            let behind = snapshot.behind(alias, route.authority.port);
             let behind =
                 behind.filter_map(|(host, port)| Some((snapshot.service_or_derived(host)?, port)));
             behind.collect()
         }
-        _ => vec![(route.service(), route.port())],
+        _ => vec![(&route.service, route.port)],
     };
     let keys = services.iter().map(|(service, port)| (service.key(), *service, *port));
     let keys: Vec<_> = keys.collect();
@@ -398,8 +398,8 @@ fn why_unused(
 ) -> String {
     let why = exclusion_reason(state.snapshot, &service.definition, workload, port);
     let why =
-        why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.requires_waypoint());
-    let (region, subset) = match route.matched_by() {
+        why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.by_waypoint);
+    let (region, subset) = match &route.matched_by {
         MatchedBy::Alias(alias) => (alias.region.as_deref(), alias.subset.as_ref()),
         _ => (None, None),
     };

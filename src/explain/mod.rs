@@ -298,7 +298,7 @@ impl Explainer<'_> {
     /// inside it.
     fn explain_strict_sni(self, peer: &Peer, permit: Permit, answer: &mut Answer) -> Outcome {
         let outcome = endpoints::run(self, peer, &permit, RejectionForm::Status, answer);
-        let endpoint = permit.route().endpoints().endpoints.first().cloned();
+        let endpoint = permit.route().endpoints.endpoints.first().cloned();
         let (true, Some(endpoint)) = (outcome.opened, endpoint) else {
             return outcome;
         };

@@ -108,17 +108,17 @@ pub(super) fn unrouted(
 /// Describes the permission of a tunnel to leave the network; none if no other network has
 /// instances of the service.
 pub(super) fn transit(route: &Route) -> Option<String> {
-    let networks = &route.service().other_networks;
+    let networks = &route.service.other_networks;
     if networks.is_empty() {
         return None;
     }
     let networks = networks.join(", ");
-    let transit = route.transit();
+    let transit = route.transit;
     Some(match transit {
-        _ if route.is_passthrough() => {
+        _ if route.passthrough => {
             format!("off on TLS listeners; other instances are in {networks}")
         }
-        _ if route.requires_waypoint() => {
+        _ if route.by_waypoint => {
             format!("off for tunnels to a waypoint; other instances are in {networks}")
         }
         Transit::Off => format!(
@@ -137,12 +137,12 @@ pub(super) fn other_network(
     network: &str,
     by_location: impl FnOnce() -> Option<ExclusionReason>,
 ) -> String {
-    let mut endpoints = route.endpoints().endpoints.iter();
+    let mut endpoints = route.endpoints.endpoints.iter();
     let is_through = |remote: &RemoteGateway| *remote.network == *network;
     let is_reached = endpoints.any(|one| one.remote.as_deref().is_some_and(is_through));
-    let is_subset = matches!(route.matched_by(), MatchedBy::Alias(alias) if alias.subset.is_some());
+    let is_subset = matches!(&route.matched_by, MatchedBy::Alias(alias) if alias.subset.is_some());
     let or = if is_subset { ", or instances outside the subset" } else { "" };
-    match route.transit() {
+    match route.transit {
         _ if is_reached => format!("in network {network}, reached through its gateways"),
         Transit::Off => format!("in network {network}, and transit is off"),
         _ => match by_location() {
@@ -154,21 +154,21 @@ pub(super) fn other_network(
 
 /// Describes a route, and the reason for which it does or does not go to a waypoint.
 pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow {
-    let service = route.service();
+    let service = &route.service;
     let (by, mut description) = matched(snapshot, route);
-    let collision = match (route.matched_by(), &route.requested().host) {
+    let collision = match (&route.matched_by, &route.authority.host) {
         (MatchedBy::Service, Host::Ip(ip)) => snapshot.vip_collision(*ip),
         _ => snapshot.collision(&service.hostname),
     };
     description.extend(collision.map(|collision| format!("; {collision}")));
-    let is_tls = route.is_passthrough();
+    let is_tls = route.passthrough;
     let route_by = if is_tls { "sni" } else { "authority" };
     RouteRow {
         service: service.key(),
-        port: route.port(),
+        port: route.port,
         by: by.to_owned(),
         description,
-        by_waypoint: route.requires_waypoint(),
+        by_waypoint: route.by_waypoint,
         waypoint: waypoint(snapshot, peer, route),
         route_by: route_by.to_owned(),
     }
@@ -176,9 +176,9 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
 
 /// Returns the rule that leads from the authority to the service, as identifier and as text.
 fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
-    let hostname = &route.service().hostname;
+    let hostname = &route.service.hostname;
     let fixed = |by, description: &str| (by, description.to_owned());
-    match (route.matched_by(), &route.requested().host) {
+    match (&route.matched_by, &route.authority.host) {
         (MatchedBy::Service, Host::Name(name)) if **name == **hostname => {
             fixed("hostname", "its hostname")
         }
@@ -212,12 +212,12 @@ fn describe_alias(alias: &Alias) -> String {
 }
 
 fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
-    let definition = &route.service().definition;
+    let definition = &route.service.definition;
     if definition.waypoints.is_empty() {
         return None;
     }
     let names = definition.waypoint_names();
-    let origin = match route.origin() {
+    let origin = match route.origin {
         Origin::Workload => "no x-istio-source",
         Origin::Waypoint => "x-istio-source: waypoint",
         Origin::Gateway => "x-istio-source: gateway",
@@ -227,8 +227,8 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
             "bypasses its waypoint {names}: the peer sends {origin}, and is trusted"
         ));
     }
-    let why = match route.origin() {
-        _ if route.is_passthrough() => "TLS listeners trust no peer as a waypoint".to_owned(),
+    let why = match route.origin {
+        _ if route.passthrough => "TLS listeners trust no peer as a waypoint".to_owned(),
         Origin::Workload => format!("the peer sends {origin}"),
         Origin::Gateway if definition.ingress_use_waypoint => {
             format!("the peer sends {origin}, and the service uses its waypoint for gateways too")
@@ -246,7 +246,7 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
         ),
     };
     let there = match snapshot.usable_waypoints(definition).next() {
-        Some(_) if !route.is_passthrough() => "",
+        Some(_) if !route.passthrough => "",
         Some(_) => ", which has no endpoint for this tunnel",
         None => ", which is unknown or has no HBONE endpoint",
     };
@@ -350,7 +350,7 @@ pub(super) fn rule(
     route: &Route,
     rejection: Option<&Rejection>,
 ) -> RuleRow {
-    if route.is_granted_by_listener() {
+    if route.granted_by_listener {
         let description = "allowed by the listener's own route for all clients of the listener";
         return RuleRow {
             allowed: true,
@@ -446,8 +446,8 @@ pub(super) fn first_peer(snapshot: &Snapshot, peer: &Peer, source: Option<&str>)
 
 /// Returns the service ports that have to be exposed: for an alias, all behind it.
 fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Subject<'a>> {
-    let requested = route.requested();
-    let ports = snapshot.exposed_ports(requested, route.service_port(), route.matched_by());
+    let requested = &route.authority;
+    let ports = snapshot.exposed_ports(requested, route.service_port(), &route.matched_by);
     let subject = |(to, matched_by): (ServicePort<'a>, &MatchedBy)| Subject {
         to,
         is_workload: matches!(matched_by, MatchedBy::Workload(_)),

@@ -93,7 +93,7 @@ pub async fn run(
         Ok(dialling) => {
             pick.endpoint().state.begin_dial(started);
             let connected = match remote::target(pick.endpoint()) {
-                None if pick.route().binding().is_some() => {
+                None if pick.route().binding.is_some() => {
                     let detail = "the endpoint of a binding has no gateway";
                     Err(Failure::new(Reason::NoEndpoint, detail))
                 }
@@ -123,7 +123,7 @@ pub async fn run(
             let source = source_of(peer, route.first_peer());
             endpoint.state.record_source(source, now);
             if endpoint.remote.is_none() {
-                route.endpoints().dial_succeeded(endpoint, now);
+                route.endpoints.dial_succeeded(endpoint, now);
             }
             data_path.metrics.dial_succeeded();
             record.end_dial(now, time);

@@ -96,7 +96,7 @@ pub(super) async fn open(
     traceparent: Option<String>,
     deadline: Instant,
 ) -> Result<Stream, Failure> {
-    let binding = pick.route().binding();
+    let binding = pick.route().binding.as_ref();
     if peer.is_unauthenticated() && binding.is_none() {
         let what = "endpoints of other networks are reached only from HBONE listeners";
         return Err(Failure::new(Reason::DialDenied, what));
@@ -105,7 +105,7 @@ pub(super) async fn open(
     let Some(holders) = pick.holders() else {
         return Err(Failure::new(Reason::OverShare, "the tunnel has no source"));
     };
-    let at = (&**pick.route().endpoints(), &**pick.endpoint());
+    let at = (&*pick.route().endpoints, &**pick.endpoint());
     let tunnel = send(data_path, at, (target, holders.source()), &request, deadline).await?;
     let Some(binding) = binding.filter(|binding| binding.is_inner_hbone()) else {
         return Ok(tunnel);
@@ -272,7 +272,7 @@ fn request(
     let forwarded = pick.route().forwarded();
     let traceparent = traceparent.map(str::as_bytes);
     let own = data_path.outer.own_hash(&data_path.reader.load());
-    if let Some(binding) = pick.route().binding() {
+    if let Some(binding) = &pick.route().binding {
         let via = own.and_then(|own| Via::default().with(own));
         let early = || Failure::new(Reason::GatewayUnreachable, "no certificate yet");
         let mut request = Request::new(binding.authority.to_string(), &via.ok_or_else(early)?);

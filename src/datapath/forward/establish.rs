@@ -87,7 +87,7 @@ impl NewTunnel {
             self.record.set_detail(why.to_owned());
             Reason::Revoked
         })?;
-        if permit.route().endpoints().endpoints.is_empty() {
+        if permit.route().endpoints.endpoints.is_empty() {
             let clusters = binding.clusters();
             let detail = format!("no gateway of {clusters} has an address, except evacuated ones");
             let unused = binding.endpoints.unused(&snapshot).into_iter().take(UNUSED_SHOWN_MAX);
@@ -108,7 +108,7 @@ impl NewTunnel {
     pub(super) fn load(&self, permit: &Permit) -> ServiceLoad {
         let snapshot = self.data_path.reader.load();
         let route = permit.route();
-        let here = route.service().ports.get(&route.port());
+        let here = route.service.ports.get(&route.port);
         let of_service = policy::free_percent(&snapshot, &self.peer, route);
         ServiceLoad {
             ready: here.map_or(0, |set| set.weight()),
@@ -164,7 +164,7 @@ impl NewTunnel {
     /// Returns the tunnel to the endpoint that was dialled.
     pub(super) fn open(self, upstream: Upstream, guards: Option<StreamGuards>) -> Open {
         let Self { data_path, peer, generation, mut record } = self;
-        let endpoint = upstream.grant.endpoint();
+        let endpoint = &upstream.grant.endpoint;
         let proximity = proximity(&data_path.reader.load(), endpoint);
         let remote = remote_network(endpoint);
         let workload = endpoint.labels();
@@ -192,7 +192,7 @@ pub fn decide_connect(
     dial::remote::check_loop(own, target.forwarded())?;
     let route = route::resolve(snapshot, peer, target)?;
     let of = route.service_port();
-    let of_service = snapshot.route_by(route.requested(), of, route.matched_by());
+    let of_service = snapshot.route_by(&route.authority, of, &route.matched_by);
     let route_by = of_service.unwrap_or_else(|| peer.listener.rules().route_by());
     Ok((policy::run(snapshot, peer, route)?, route_by))
 }
@@ -241,7 +241,7 @@ fn record_decision<T>(
     };
     if let Some(route) = route {
         let first_peer = route.first_peer().map(|first| &*first.principal);
-        record.set_service(labels(route.service()), first_peer);
+        record.set_service(labels(&route.service), first_peer);
     } else if let Err(Rejection { reason: Reason::BadSource, .. }) = decided {
         record.set_detail("x-strait-source is malformed, or was sent twice".to_owned());
     }
@@ -263,17 +263,17 @@ async fn pick_and_dial(
     let mut tries = Tries::new(permit.route().is_from_client(), deadline);
     let links = data_path.link_factors(peer);
     let mut reason = permit.route().reason_without_endpoint();
-    if permit.route().endpoints().endpoints.is_empty()
+    if permit.route().endpoints.endpoints.is_empty()
         && let Some(why) = permit.route().detail()
     {
         record.set_detail(why);
     }
     while Instant::now() < deadline {
-        tries.admit(permit.route().endpoints(), deadline, record)?;
+        tries.admit(&permit.route().endpoints, deadline, record)?;
         let Ok(pick) = balance::pick(permit, &tries.tried, &links) else {
             break;
         };
-        let (endpoints, endpoint) = (pick.route().endpoints(), pick.endpoint());
+        let (endpoints, endpoint) = (&pick.route().endpoints, pick.endpoint());
         if dial::remote::avoid(data_path, endpoints, endpoint) {
             permit = pick.into_permit();
             continue;
@@ -293,7 +293,7 @@ async fn pick_and_dial(
         };
         let detail = failed.detail;
         (reason, permit) = (failed.reason, failed.permit);
-        let (endpoints, failure) = (permit.route().endpoints(), Failure { reason, detail });
+        let (endpoints, failure) = (&permit.route().endpoints, Failure { reason, detail });
         tries.next(data_path, failure, endpoints, failed.endpoint, record)?;
     }
     Err(reason)

@@ -209,10 +209,10 @@ impl Open {
     /// TCP and ztunnel have no such memory, and it would take a table of peers and endpoints.
     fn update_endpoint_health(&mut self, outcome: &CopyOutcome, silence: Option<Duration>) {
         let (grant, now) = (&self.upstream.grant, Instant::now());
-        let (endpoint, has_answered) = (grant.endpoint(), self.record.sent_bytes() > 0);
+        let (endpoint, has_answered) = (&grant.endpoint, self.record.sent_bytes() > 0);
         // Inside the tunnel of a binding, the workload was verified, and not the gateway resets.
         let is_early = !self.peer.is_unauthenticated()
-            && grant.binding().is_none()
+            && grant.binding.is_none()
             && now.saturating_duration_since(self.since) < EARLY_RESET_MAX_AGE
             && !has_answered;
         let is_unprovoked = self.record.received_bytes() == 0;

@@ -203,7 +203,7 @@ impl ConnectionTunnel {
         // a binding is behind a gateway, which judges it.
         let silence = (open.record.sent_bytes() == 0).then(|| open.since.elapsed());
         if open.record.sent_bytes() > 0 {
-            open.upstream.grant.endpoint().state.record_answer();
+            open.upstream.grant.endpoint.state.record_answer();
         }
         // Before the sockets, so that a client that sees the end finds it counted.
         let delivery = open.finish(&outcome, silence);

@@ -46,8 +46,8 @@ pub(super) async fn establish(
 pub fn target(outer: &Permit, name: Option<&str>) -> Result<Target, Reason> {
     let route = outer.route();
     Ok(Target {
-        authority: sni::authority_of(name.ok_or(Reason::UnknownSni)?, route.requested().port),
-        origin: route.origin(),
+        authority: sni::authority_of(name.ok_or(Reason::UnknownSni)?, route.authority.port),
+        origin: route.origin,
         forwarded: route.forwarded().cloned().map(Box::new),
     })
 }

@@ -235,7 +235,7 @@ impl TunnelCopy {
             }
         } else if !self.flags.has_first_bytes && slices.iter().any(|slice| !slice.is_empty()) {
             self.flags.has_first_bytes = true;
-            let is_remote = self.open.upstream.grant.endpoint().remote.is_some();
+            let is_remote = self.open.upstream.grant.endpoint.remote.is_some();
             let mut awaited = AwaitedAnswer { is_remote, ..AwaitedAnswer::default() };
             if awaited.read(slices, record)? {
                 self.awaited = Some(Box::new(awaited));
@@ -397,7 +397,7 @@ impl TunnelCopy {
         downstream.moved += read.bytes;
         self.open.record.add_sent(read.bytes as u64);
         if let Some(awaited) = self.awaited.take() {
-            self.open.upstream.grant.endpoint().state.record_answer();
+            self.open.upstream.grant.endpoint.state.record_answer();
             if let Some(since) = awaited.since {
                 self.open.record.inner_hello_answered(since.elapsed());
             }

@@ -111,10 +111,10 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
         return HashMap::new();
     };
     for _ in 0..PICKS {
-        if kept.requires_waypoint() {
+        if kept.by_waypoint {
             kept = route().expect("a route");
         }
-        if let Some(endpoint) = choose(kept.endpoints(), &Tried::default(), &links) {
+        if let Some(endpoint) = choose(&kept.endpoints, &Tried::default(), &links) {
             let key = Arc::as_ptr(endpoint);
             counts.entry(key).or_insert_with(|| (Arc::clone(endpoint), 0)).1 += 1;
         }

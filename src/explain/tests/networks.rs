@@ -19,7 +19,7 @@ fn rejection(of: &Generated) -> Option<Reason> {
             Err(permit) => Some(permit.route().reason_without_endpoint()),
             // The generated gateways fail in no other way.
             Ok(pick) => {
-                let endpoints = &pick.route().endpoints().endpoints;
+                let endpoints = &pick.route().endpoints.endpoints;
                 let remote = |one: &Arc<Endpoint>| one.remote.clone();
                 let is_unknown = |of: Arc<RemoteGateway>| !of.is_verifiable();
                 let mut remote = endpoints.iter().map(remote);

@@ -69,7 +69,7 @@ fn a_first_peer_outside_the_trust_set_is_refused_where_anyone_is_permitted() {
         assert_eq!(permit.is_ok(), is_permitted, "{source}");
     }
     let grant = permit(&snapshot, &peer, Some(NORTH)).expect("a permit");
-    let endpoint = Arc::clone(&grant.route().endpoints().endpoints[0]);
+    let endpoint = Arc::clone(&grant.route().endpoints.endpoints[0]);
     let grant = grant.into_grant(endpoint);
     assert_eq!(policy::still_allowed(&snapshot, &peer, &grant), Ok(()));
     let change = Change {
@@ -86,7 +86,7 @@ fn an_open_tunnel_ends_when_its_first_peer_loses_the_service() {
     let first = snapshot(&both, trust());
     let peer = peer_of(&first, GATEWAY, Transit::Always);
     let permit = permit(&first, &peer, Some(CLIENT)).expect("a permit");
-    let endpoint = Arc::clone(&permit.route().endpoints().endpoints[0]);
+    let endpoint = Arc::clone(&permit.route().endpoints.endpoints[0]);
     let grant = permit.into_grant(endpoint);
     for (audiences, is_kept) in [(&both[..], true), (&both[..1], false), (&both[1..], false)] {
         let next = snapshot(audiences, trust());

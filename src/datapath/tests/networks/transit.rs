@@ -24,7 +24,7 @@ fn an_open_tunnel_to_another_network_ends_with_the_grant_of_transit() {
     let peer = peer_of(&first, CLIENT, Transit::Always);
     let grant = |is_remote: bool| {
         let permit = permit(&first, &peer, "echo.app:80", false).expect("a permit");
-        let mut endpoints = permit.route().endpoints().endpoints.iter();
+        let mut endpoints = permit.route().endpoints.endpoints.iter();
         let endpoint = endpoints.find(|one| one.remote.is_some() == is_remote);
         let endpoint = Arc::clone(endpoint.expect("an endpoint"));
         permit.into_grant(endpoint)

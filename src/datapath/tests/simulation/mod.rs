@@ -224,7 +224,7 @@ impl Simulation {
             let Ok(pick) = balance::pick(permit, &tunnel.tried, NO_LINK_FACTORS) else {
                 break;
             };
-            if remote::avoid(&self.data_path, pick.route().endpoints(), pick.endpoint()) {
+            if remote::avoid(&self.data_path, &pick.route().endpoints, pick.endpoint()) {
                 permit = pick.into_permit();
                 continue;
             }
@@ -280,7 +280,7 @@ impl Simulation {
             self.opened(pick, tunnel.second);
             return;
         }
-        if remote::has_alternative(&self.data_path, pick.route().endpoints(), &target) {
+        if remote::has_alternative(&self.data_path, &pick.route().endpoints, &target) {
             self.data_path.outer.eject(&target);
         }
         let endpoint = Arc::clone(pick.endpoint());
