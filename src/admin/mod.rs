@@ -33,7 +33,7 @@ use crate::config::Config;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::OwnedPool;
 use crate::snapshot::{EndpointSet, Publisher, Reader};
-use crate::status::{RemoteGatewayStatus, Status};
+use crate::status::{GatewayRow, Status};
 use crate::telemetry::{LogHandle, Metrics};
 
 use scrape::Scrapes;
@@ -79,7 +79,7 @@ pub struct AdminState {
     /// Issuers of peers' certificates.
     pub issuers: Source<Vec<IssuerRow>>,
     /// Gateways of other networks.
-    pub remote_gateways: Source<Vec<RemoteGatewayStatus>>,
+    pub remote_gateways: Source<Vec<GatewayRow>>,
     /// Gateways of bindings, by the names of their listeners.
     pub bindings: Source<Vec<(Arc<str>, Arc<EndpointSet>)>>,
     /// Identities of peers with open tunnels, and the number of these.

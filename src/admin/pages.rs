@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Listener;
+pub use crate::status::GatewayRow;
 use crate::status::{Discovery, HeldRemovals, HostnameStatuses, LinkUsage, ResourceUsage, rfc3339};
 
 /// State of the gateway. `L` is the listener: the commands read a part of [`ListenerRow`].
@@ -186,28 +187,6 @@ pub struct ReloadRow {
     /// True if the content is in use, except for the parts that `error` names.
     pub in_use: bool,
     pub error: Option<String>,
-}
-
-/// Gateway of another network.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct GatewayRow {
-    pub address: SocketAddr,
-    pub network: String,
-    pub cluster: String,
-    pub state: String,
-    pub connections: usize,
-    pub sources: usize,
-    pub tunnels: usize,
-    pub rtt: Option<String>,
-    pub rtt_microseconds: Option<u128>,
-    pub share: String,
-    pub share_percent: u32,
-    pub ejections: u64,
-    pub error: String,
-    pub identity: Option<Arc<str>>,
-    #[serde(with = "rfc3339::option")]
-    pub expires: Option<SystemTime>,
 }
 
 /// Services of the mesh, up to the limit.

@@ -15,8 +15,8 @@ use crate::datapath::limits::admission::Admission;
 use crate::lifecycle::Lifecycle;
 use crate::limits::OwnedPool;
 use crate::responder::{self, Responder};
-use crate::snapshot::EndpointSet;
-use crate::status::{RemoteGatewayStatus, Status};
+use crate::snapshot::{EndpointSet, RemoteGateway};
+use crate::status::{GatewayRow, Status};
 use crate::telemetry::LogHandle;
 
 use super::hand_over::sockets::SocketSource;
@@ -188,15 +188,16 @@ fn pools(app: &App, responder: &Responder) -> Vec<OwnedPool> {
 
 /// Returns the gateways of other networks: those that tunnels have used, and those that the mesh
 /// and the configuration name besides.
-fn remote_gateways(data_path: &DataPath) -> Vec<RemoteGatewayStatus> {
+fn remote_gateways(data_path: &DataPath) -> Vec<GatewayRow> {
     let mut rows = data_path.outer.status();
-    let used: HashSet<_> = rows.iter().map(|row| (row.address, Arc::clone(&row.network))).collect();
+    let used: HashSet<_> = rows.iter().map(|row| (row.address, row.network.clone())).collect();
     let snapshot = data_path.reader.snapshot();
     let known = snapshot.remote_gateways();
-    let unused = known.filter(|(address, of)| !used.contains(&(*address, Arc::clone(&of.network))));
-    let rows_of_unused =
-        unused.map(|(address, of)| RemoteGatewayStatus::unused(address, &of.network, &of.cluster));
-    rows.extend(rows_of_unused);
+    let unused = known.filter(|(address, of)| !used.contains(&(*address, of.network.to_string())));
+    let row = |(address, of): (_, Arc<RemoteGateway>)| {
+        GatewayRow::new(address, [&of.network, &of.cluster], None, 100)
+    };
+    rows.extend(unused.map(row));
     rows.sort_by_key(|row| row.address);
     rows
 }

@@ -18,7 +18,7 @@ use crate::reason::Reason;
 #[cfg(test)]
 use crate::snapshot::EndpointState;
 use crate::snapshot::{FACTOR_ONE, Reader};
-use crate::status::RemoteGatewayStatus;
+use crate::status::GatewayRow;
 use crate::tls::InboundTls;
 
 use super::connection::{self, CONNECT_DEADLINE, Connection, Slot};
@@ -521,7 +521,7 @@ impl GatewayConnections {
     }
 
     /// Returns the state for the status page.
-    pub(super) fn status(&self) -> RemoteGatewayStatus {
+    pub(super) fn status(&self) -> GatewayRow {
         let connections = self.connections.lock();
         let newest = connections.open().max_by_key(|one| one.state.epoch);
         let newest = newest.map(|one| &one.state);
@@ -537,20 +537,19 @@ impl GatewayConnections {
             (None, 0) => "failed",
         };
         let sources = connections.by_source.values();
-        RemoteGatewayStatus {
-            address: self.target.address,
-            network: Arc::clone(&self.target.gateway.network),
-            cluster: Arc::clone(&self.target.gateway.cluster),
-            state,
+        let of = [&*self.target.gateway.network, &*self.target.gateway.cluster];
+        let rtt = newest.map(|_| self.rtt.lock().least());
+        let share = self.weight_factor() * 100 / FACTOR_ONE;
+        GatewayRow {
+            state: state.to_owned(),
             connections: connections.open().count(),
             sources: sources.filter(|own| !own.open.is_empty()).count(),
-            streams: connections.open().map(|one| one.state.streams()).sum(),
-            rtt: newest.map(|_| self.rtt.lock().least()),
-            share_percent: self.weight_factor() * 100 / FACTOR_ONE,
+            tunnels: connections.open().map(|one| one.state.streams()).sum(),
             ejections: connections.ejections,
-            last_error: connections.last_error.clone(),
+            error: connections.last_error.clone(),
             identity: newest.map(|state| Arc::clone(&state.peer.identity.uri)),
-            not_after: newest.map(|state| state.peer.not_after()),
+            expires: newest.map(|state| state.peer.not_after()),
+            ..GatewayRow::new(self.target.address, of, rtt, share)
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::lifecycle::Lifecycle;
 use crate::limits::{self, OwnedPool, Source};
 use crate::snapshot::{Reader, Snapshot};
-use crate::status::RemoteGatewayStatus;
+use crate::status::GatewayRow;
 use crate::tls::InboundTls;
 use crate::wire::GatewayHash;
 
@@ -208,7 +208,7 @@ impl Pool {
     }
 
     /// Returns the state of all gateways, in the order of their addresses.
-    pub fn status(&self) -> Vec<RemoteGatewayStatus> {
+    pub fn status(&self) -> Vec<GatewayRow> {
         let mut rows: Vec<_> = self.all().iter().map(|one| one.status()).collect();
         rows.sort_by_key(|row| row.address);
         rows

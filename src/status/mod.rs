@@ -27,7 +27,7 @@ use crate::labels::labelled;
 pub use self::certificate::{Certificate, CertificateInfo};
 pub use self::discovery::{Discovery, HeldRemovals, Rejection, ResourceType, Unused};
 pub use self::link::{LinkUsage, ReducedLink};
-pub use self::remote::{ProbeResult, RemoteGatewayStatus};
+pub use self::remote::{GatewayRow, ProbeResult};
 pub use self::workload::{PodName, WorkloadLabels};
 
 labelled! {

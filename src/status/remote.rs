@@ -4,6 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
+use super::rfc3339;
 use crate::labels::labelled;
 
 labelled! {
@@ -21,48 +24,59 @@ labelled! {
 }
 
 /// Gateway of another network, with its connections.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemoteGatewayStatus {
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GatewayRow {
     pub address: SocketAddr,
-    pub network: Arc<str>,
+    pub network: String,
     /// Cluster that its certificate has to belong to; empty if any.
-    pub cluster: Arc<str>,
+    pub cluster: String,
     /// `ready`, `connecting`, `silent`, `ejected`, `failed`, `idle` or, for
     /// three intervals after a probe without a connection, `healthy`.
-    pub state: &'static str,
+    pub state: String,
     pub connections: usize,
     pub sources: usize,
-    pub streams: usize,
+    pub tunnels: usize,
     /// Least round trip time of the PINGs of the last five minutes.
-    pub rtt: Option<Duration>,
+    pub rtt: Option<String>,
+    pub rtt_microseconds: Option<u128>,
+    pub share: String,
     /// Factor of its weights by its round trip time, in percent.
     pub share_percent: u32,
     /// Number of ejections since the start.
     pub ejections: u64,
     /// Cause of the last failure or of the last end of a connection; empty if none.
-    pub last_error: String,
+    pub error: String,
     pub identity: Option<Arc<str>>,
     /// First expiry in the chain of its certificate.
-    pub not_after: Option<SystemTime>,
+    #[serde(with = "rfc3339::option")]
+    pub expires: Option<SystemTime>,
 }
 
-impl RemoteGatewayStatus {
-    /// Returns the state of a gateway that no tunnel has used yet.
-    pub fn unused(address: SocketAddr, network: &Arc<str>, cluster: &Arc<str>) -> Self {
+impl GatewayRow {
+    /// Returns the row of a gateway of a network and cluster that no tunnel has used yet.
+    pub fn new(
+        address: SocketAddr,
+        [network, cluster]: [&str; 2],
+        rtt: Option<Duration>,
+        share_percent: u32,
+    ) -> Self {
         Self {
             address,
-            network: Arc::clone(network),
-            cluster: Arc::clone(cluster),
-            state: "idle",
+            network: network.to_owned(),
+            cluster: cluster.to_owned(),
+            state: "idle".to_owned(),
             connections: 0,
             sources: 0,
-            streams: 0,
-            rtt: None,
-            share_percent: 100,
+            tunnels: 0,
+            rtt: rtt.map(|rtt| humantime::format_duration(rtt).to_string()),
+            rtt_microseconds: rtt.map(|rtt| rtt.as_micros()),
+            share: format!("{share_percent}%"),
+            share_percent,
             ejections: 0,
-            last_error: String::new(),
+            error: String::new(),
             identity: None,
-            not_after: None,
+            expires: None,
         }
     }
 }

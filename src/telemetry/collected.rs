@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use super::sets::encode_as;
 use crate::limits::OwnedPool;
 use crate::limits::turns::UsedTime;
-use crate::status::RemoteGatewayStatus;
+use crate::status::GatewayRow;
 use crate::wire::DrainTarget;
 
 /// Limit of gateways with metrics. Those with the lowest addresses have them.
@@ -145,7 +145,7 @@ impl Collector for Collected<ListenerUp> {
     }
 }
 
-impl Collector for Collected<RemoteGatewayStatus> {
+impl Collector for Collected<GatewayRow> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let connections = Family::<Labels, Gauge>::default();
         let tunnels = Family::<Labels, Gauge>::default();
@@ -158,18 +158,17 @@ impl Collector for Collected<RemoteGatewayStatus> {
             return Ok(());
         }
         for row in rows.iter().take(GATEWAYS_MAX) {
-            let labels =
-                [("network", row.network.to_string()), ("gateway", row.address.to_string())];
+            let labels = [("network", row.network.clone()), ("gateway", row.address.to_string())];
             let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
             connections.get_or_create(&labels).set(count(row.connections));
-            tunnels.get_or_create(&labels).set(count(row.streams));
+            tunnels.get_or_create(&labels).set(count(row.tunnels));
             let is_ejected = i64::from(row.state == "ejected");
             ejected.get_or_create(&labels).set(is_ejected);
             ejections.get_or_create(&labels).inc_by(row.ejections);
             let factor = f64::from(row.share_percent) / 100.0;
             share.get_or_create(&labels).set(factor);
-            if let Some(time) = row.rtt {
-                rtt.get_or_create(&labels).set(time.as_secs_f64());
+            if let Some(micros) = row.rtt_microseconds {
+                rtt.get_or_create(&labels).set(micros as f64 / 1e6);
             }
         }
         let metrics: [(&str, &str, &dyn EncodeMetric); 6] = [

@@ -18,15 +18,15 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::pages::{
-    CertificateRow, CrlRow, DrainedRow, GatewayRow, IssuerRow, ListenerRow, LocalityRow,
-    MeshCounts, ReloadRow, ServiceEndpointRow, ServiceRow, ServiceRows, SourceRow, StatusPage,
+    CertificateRow, CrlRow, DrainedRow, IssuerRow, ListenerRow, LocalityRow, MeshCounts, ReloadRow,
+    ServiceEndpointRow, ServiceRow, ServiceRows, SourceRow, StatusPage,
 };
 use super::view::{Member, View};
 use super::{AdminState, pending};
 use crate::config::{Config, Discovery};
 use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
-use crate::status::{Certificate, Crl, ReloadSource, RemoteGatewayStatus, ResourceUsage};
+use crate::status::{Certificate, Crl, ReloadSource, ResourceUsage};
 use crate::wire::DrainTarget;
 
 use exposure::{AnonymousAccess, exposed_to};
@@ -103,7 +103,6 @@ pub(super) fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> St
     let status = &state.status;
     let pending = pending(status, &state.lifecycle);
     let listeners = (state.listeners)();
-    let gateways = (state.remote_gateways)().into_iter();
     let mut issuers = (state.issuers)();
     issuers.sort_by(|one, other| {
         let count = |row: &IssuerRow| row.accepted.saturating_add(row.refused);
@@ -138,7 +137,7 @@ pub(super) fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> St
         certificates: status.certificates().into_iter().map(certificate_row).collect(),
         crls: status.crls.lock().clone().into_iter().map(crl_row).collect(),
         issuers,
-        gateways: gateways.map(GatewayRow::from).collect(),
+        gateways: (state.remote_gateways)(),
         reloads: Vec::new(),
         hosts: status.hosts(),
         shares: shares(state),
@@ -203,28 +202,6 @@ fn certificate_row(certificate: Certificate) -> CertificateRow {
         serial: leaf.serial,
         expires: leaf.expires,
         renewal_problem,
-    }
-}
-
-impl From<RemoteGatewayStatus> for GatewayRow {
-    fn from(row: RemoteGatewayStatus) -> Self {
-        Self {
-            address: row.address,
-            network: row.network.to_string(),
-            cluster: row.cluster.to_string(),
-            state: row.state.to_owned(),
-            connections: row.connections,
-            sources: row.sources,
-            tunnels: row.streams,
-            rtt: row.rtt.map(|time| humantime::format_duration(time).to_string()),
-            rtt_microseconds: row.rtt.map(|time| time.as_micros()),
-            share: format!("{}%", row.share_percent),
-            share_percent: row.share_percent,
-            ejections: row.ejections,
-            error: row.last_error,
-            identity: row.identity,
-            expires: row.not_after,
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::admin::AdminState;
 use crate::admin::pages::{IssuerRow, LinkRow, LinkTraffic, LoadRow, PeerTunnels, PeersPage};
 use crate::config::Config;
 use crate::snapshot::{EndpointSet, FACTOR_ONE, Snapshot};
-use crate::status::RemoteGatewayStatus;
+use crate::status::GatewayRow;
 use crate::wire::UNKNOWN_CLUSTER;
 
 /// Limit of listed loads.
@@ -45,8 +45,8 @@ pub(in crate::admin) fn page(state: &AdminState) -> PeersPage {
         links: links(&config, &snapshot, &gateways, &issuers),
         budgets: state.metrics.budgets.usages(),
         peers: tunnels(&snapshot, &gateways, (state.peer_tunnels)()),
-        gateways: gateways.into_iter().map(Into::into).collect(),
         loads: loads(&snapshot, &(state.bindings)()),
+        gateways,
     }
 }
 
@@ -85,7 +85,7 @@ fn loads(snapshot: &Snapshot, bindings: &[(Arc<str>, Arc<EndpointSet>)]) -> Vec<
 fn links(
     config: &Config,
     snapshot: &Snapshot,
-    gateways: &[RemoteGatewayStatus],
+    gateways: &[GatewayRow],
     issuers: &[IssuerRow],
 ) -> Vec<LinkRow> {
     let own = &*config.gateway.cluster;
@@ -108,7 +108,7 @@ fn links(
             configured.is_none_or(|links| links.iter().any(|link| is_ours(&link.from, &link.to)));
         let behind = gateways.iter().filter(|gateway| *gateway.cluster == *cluster);
         let ready = behind.clone().filter(|gateway| gateway.state == "ready");
-        let tunnels: usize = behind.clone().map(|gateway| gateway.streams).sum();
+        let tunnels: usize = behind.clone().map(|gateway| gateway.tunnels).sum();
         let of_cluster = |row: &&IssuerRow| row.cluster.as_deref() == Some(cluster);
         let issuers = issuers.iter().filter(of_cluster);
         let accepted: u64 = issuers.clone().map(|row| row.accepted).sum();
@@ -135,7 +135,7 @@ fn links(
 /// Returns a row for each identity of a gateway of another network with a connection or tunnels.
 fn tunnels(
     snapshot: &Snapshot,
-    gateways: &[RemoteGatewayStatus],
+    gateways: &[GatewayRow],
     inbound: Vec<(Arc<str>, usize)>,
 ) -> Vec<PeerTunnels> {
     let mut rows: BTreeMap<Arc<str>, PeerTunnels> = BTreeMap::new();
@@ -148,7 +148,7 @@ fn tunnels(
     };
     for gateway in gateways {
         if let Some(identity) = &gateway.identity {
-            row(identity, 0, gateway.streams);
+            row(identity, 0, gateway.tunnels);
         }
     }
     for (identity, open) in inbound {
@@ -175,15 +175,14 @@ mod tests {
     use crate::snapshot::{BoundEndpoints, NetworkRule, NetworkTable, ServiceVisibility, TrustSet};
     use crate::wire::ServiceLoad;
 
-    fn gateway() -> RemoteGatewayStatus {
-        let address = ([192, 0, 2, 1], 15008).into();
-        RemoteGatewayStatus {
-            state: "ready",
+    fn gateway() -> GatewayRow {
+        let (address, rtt) = (([192, 0, 2, 1], 15008).into(), Duration::from_millis(20));
+        GatewayRow {
+            state: "ready".to_owned(),
             connections: 1,
-            streams: 7,
-            rtt: Some(Duration::from_millis(20)),
+            tunnels: 7,
             identity: Some("spiffe://west.local/ns/g/sa/g".into()),
-            ..RemoteGatewayStatus::unused(address, &"west-net".into(), &"west".into())
+            ..GatewayRow::new(address, ["west-net", "west"], Some(rtt), 100)
         }
     }
 
@@ -192,8 +191,7 @@ mod tests {
         let mut fixture = fixture();
         let other = ([192, 0, 2, 2], 15008).into();
         fixture.state.remote_gateways = Arc::new(move || {
-            let unused = RemoteGatewayStatus::unused(other, &"west-net".into(), &"west".into());
-            vec![gateway(), unused]
+            vec![gateway(), GatewayRow::new(other, ["west-net", "west"], None, 100)]
         });
         fixture.state.peer_tunnels = Arc::new(|| {
             let gateway = "spiffe://north.local/ns/g/sa/g".into();

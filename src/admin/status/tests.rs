@@ -12,7 +12,9 @@ use crate::config::{
     TlsRouting,
 };
 use crate::limits::{OwnedPool, Pool, Resource, Source};
-use crate::status::{Discovery as Stream, HostnameStatus, Rejection, ResourceType, Unused};
+use crate::status::{
+    Discovery as Stream, GatewayRow, HostnameStatus, Rejection, ResourceType, Unused,
+};
 use crate::wire::sni::{RouteBy, SniPattern};
 
 fn written(at: SystemTime) -> String {
@@ -217,22 +219,17 @@ fn exposure_says_to_whom_and_by_which_rule() {
     );
 }
 
-fn gateway(state: &'static str, error: &str) -> RemoteGatewayStatus {
-    RemoteGatewayStatus {
-        state,
+fn gateway(state: &'static str, error: &str) -> GatewayRow {
+    let (address, rtt) = (([192, 0, 2, 1], 15008).into(), Duration::from_micros(20_500));
+    GatewayRow {
+        state: state.into(),
         connections: 1,
         sources: 2,
-        streams: 7,
-        rtt: Some(Duration::from_micros(20_500)),
-        share_percent: 80,
-        last_error: error.into(),
+        tunnels: 7,
+        error: error.into(),
         identity: Some("spiffe://west.local/ns/g/sa/g".into()),
-        not_after: Some(at(7200)),
-        ..RemoteGatewayStatus::unused(
-            ([192, 0, 2, 1], 15008).into(),
-            &"west-net".into(),
-            &"west".into(),
-        )
+        expires: Some(at(7200)),
+        ..GatewayRow::new(address, ["west-net", "west"], Some(rtt), 80)
     }
 }
 

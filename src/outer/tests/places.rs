@@ -90,7 +90,7 @@ async fn an_answer_on_a_new_connection_ends_the_ejection() {
 async fn an_attempt_that_panics_fails_and_the_next_one_opens_a_connection() {
     let (world, gateway) = World::with(Answer::Echo).await;
     let target = target(&gateway);
-    let state = || world.pool.status()[0].state;
+    let state = || world.pool.status()[0].state.clone();
     world.pool.simulate_panic(&target, &source("a"));
     assert_eq!(state(), "connecting");
     let ended = async {
@@ -100,7 +100,7 @@ async fn an_attempt_that_panics_fails_and_the_next_one_opens_a_connection() {
     };
     timeout(SOON, ended).await.expect("an end of the attempt");
     assert_eq!(state(), "failed");
-    let error = &world.pool.status()[0].last_error;
+    let error = &world.pool.status()[0].error;
     assert!(error.contains("panicked"), "{error}");
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     echoes(&mut stream, b"hello").await;

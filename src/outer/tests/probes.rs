@@ -7,7 +7,7 @@ use super::robustness::{advance, stop_auto_advance};
 use super::*;
 use crate::snapshot::traffic::{Drained, Override};
 use crate::snapshot::{NetworkRule, NetworkTable};
-use crate::status::{ProbeResult, RemoteGatewayStatus};
+use crate::status::{GatewayRow, ProbeResult};
 use crate::wire::DrainTarget;
 
 /// Number of gateways that are more than probes of an interval.
@@ -43,7 +43,7 @@ impl World {
         self.pool.all().swap_remove(0).target.clone()
     }
 
-    fn row(&self) -> RemoteGatewayStatus {
+    fn row(&self) -> GatewayRow {
         self.pool.status().swap_remove(0)
     }
 }
@@ -56,7 +56,7 @@ async fn an_unused_gateway_is_healthy_after_a_probe_that_keeps_no_connection() {
     world.set_gateways([gateway.address]);
     assert_eq!(world.probe().await, ProbeResult::Healthy);
     let row = world.row();
-    assert_eq!((row.state, row.connections, row.sources), ("healthy", 0, 0));
+    assert_eq!((&*row.state, row.connections, row.sources), ("healthy", 0, 0));
     assert_eq!(world.pool.descriptors().used(), 0);
     assert!(world.next().is_none(), "the interval has not passed");
     tokio::time::advance(INTERVAL.mul_f64(1.1)).await;
@@ -66,7 +66,7 @@ async fn an_unused_gateway_is_healthy_after_a_probe_that_keeps_no_connection() {
     assert!(world.next().is_some(), "another is due");
     let open = world.open(&gateway).await.expect("a tunnel");
     assert!(world.next().is_none(), "its connection shows its state");
-    assert_eq!((world.row().state, gateway.connections()), ("ready", 2));
+    assert_eq!((&*world.row().state, gateway.connections()), ("ready", 2));
     // It ends because no tunnel uses it.
     drop(open);
     for _ in 0..8 {
@@ -74,10 +74,10 @@ async fn an_unused_gateway_is_healthy_after_a_probe_that_keeps_no_connection() {
     }
     settle(|| world.row().connections == 0).await;
     let row = world.row();
-    assert_eq!((row.state, row.connections, &*row.last_error), ("healthy", 0, "closed"));
+    assert_eq!((&*row.state, row.connections, &*row.error), ("healthy", 0, "closed"));
     // Nothing confirms it any more.
     tokio::time::advance(3 * INTERVAL).await;
-    assert_eq!(world.row().state, "idle");
+    assert_eq!(&*world.row().state, "idle");
 }
 
 #[tokio::test(start_paused = true)]
@@ -89,14 +89,14 @@ async fn a_failed_probe_ejects_the_gateway_until_one_succeeds() {
     for ejected_secs in [5, 10] {
         assert_eq!(world.probe().await, ProbeResult::Failed);
         let row = world.row();
-        assert_eq!(row.state, "ejected");
-        assert!(row.last_error.contains("refused"), "{}", row.last_error);
+        assert_eq!(&*row.state, "ejected");
+        assert!(row.error.contains("refused"), "{}", row.error);
         let target = world.known();
         assert!(world.pool.is_ejected(&target));
         tokio::time::advance(Duration::from_secs(ejected_secs - 1)).await;
         assert!(world.next().is_none(), "ejected");
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(world.row().state, "failed");
+        assert_eq!(&*world.row().state, "failed");
     }
     let listener = TcpListener::bind(address).await.expect("the port");
     let material = material(&world.west.leaf(WEST).expect("a leaf"), &world.authority.root_pem());
@@ -109,7 +109,7 @@ async fn a_failed_probe_ejects_the_gateway_until_one_succeeds() {
         while let Some(Ok(_)) = http2.accept().await {}
     };
     let (result, ()) = tokio::join!(world.probe(), serve);
-    assert_eq!((result, world.row().state), (ProbeResult::Healthy, "healthy"));
+    assert_eq!((result, &*world.row().state), (ProbeResult::Healthy, "healthy"));
     let gateway = world.known();
     world.pool.simulate_attempt(&gateway, true);
     assert!(!world.pool.is_ejected(&gateway), "the failures are forgotten");
@@ -123,8 +123,8 @@ async fn a_gateway_with_another_certificate_fails_a_probe() {
     world.set_gateways([gateway.address]);
     assert_eq!(world.probe().await, ProbeResult::Failed);
     let row = world.row();
-    assert_eq!(row.state, "ejected");
-    assert!(row.last_error.contains("cluster"), "{}", row.last_error);
+    assert_eq!(&*row.state, "ejected");
+    assert!(row.error.contains("cluster"), "{}", row.error);
 }
 
 #[tokio::test]
@@ -196,8 +196,8 @@ async fn a_gateway_without_streams_is_failed_and_not_ejected() {
     world.set_gateways([gateway.address]);
     assert_eq!(world.probe().await, ProbeResult::Skipped);
     let row = world.row();
-    assert_eq!((row.state, row.ejections), ("failed", 0));
-    assert!(row.last_error.contains("no stream"), "{}", row.last_error);
+    assert_eq!((&*row.state, row.ejections), ("failed", 0));
+    assert!(row.error.contains("no stream"), "{}", row.error);
 }
 
 #[tokio::test]
@@ -224,7 +224,7 @@ async fn a_probe_without_room_says_nothing_about_the_gateway() {
     world.set_gateways([gateway.address]);
     world.pool.simulate_limits(&target(&gateway), 1, 0);
     assert_eq!(world.probe().await, ProbeResult::Skipped);
-    assert_eq!((world.row().state, gateway.connections()), ("idle", 0));
+    assert_eq!((&*world.row().state, gateway.connections()), ("idle", 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -70,7 +70,7 @@ async fn at_the_limit_a_source_waits_for_a_connection_of_its_own_and_idle_ones_m
     let mut third = world.open_for("c", &at, "echo.app:80").await.expect("a tunnel");
     assert_eq!(gateway.connections(), 3);
     let row = &world.pool.status()[0];
-    assert_eq!((row.connections, row.sources, row.streams), (2, 2, 2));
+    assert_eq!((row.connections, row.sources, row.tunnels), (2, 2, 2));
     echoes(&mut second, b"hello").await;
     echoes(&mut third, b"hello").await;
 }
@@ -183,10 +183,10 @@ async fn a_burst_of_many_sources_gets_a_connection_each() {
     }
     let streams = tasks.join_all().await;
     let rows = world.pool.status();
-    let sum = |count: fn(&crate::status::RemoteGatewayStatus) -> usize| {
+    let sum = |count: fn(&crate::status::GatewayRow) -> usize| {
         rows.iter().map(count).sum::<usize>()
     };
     assert_eq!(sum(|row| row.sources), SOURCES);
     assert_eq!(sum(|row| row.connections), SOURCES);
-    assert_eq!(sum(|row| row.streams), streams.len());
+    assert_eq!(sum(|row| row.tunnels), streams.len());
 }

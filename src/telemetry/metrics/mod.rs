@@ -34,7 +34,7 @@ use crate::labels::labelled;
 use crate::limits::turns::UsedTime;
 use crate::limits::{OwnedPool, Rate};
 use crate::reason::{HandshakeRefusal, Reason, RetirementReason};
-use crate::status::{ProbeResult, ReloadSource, RemoteGatewayStatus};
+use crate::status::{GatewayRow, ProbeResult, ReloadSource};
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::trace::{BAGGAGE, TRACEPARENT};
 
@@ -168,7 +168,7 @@ metrics! {
     } besides {
         tcp: Tcp = Tcp::register(r);
         pub xds: XdsMetrics = XdsMetrics::register(r);
-        pub remote_gateways: Collected<RemoteGatewayStatus> = Collected::register(r);
+        pub remote_gateways: Collected<GatewayRow> = Collected::register(r);
         pub pools: Collected<OwnedPool> = Collected::register(r);
         pub worker_time: Collected<UsedTime> = Collected::register(r);
         pub drains: Collected<Order> = Collected::register(r);

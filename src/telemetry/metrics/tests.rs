@@ -134,20 +134,11 @@ fn renamed_metrics_have_both_names_and_the_same_samples() {
     drop(metrics.set_buffer_limit(77));
     metrics.set_certificate_expiry("own", &[("leaf", SystemTime::UNIX_EPOCH)]);
     metrics.remote_gateways.set(|| {
-        vec![RemoteGatewayStatus {
-            address: ([192, 0, 2, 1], 15008).into(),
-            network: "west".into(),
-            cluster: "west".into(),
-            state: "ready",
-            sources: 0,
+        vec![GatewayRow {
+            state: "ready".to_owned(),
             connections: 1,
-            streams: 1,
-            rtt: None,
-            share_percent: 50,
-            ejections: 0,
-            last_error: String::new(),
-            identity: None,
-            not_after: None,
+            tunnels: 1,
+            ..GatewayRow::new(([192, 0, 2, 1], 15008).into(), ["west"; 2], None, 50)
         }]
     });
     let text = metrics.encode();

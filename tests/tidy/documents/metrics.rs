@@ -8,7 +8,7 @@ use strait::config::{Link, LinkBudget};
 use strait::limits::turns::UsedTime;
 use strait::limits::{OwnedPool, Pool, Resource, Source};
 use strait::reason::Reason;
-use strait::status::RemoteGatewayStatus;
+use strait::status::GatewayRow;
 use strait::telemetry::{
     Destination, DestinationService, Metrics, OLD_NAMES, Proximity, Record, RemoteNetwork,
 };
@@ -51,20 +51,12 @@ fn sampled(metrics: &Arc<Metrics>) {
     failed.finish(Reason::NoEndpoint);
     drop(failed);
     metrics.remote_gateways.set(|| {
-        vec![RemoteGatewayStatus {
-            address: ([192, 0, 2, 1], 15008).into(),
-            network: "west".into(),
-            cluster: "west".into(),
-            state: "ready",
-            sources: 0,
+        let rtt = Some(Duration::from_millis(1));
+        vec![GatewayRow {
+            state: "ready".to_owned(),
             connections: 1,
-            streams: 1,
-            rtt: Some(Duration::from_millis(1)),
-            share_percent: 100,
-            ejections: 0,
-            last_error: String::new(),
-            identity: None,
-            not_after: None,
+            tunnels: 1,
+            ..GatewayRow::new(([192, 0, 2, 1], 15008).into(), ["west"; 2], rtt, 100)
         }]
     });
     let descriptors = Pool::new(Resource::Descriptors, 100);
