@@ -12,7 +12,7 @@ use arc_swap::Guard;
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
@@ -20,8 +20,7 @@ use crate::datapath::DataPath;
 use crate::datapath::accept::ConnectionResources;
 use crate::datapath::handshake::{HandshakeError, Session, Transport};
 use crate::datapath::http2::server::ConnectionError;
-use crate::datapath::http2::slots::StreamSlots;
-use crate::datapath::http2::streams::StreamKey;
+use crate::datapath::http2::streams::{STREAMS_MAX, StreamKey};
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
 use crate::datapath::io::gate::WakeGate;
@@ -114,7 +113,7 @@ where
         is_for_gateway: false,
         generation: data_path.reader.generation(),
         held,
-        slots: Arc::default(),
+        slots: Arc::new(Semaphore::new(STREAMS_MAX as usize)),
         is_used: false,
         aged: aging.map(|aging| Box::new(aging.open(peer.charged_source(), &held.load))),
         goaway_at: None,
@@ -181,7 +180,7 @@ struct ConnectionDriver<'a> {
     data_path: &'a Arc<DataPath>,
     peer: Arc<Peer>,
     held: &'a ConnectionResources,
-    slots: Arc<StreamSlots>,
+    slots: Arc<Semaphore>,
     /// Generation of the snapshot that the cluster of the peer was last looked up in.
     peer_generation: u64,
     /// True if the peer is in `trust.gateways`.
@@ -317,7 +316,7 @@ impl ConnectionDriver<'_> {
 
     /// Returns its load: the connection, and its tunnels.
     fn load(&self) -> usize {
-        1 + self.slots.taken() as usize
+        1 + STREAMS_MAX as usize - self.slots.available_permits()
     }
 
     /// Checks all tunnels against the current snapshot. Those whose grant is revoked end after a
@@ -449,7 +448,8 @@ impl ConnectionDriver<'_> {
             slots: Arc::clone(&self.slots),
             connect,
             load: self.held.load.clone(),
-            slot: self.slots.try_take(),
+            // Before the dial, as its client sends as soon as it is answered.
+            slot: Arc::clone(&self.slots).try_acquire_owned().ok(),
         };
         let forward = hbone::run(Box::new(connect), request.target);
         self.data_path.lifecycle.spawn(turns::of(self.held.descriptor.holders().source(), forward));

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::datapath::dial::Upstream;
-use crate::datapath::http2::slots::{StreamSlot, StreamSlots};
 use crate::datapath::http2::streams::STREAMS_MAX;
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::limits::load::LoadGuard;
@@ -28,14 +28,14 @@ const SLOT_DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct ConnectRequest {
     pub tunnel: NewTunnel,
-    /// Slots of the connection's tunnels.
-    pub slots: Arc<StreamSlots>,
+    /// Slots of the connection's tunnels, [`STREAMS_MAX`] in all.
+    pub slots: Arc<Semaphore>,
     /// Stream, not answered yet.
     pub connect: PendingConnect,
     /// Counts the tunnel in the load of its worker.
     pub load: LoadGuard,
     /// Slot among the connection's tunnels; none if all are taken.
-    pub slot: Option<StreamSlot>,
+    pub slot: Option<OwnedSemaphorePermit>,
 }
 
 /// Opens one CONNECT: resolves, evaluates policy, picks, dials, answers, and hands the open tunnel
@@ -71,15 +71,15 @@ pub async fn run(request: Box<ConnectRequest>, target: Result<Target, Reason>) {
 /// next stream before its previous tunnel has ended here.
 async fn wait_for_slot(
     tunnel: &mut NewTunnel,
-    slots: &Arc<StreamSlots>,
+    slots: &Arc<Semaphore>,
     connect: &PendingConnect,
-) -> Result<StreamSlot, Reason> {
+) -> Result<OwnedSemaphorePermit, Reason> {
     let slot = tokio::select! {
-        slot = timeout(SLOT_DEADLINE, slots.take()) => slot,
+        slot = timeout(SLOT_DEADLINE, Arc::clone(slots).acquire_owned()) => slot,
         reason = connect.cancelled() => return Err(reason),
         () = tunnel.peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
     };
-    slot.map_err(|_| {
+    slot.ok().and_then(Result::ok).ok_or_else(|| {
         let detail = format!("the connection has {STREAMS_MAX} tunnels");
         tunnel.record.set_detail(detail);
         Reason::Overloaded

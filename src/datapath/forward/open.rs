@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use crate::datapath::copy::backlog::Backlog;
 use crate::datapath::copy::progress::InnerProgress;
 use crate::datapath::copy::{ANSWER_DEADLINE, CopyOutcome, DELIVERY_DEADLINE};
 use crate::datapath::dial::{self, Upstream};
-use crate::datapath::http2::slots::StreamSlot;
 use crate::datapath::identity::Peer;
 use crate::datapath::limits::load::LoadGuard;
 use crate::datapath::{DataPath, balance};
@@ -52,8 +52,9 @@ pub struct Open {
 pub struct StreamGuards {
     /// Tunnel in the load of its worker.
     pub load: LoadGuard,
-    /// Slot among the tunnels of its connection.
-    pub slot: StreamSlot,
+    /// Slot among the tunnels of its connection, held from the CONNECT until the socket to the
+    /// endpoint is closed. The stream may end earlier.
+    pub slot: OwnedSemaphorePermit,
 }
 
 /// End of a stream's tunnel, as its connection has observed it.

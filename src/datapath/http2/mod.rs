@@ -14,7 +14,6 @@ mod receive;
 pub mod request;
 pub mod resets;
 pub mod server;
-pub mod slots;
 pub mod streams;
 
 pub mod input;

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::task::Wake;
 
 use socket2::SockRef;
+use tokio::sync::Semaphore;
 
 use super::wire::{Frame, GatewayEnd, HEADERS, PeerEnd, SETTINGS, link};
 use super::*;
@@ -16,7 +17,7 @@ use crate::datapath::forward::connection::close;
 use crate::datapath::forward::open::{Open, StreamGuards};
 use crate::datapath::forward::setup::{PendingConnect, Tunnel};
 use crate::datapath::forward::turn::{HboneConnection, NewRequest};
-use crate::datapath::http2::slots::StreamSlots;
+use crate::datapath::http2::streams::STREAMS_MAX;
 use crate::datapath::io::endpoint::EndpointStream;
 use crate::datapath::{authorize, balance, policy, route};
 use crate::limits::Source;
@@ -131,7 +132,7 @@ pub(super) struct Rig {
     pub(super) pending: BTreeMap<u32, Pending>,
     /// Identifiers of the requests that were received, in order.
     pub(super) requests: Vec<u32>,
-    slots: Arc<StreamSlots>,
+    slots: Arc<Semaphore>,
     life: Life,
     flag: Arc<Flag>,
 }
@@ -164,7 +165,7 @@ impl Rig {
             peer,
             pending: BTreeMap::new(),
             requests: Vec::new(),
-            slots: Arc::default(),
+            slots: Arc::new(Semaphore::new(STREAMS_MAX as usize)),
             life: Life::Running(connection),
             flag: Arc::new(Flag(AtomicBool::new(true))),
         }
@@ -270,7 +271,7 @@ impl Rig {
         let descriptor = peer.holders.as_ref().map(|holders| holders.dial());
         let descriptor = descriptor.expect("holders").expect("a descriptor").connected();
         let record = Record::new(&data_path.metrics, &peer.source, "echo.app:80");
-        let slot = self.slots.try_take().expect("a slot");
+        let slot = Arc::clone(&self.slots).try_acquire_owned().expect("a slot");
         let tunnel = NewTunnel {
             data_path: Arc::clone(data_path),
             peer: Arc::clone(peer),
