@@ -102,7 +102,7 @@ impl<'a> View<'a> {
                 return Some(why.to_string());
             };
             let mut others = sets.always.endpoints.iter();
-            if others.any(|one| is_in_network(one, network)) {
+            if others.any(|one| one.remote.as_ref().is_some_and(|of| *of.network == *network)) {
                 let text = format!("in network {network}, reached through its gateways by transit");
                 return Some(text);
             }
@@ -146,11 +146,6 @@ impl<'a> View<'a> {
         let seconds = left.as_millis().div_ceil(1000);
         Some(format!("its dials failed; ejected for {seconds}s more"))
     }
-}
-
-fn is_in_network(endpoint: &Endpoint, network: &str) -> bool {
-    let remote = endpoint.remote.as_ref();
-    remote.is_some_and(|remote| *remote.network == *network)
 }
 
 fn workloads(mesh: &Mesh) -> impl Iterator<Item = &Workload> {

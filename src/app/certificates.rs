@@ -382,7 +382,9 @@ impl Certificates {
             self.status.forget_certificate(&before.identity);
         }
         (self.trust, self.stale_checked_at) = (trust, SystemTime::UNIX_EPOCH);
-        self.update_domain_status();
+        for shown in self.trust.domains.iter().filter_map(TrustedDomain::status) {
+            self.status.set_certificate(shown);
+        }
         self.report_stale_crls();
     }
 
@@ -432,13 +434,6 @@ impl Certificates {
         }
         *self.status.unlisted_roots.lock() = unlisted.iter().cloned().collect();
         self.roots_without_crl = unlisted;
-    }
-
-    /// Shows the roots of the trust domains that have their own.
-    fn update_domain_status(&self) {
-        for shown in self.trust.domains.iter().filter_map(TrustedDomain::status) {
-            self.status.set_certificate(shown);
-        }
     }
 
     /// Exports the expiry times of everything in use.

@@ -469,15 +469,6 @@ pub(super) fn fingerprints<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> 
     files.into_iter().map(|file| (file.clone(), fingerprint(file))).collect()
 }
 
-/// Reads at most one byte more than the size limit: a larger file is rejected, so the rest is not
-/// needed.
-fn read_limited(file: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let opened = File::open(file)?;
-    opened.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// Returns a hash of a configuration, by which replicas are compared.
 fn config_hash(config: &Config) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -491,7 +482,10 @@ fn fingerprint(file: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     let hashed = file.metadata().and_then(|metadata| {
         if metadata.is_file() {
-            read_limited(file)?.hash(&mut hasher);
+            // A larger file is rejected, so the rest is not needed.
+            let (mut bytes, limit) = (Vec::new(), FILE_BYTES_MAX as u64 + 1);
+            File::open(file)?.take(limit).read_to_end(&mut bytes)?;
+            bytes.hash(&mut hasher);
         } else if metadata.is_dir() {
             object_files(file)?.hash(&mut hasher);
         }

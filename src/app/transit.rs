@@ -44,8 +44,12 @@ pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> 
 /// control plane are known only at run time.
 fn reachable(rule: &TransitRule, snapshot: &Snapshot) -> Option<String> {
     let is_its = |service: &&Arc<Service>| {
-        let deciding = snapshot.transit_rule(&service.hostname);
-        deciding == Some(rule) && relies_on_default(snapshot, service)
+        let host = &service.hostname;
+        let ports = service.definition.ports.keys().copied();
+        snapshot.transit_rule(host) == Some(rule)
+            && snapshot.is_exposed_to_any(host, ports, |entry| {
+                entry.transit.is_none() && !entry.to.is_empty()
+            })
     };
     let services = snapshot.services.sorted().into_iter();
     let services = services.filter(|of| !of.other_networks.is_empty());
@@ -65,14 +69,6 @@ fn reachable(rule: &TransitRule, snapshot: &Snapshot) -> Option<String> {
         rule.line,
         join_first(names, NAMED_MAX)
     ))
-}
-
-/// Returns whether peers have the default transit to a service.
-fn relies_on_default(snapshot: &Snapshot, service: &Service) -> bool {
-    let ports = service.definition.ports.keys().copied();
-    snapshot.is_exposed_to_any(&service.hostname, ports, |entry| {
-        entry.transit.is_none() && !entry.to.is_empty()
-    })
 }
 
 /// Returns the findings of rules under a control plane, whose services are known only at run time.

@@ -72,11 +72,6 @@ fn nearest<'a>(snapshot: &'a Snapshot, name: &str) -> Option<(&'a Arc<Service>, 
     Some((first, *first.ports.keys().min()?))
 }
 
-/// Returns whether the first label of a name is the service's name.
-fn resembles(service: &Service, name: &str) -> bool {
-    name.split('.').next() == Some(&*service.name)
-}
-
 /// Suggests an authority that the mesh has, similar to the requested one.
 pub(super) fn authority(snapshot: &Snapshot, requested: &str) -> String {
     let nearest = nearest(snapshot, requested);
@@ -213,7 +208,7 @@ pub(super) fn name(
         return "the mesh has no services; add one".to_owned();
     };
     let host = &*service.hostname;
-    if !resembles(service, name) {
+    if name.split('.').next() != Some(&*service.name) {
         return format!(
             "request a hostname of the mesh, such as {host}:{port} (`strait status --all` lists \
              them)"

@@ -89,6 +89,8 @@ impl Hosts {
         }
         let (mut left, mut is_moved) = (HashSet::new(), false);
         for (uid, before, after) in received.workloads.changes(&old.workloads, Arc::ptr_eq) {
+            let is_spread =
+                |one: &Arc<Workload>| one.addresses.len() > 1 || host_of(one).is_some();
             let spread = [before, after].map(|one| one.is_some_and(is_spread));
             if was_plain && spread == [false, false] {
                 continue;
@@ -216,11 +218,6 @@ impl Hosts {
         let host = host_of(workload).and_then(|name| self.known.get(name));
         host.map_or(&[], |host| &host.addresses)
     }
-}
-
-/// Returns true if a workload may be expanded, or represented under another uid.
-fn is_spread(workload: &Arc<Workload>) -> bool {
-    workload.addresses.len() > 1 || host_of(workload).is_some()
 }
 
 /// Returns the hostname of a workload without an address.

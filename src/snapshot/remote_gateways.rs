@@ -144,12 +144,6 @@ impl Gateway {
         self.record.iter().chain(&self.second_record)
     }
 
-    /// Returns true if the same certificates are accepted from both.
-    pub(super) fn accepts_same_certificates(&self, other: &RemoteGateway) -> bool {
-        let own = &self.remote;
-        (&own.cluster, &own.identities) == (&other.cluster, &other.identities)
-    }
-
     pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         let others = self.remote.other_addresses.iter().copied();
         std::iter::once(self.address).chain(others)

@@ -185,7 +185,10 @@ impl RemoteInstances {
         let earlier = before.gateways.get(&network);
         let is_known = |new: &Gateway| {
             earlier.iter().flat_map(|list| list.iter()).any(|old| {
-                old.has_address(new.address) && old.accepts_same_certificates(&new.remote)
+                let [old_of, new_of] = [&old.remote, &new.remote];
+                old.has_address(new.address)
+                    && (&old_of.cluster, &old_of.identities)
+                        == (&new_of.cluster, &new_of.identities)
             })
         };
         let has_new = !list.iter().all(is_known);

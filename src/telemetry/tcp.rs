@@ -141,14 +141,6 @@ impl Tcp {
         self.from_networks.sweep(now, &mut network_bytes);
     }
 
-    /// Returns the counters of a tunnel to another network.
-    fn to_network(&self, labels: &NetworkLabels) -> NetworkHandles {
-        NetworkHandles {
-            received: self.to_networks.counter(labels),
-            sent: self.from_networks.counter(labels),
-        }
-    }
-
     fn handles(
         &self,
         facts: TunnelFacts<'_>,
@@ -161,7 +153,11 @@ impl Tcp {
                 opened: self.opened.counter(&labels),
                 received: self.received.counter(&labels),
                 sent: self.sent.counter(&labels),
-                network: remote.map(|remote| self.to_network(&facts.network_labels(remote))),
+                network: remote.map(|remote| {
+                    let labels = facts.network_labels(remote);
+                    let received = self.to_networks.counter(&labels);
+                    NetworkHandles { received, sent: self.from_networks.counter(&labels) }
+                }),
                 closed: OnceLock::new(),
                 times: self.times.of_cluster(&facts.source.counted_cluster),
             })

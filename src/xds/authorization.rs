@@ -160,21 +160,17 @@ fn network(from: proto::Address) -> Result<IpNet, String> {
     if from.address.len() == 16 && ip.is_ipv4() {
         match length.checked_sub(MAPPED_BITS) {
             Some(rest) => length = rest,
-            None => ip = to_mapped_ipv6(ip),
+            None => {
+                if let IpAddr::V4(v4) = ip {
+                    ip = v4.to_ipv6_mapped().into();
+                }
+            }
         }
     }
     u8::try_from(length)
         .ok()
         .and_then(|length| IpNet::new(ip, length).ok())
         .ok_or_else(|| format!(".length: {}, want at most the bits of the address", from.length))
-}
-
-/// Restores the IPv6 form of an address whose range is wider than all of IPv4.
-fn to_mapped_ipv6(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(ip) => IpAddr::V6(ip.to_ipv6_mapped()),
-        IpAddr::V6(_) => ip,
-    }
 }
 
 fn reject_extensions(from: &[proto::Extension]) -> Result<(), String> {

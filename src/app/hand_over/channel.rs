@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -131,7 +132,7 @@ impl Channel {
         let socket = seqpacket()?;
         match net::connect(&socket, &SocketAddrUnix::new(path)?) {
             Ok(()) => {}
-            Err(error) if is_nobody(error) => return Ok(None),
+            Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
         let channel = Self(socket);
@@ -254,11 +255,6 @@ pub(super) fn check_folder(path: &Path) -> anyhow::Result<()> {
 fn seqpacket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
-}
-
-/// Returns true if no process waits on the path.
-fn is_nobody(error: rustix::io::Errno) -> bool {
-    [rustix::io::Errno::NOENT, rustix::io::Errno::CONNREFUSED].contains(&error)
 }
 
 #[cfg(test)]

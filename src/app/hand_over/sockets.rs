@@ -36,7 +36,7 @@ impl SocketSource {
     /// Creates a source of these sockets of a predecessor, and those of systemd (`LISTEN_FDS`).
     /// `keeps` is true if there may be a successor.
     pub(super) fn new(mut inherited: Vec<NamedSocket>, keeps: bool) -> Self {
-        inherited.retain(|one| match one.name_of_socket() {
+        inherited.retain(|one| match name_of(SockRef::from(&one.socket)) {
             Ok(name) if name == one.name => true,
             found => {
                 warn!(socket = ?one.name, ?found, "the predecessor's socket is not used");
@@ -128,12 +128,6 @@ impl SocketSource {
             .iter()
             .find_map(|name| inherited.iter().position(|socket| socket.name == *name))?;
         Some(inherited.swap_remove(place).socket)
-    }
-}
-
-impl NamedSocket {
-    fn name_of_socket(&self) -> io::Result<SocketName> {
-        name_of(SockRef::from(&self.socket))
     }
 }
 

@@ -178,7 +178,8 @@ fn text_of_link(args: &LinkArgs) -> anyhow::Result<String> {
         }
         parts.push(args.output.sections(&side.cluster, &view.strait_yaml(args)));
         if args.output.kubernetes {
-            let own = (!view.receives.is_empty()).then(|| own_gateway(&side.cluster, side));
+            let own = (!view.receives.is_empty())
+                .then(|| managed_gateway(&side.cluster, &side.network, gateway_account(side)));
             let peers = view.opens.iter();
             let remote = peers.flat_map(|peer| remote_gateways(&side.cluster, peer));
             parts.extend(own.into_iter().chain(remote));
@@ -310,12 +311,6 @@ fn object_name(text: &str) -> String {
 fn gateway_account(side: &Side) -> [&str; 2] {
     let account = side.identity.as_deref().and_then(parse_identity);
     account.map_or(GATEWAY_ACCOUNT, |[_, rest @ ..]| rest)
-}
-
-/// Returns the manifest of a cluster's own gateways, as `deploy/kubernetes/istio/managed.yaml`.
-fn own_gateway(cluster: &str, side: &Side) -> Part {
-    let [namespace, account] = gateway_account(side);
-    managed_gateway(cluster, &side.network, [namespace, account])
 }
 
 /// Returns the Gateway of which istiod makes the gateways of a cluster, with the label by which

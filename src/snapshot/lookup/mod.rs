@@ -163,18 +163,15 @@ impl Snapshot {
     /// Returns the service of a hostname or of a name of its family.
     pub fn service_by_name(&self, host: &str) -> Option<&Arc<Service>> {
         let own = self.services.get(host);
-        own.or_else(|| self.service_of_family(self.names.stem(host)?))
+        own.or_else(|| {
+            let mut family = self.names.family(self.names.stem(host)?);
+            family.find_map(|name| self.services.get(&*name))
+        })
     }
 
     /// Returns the service of a hostname, or the derived service of a label.
     pub fn service_or_derived(&self, host: &str) -> Option<&Arc<Service>> {
         self.services.get(host).or_else(|| self.derived_services.get(host))
-    }
-
-    /// Returns the first service of a family in order of the suffixes.
-    fn service_of_family(&self, stem: &str) -> Option<&Arc<Service>> {
-        let mut names = self.names.family(stem);
-        names.find_map(|name| self.services.get(&*name))
     }
 
     /// Returns the endpoints of a lookup result, those for TLS listeners if `is_passthrough`.

@@ -72,11 +72,6 @@ impl RenewalSchedule {
         let due = now + wait.mul_f64(jittered(1.0, WAIT_JITTER)).min(most);
         left.map_or(due, |end| due.min(end))
     }
-
-    /// Resets the waits, because the cause of the failure may be gone.
-    fn reset_backoff(&mut self) {
-        self.wait = None;
-    }
 }
 
 /// Returns a random number within `spread` of `middle`.
@@ -132,7 +127,7 @@ pub(super) async fn run_renewal<F>(
         };
         tokio::select! {
             () = sleep_until(due, &now) => {}
-            () = returned, if has_failed => rotation.reset_backoff(),
+            () = returned, if has_failed => rotation.wait = None,
         }
     }
 }

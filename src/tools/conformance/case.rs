@@ -126,7 +126,10 @@ async fn send(
         let cause = "a plain echo; run `strait load serve --mode scripted`";
         return Ok(Verdict::Skipped(cause.to_owned()));
     }
-    let mut peer = Peer::open_in(to, state).await?;
+    let mut peer = match state {
+        State::Unconnected => Peer::unconnected(to).await?,
+        _ => Peer::connect(to, &[]).await?,
+    };
     if let Err(error) = peer.bring(to, state).await {
         if state == State::ResetByGateway {
             let cause = "a malformed request does not end by RST_STREAM";

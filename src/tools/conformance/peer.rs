@@ -168,18 +168,10 @@ impl Peer {
         Ok(peer)
     }
 
-    async fn unconnected(to: &Target) -> anyhow::Result<Self> {
+    pub(super) async fn unconnected(to: &Target) -> anyhow::Result<Self> {
         let stream = session(to.address, &to.tls).await?;
         let decoder = loona_hpack::Decoder::new();
         Ok(Self { stream, limits: Limits::DEFAULT, is_answered: false, decoder })
-    }
-
-    /// Opens a connection for a state of stream 1.
-    pub(super) async fn open_in(to: &Target, state: State) -> anyhow::Result<Self> {
-        match state {
-            State::Unconnected => Self::unconnected(to).await,
-            _ => Self::connect(to, &[]).await,
-        }
     }
 
     /// Brings stream 1 into a state.

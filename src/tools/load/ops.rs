@@ -22,10 +22,6 @@ pub(super) fn is_operation(job: Work, plan: &Plan) -> bool {
     }
 }
 
-pub(super) fn opens_tunnels(job: Work, plan: &Plan) -> bool {
-    is_operation(job, plan) && job != Work::Rr
-}
-
 /// Runs one operation. A tunnel that it leaves in `open` is for the next operation, or for the
 /// caller to end.
 pub(super) async fn run_operation(

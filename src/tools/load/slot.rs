@@ -45,7 +45,7 @@ impl Worker {
         if self.job == Work::Handshake {
             return Ok(());
         }
-        if ops::opens_tunnels(self.job, &self.run.plan) {
+        if self.job != Work::Rr && ops::is_operation(self.job, &self.run.plan) {
             self.watchdog.guard(self.line.prepare()).await?;
             return Ok(());
         }

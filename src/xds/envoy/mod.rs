@@ -101,12 +101,6 @@ impl ClusterStore {
         }
     }
 
-    /// Returns the cluster that serves the port instead of this one, if there is one.
-    fn serving_instead(&self, serving: &ServingCluster) -> Option<Arc<str>> {
-        let (_, first) = self.targets.get(&serving.target)?.first()?;
-        (*first != serving.rank.1).then(|| Arc::clone(first))
-    }
-
     fn upsert_cluster(&mut self, resource: &Resource) -> Result<(), String> {
         let name = &resource.name;
         let (target, is_configured) = match cluster_target(name, &self.configured_targets) {
@@ -381,8 +375,9 @@ impl MeshStore for ClusterStore {
                 unused.iter().for_each(|why| put(name, why));
                 continue;
             }
-            let other = self.serving_instead(serving);
-            let other = other.map(|first| format!("{} serves this port", shown(&first)));
+            let first = self.targets.get(&serving.target).and_then(|of| of.first());
+            let other = first.filter(|(_, first)| *first != serving.rank.1);
+            let other = other.map(|(_, first)| format!("{} serves this port", shown(first)));
             for why in serving.notes.iter().chain(&other) {
                 put(name, why);
                 count += 1;
