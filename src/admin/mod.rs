@@ -68,15 +68,12 @@ pub struct AdminState {
     pub metrics: Arc<Metrics>,
     /// Handle that stops the process.
     pub lifecycle: Lifecycle,
-    /// Handle that changes the log level.
     pub log: LogHandle,
     /// Configuration in use.
     pub config: Arc<ArcSwap<Config>>,
-    /// Deny list of addresses.
     pub deny_list: DenyLookup,
     /// Pools of the resources that sources share.
     pub pools: Source<Vec<OwnedPool>>,
-    /// Issuers of peers' certificates.
     pub issuers: Source<Vec<IssuerRow>>,
     /// Gateways of other networks.
     pub remote_gateways: Source<Vec<GatewayRow>>,
@@ -86,7 +83,6 @@ pub struct AdminState {
     pub peer_tunnels: Source<Vec<(Arc<str>, usize)>>,
     /// Explanations of the outcome of a tunnel.
     pub explain: ExplainHandler,
-    /// Listeners of the data path.
     pub listeners: Source<Vec<ListenerRow>>,
     /// Storage of drains.
     pub store_drains: DrainStorage,

@@ -15,7 +15,6 @@ use crate::status::{Discovery, HeldRemovals, HostnameStatuses, LinkUsage, Resour
 #[derive(Debug, Deserialize, Serialize)]
 pub struct StatusPage<L = ListenerRow> {
     pub version: String,
-    /// Time of the page.
     #[serde(with = "rfc3339")]
     pub at: SystemTime,
     pub ready: bool,
@@ -26,13 +25,11 @@ pub struct StatusPage<L = ListenerRow> {
     pub cluster: String,
     pub network: String,
     pub locality: LocalityRow,
-    /// Version of the snapshot.
     pub snapshot: u64,
     pub mesh: MeshCounts,
     pub source: SourceRow,
     /// Regions that an operator has evacuated, in their configuration syntax.
     pub evacuated: Vec<String>,
-    /// All that an operator has drained.
     pub drained: Vec<DrainedRow>,
     pub certificates: Vec<CertificateRow>,
     pub crls: Vec<CrlRow>,
@@ -83,7 +80,6 @@ pub struct RefusalRow {
     pub count: u64,
     #[serde(with = "rfc3339")]
     pub last: SystemTime,
-    /// Verified identity of the peer.
     pub identity: Option<Arc<str>>,
     pub cluster: Option<String>,
     /// Identity of the first peer behind a gateway.
@@ -94,7 +90,6 @@ pub struct RefusalRow {
     pub authority: Option<String>,
     pub sni: Option<String>,
     pub error: Option<String>,
-    /// Command that explains it.
     pub explain: Option<String>,
 }
 
@@ -120,7 +115,6 @@ pub struct DrainedRow {
     pub persisted: bool,
 }
 
-/// Locality of the gateway.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct LocalityRow {
     pub region: String,
@@ -130,7 +124,6 @@ pub struct LocalityRow {
     pub origin: String,
 }
 
-/// Sizes of the mesh.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct MeshCounts {
     pub services: usize,
@@ -138,7 +131,6 @@ pub struct MeshCounts {
     pub policies: usize,
 }
 
-/// Source of the mesh.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct SourceRow {
     /// `file`, `istio` or `envoy`.
@@ -272,11 +264,9 @@ pub struct LoadRow {
     pub free: Option<f64>,
     pub dial: String,
     pub dial_milliseconds: u32,
-    /// Factor of its weight.
     pub factor: f64,
 }
 
-/// Listener of the running gateway.
 #[derive(Clone, Debug, Serialize)]
 pub struct ListenerRow {
     /// Listener in the configuration, or in the last one that contained it.
@@ -311,7 +301,6 @@ impl ListenerRow {
     }
 }
 
-/// Issuer of peers' certificates.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IssuerRow {

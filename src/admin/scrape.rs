@@ -25,7 +25,6 @@ pub(super) struct Scrapes {
     openmetrics: SharedPage,
 }
 
-/// Function that returns the page.
 type Encode = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Page that is encoded at most once within its lifetime.

@@ -26,7 +26,6 @@ use tokio_util::io::InspectWriter;
 pub struct Limits {
     /// Maximum number of concurrent connections.
     connections: usize,
-    /// Deadline for the head of the request.
     head: Duration,
     /// Maximum time without a byte written to the client. Reading the request does not restart
     /// it.

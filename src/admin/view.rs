@@ -12,7 +12,6 @@ use crate::snapshot::{
     self, Endpoint, ExclusionReason, Snapshot, exclusion_reason, location_exclusion,
 };
 
-/// View of a snapshot.
 pub(super) struct View<'a> {
     pub(super) snapshot: &'a Snapshot,
     denies: &'a DenyLookup,
@@ -29,7 +28,6 @@ pub(super) struct Member<'a> {
     pub(super) ports: Vec<MemberPort<'a>>,
 }
 
-/// State of a workload for one service port.
 pub(super) struct MemberPort<'a> {
     pub(super) port: u16,
     /// Endpoint that is dialled, if there is one.

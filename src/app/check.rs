@@ -29,7 +29,6 @@ pub fn check_without_keys(source: &Source) -> Report {
     check_with_absent_files(source, source.examine_without_keys())
 }
 
-/// Checks all files on the machine of the gateway.
 fn check_as_gateway(source: &Source, examined: Examined) -> Report {
     let mut report = load_and_check(source, examined);
     let closed = unavailable_addresses(&report, "error");

@@ -106,7 +106,6 @@ pub(super) fn for_gateway(app: &App) -> ExplainHandler {
     })
 }
 
-/// Returns the order that drains the listener of an answer.
 fn drained_listener(world: &ExplainState<'_>, answer: &Answer) -> Option<DrainTarget> {
     let target = DrainTarget::Listener(answer.listener.name.as_str().into());
     world.snapshot.balancing.evacuated.contains_key(&target).then_some(target)

@@ -40,7 +40,6 @@ pub(super) struct Files {
     pub(super) restart_only: Vec<&'static str>,
     /// Mesh file; empty if a control plane provides the mesh.
     pub(super) mesh: Loaded<(Mesh, Policies)>,
-    /// Kubernetes objects.
     pub(super) objects: Loaded<Objects>,
     /// Objects of an API server, once all kinds are listed.
     pub(super) live: Option<Arc<LiveObjects>>,
@@ -53,7 +52,6 @@ pub(super) struct Files {
 /// Contents of all files, joined: the state that the gateway is to have.
 #[derive(Debug)]
 pub struct Inputs {
-    /// Configuration with the entries of objects.
     pub config: Config,
     /// Mesh.
     pub mesh: Mesh,
@@ -242,7 +240,6 @@ impl Report {
         Some(Arc::new(loaded))
     }
 
-    /// Loads the Kubernetes objects.
     fn load_objects(&mut self, paths: &[PathBuf]) -> Option<Loaded<Objects>> {
         let loaded = self.record_errors(objects::load(paths))?;
         self.note(&loaded.1);

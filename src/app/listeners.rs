@@ -27,7 +27,6 @@ use super::hand_over::sockets::{NamedSocket, Reserved, SocketName, SocketSource,
 use super::supervise::{self, spawn_task, spawn_thread};
 use super::thread::with_bind_context;
 
-/// Listeners of the data path.
 pub(super) struct Listeners {
     data_path: Arc<DataPath>,
     status: Arc<Status>,
@@ -80,7 +79,6 @@ struct Removed {
     listener: Weak<Listener>,
 }
 
-/// Threads that accept and serve.
 struct DataPathThreads {
     acceptors: Handle,
     workers: Vec<WorkerHandle>,
@@ -89,7 +87,6 @@ struct DataPathThreads {
 /// Listeners that are not open, one line each.
 #[derive(Debug, Default)]
 pub(super) struct ClosedListeners {
-    /// Those of the configuration.
     pub(super) own: Vec<String>,
     pub(super) of_objects: Vec<String>,
 }
@@ -115,7 +112,6 @@ fn bind(listener: &config::Listener, from: &SocketSource) -> anyhow::Result<Rese
     with_bind_context(from.reserve(listener.bind), &key, listener.bind)
 }
 
-/// Returns the addresses that are bound for listeners.
 fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
     entries.iter().filter_map(|entry| match &entry.socket {
         SocketState::Closed(_) => None,

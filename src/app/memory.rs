@@ -16,7 +16,6 @@ use crate::datapath::DataPath;
 
 /// Assumed limit in bytes if none can be read: the least that a gateway is given.
 const DEFAULT_LIMIT: u64 = 128 << 20;
-/// Interval of the measurements.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Memory limit and use, in bytes.

@@ -350,7 +350,6 @@ impl Reloader {
         used
     }
 
-    /// Publishes joined contents.
     fn publish(&mut self, in_force: Option<&Config>, inputs: Inputs) {
         let app = &self.app;
         let new = &inputs.config;

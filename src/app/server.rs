@@ -157,7 +157,6 @@ pub(super) fn spawn(
     Ok(())
 }
 
-/// Returns the source of a part of the gateway's state.
 fn source<T>(app: &App, read: impl Fn(&App) -> T + Send + Sync + 'static) -> Source<T> {
     let app = app.clone();
     Arc::new(move || read(&app))

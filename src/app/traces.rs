@@ -179,7 +179,6 @@ fn sampling(variables: Variables<'_>) -> anyhow::Result<Sampling> {
     Ok(Sampling { root, is_parent_based })
 }
 
-/// Returns the attributes of this process.
 fn resource(variables: Variables<'_>) -> Resource {
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     let resource = Resource::builder_empty().with_service_name("strait").with_attribute(version);

@@ -43,7 +43,6 @@ pub struct AcceptedConnection {
 /// Load balancer of a connection, and what its header states besides the peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Balanced {
-    /// Address of the load balancer.
     pub balancer: IpAddr,
     /// Address to which the peer connected; none before the header, and if it states none.
     pub destination: Option<SocketAddr>,
@@ -54,7 +53,6 @@ pub struct Balanced {
 pub struct ConnectionResources {
     /// Entry in the load of the worker.
     pub load: LoadGuard,
-    /// Descriptor that the pool counts for the connection.
     pub descriptor: Descriptor,
 }
 

@@ -38,7 +38,6 @@ impl Pick {
         self.permit.route()
     }
 
-    /// Returns the holders that the tunnel is counted for.
     pub fn holders(&self) -> Option<&Holders> {
         self.permit.holders()
     }

@@ -17,7 +17,6 @@ pub struct Binding {
     /// Service of the route, which the mesh may not know.
     pub service: Arc<Service>,
     pub port: u16,
-    /// Gateways of the service.
     pub endpoints: BoundEndpoints,
     /// Workloads that may serve.
     pub workloads: ExpectedWorkloads,
@@ -90,7 +89,6 @@ impl Binding {
         of(self) == of(other)
     }
 
-    /// Describes the clusters for the log.
     pub fn clusters(&self) -> String {
         self.config.cluster.join(", ")
     }

@@ -37,7 +37,6 @@ pub struct Transport<S> {
 /// A TLS connection of an HBONE listener after its handshake. The peer's chain was verified.
 #[derive(Debug)]
 pub struct Session {
-    /// Socket with its record protection.
     pub transport: Box<Transport<TcpStream>>,
     pub peer_certificates: Vec<CertificateDer<'static>>,
     /// Resources that the connection holds while it lives.
@@ -58,7 +57,6 @@ pub struct HandshakeError {
 #[derive(Debug)]
 pub struct AlertedSocket {
     pub socket: TcpStream,
-    /// Slot of the handshake.
     pub slot: Place,
     pub resources: ConnectionResources,
 }
@@ -102,7 +100,6 @@ impl From<HandshakeRefusal> for HandshakeError {
 /// without identity holds a slot for no longer than this.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Detail of a handshake that has missed it.
 const LATE: &str = "TLS handshake not completed within 5 s";
 
 /// Limit of sealed bytes that wait for the socket of a client of a binding: two full records.

@@ -26,7 +26,6 @@ pub struct Peer {
     pub source: Arc<Source>,
     /// Earliest expiry of a certificate in its chain; `UNIX_EPOCH` without a certificate.
     pub not_after: SystemTime,
-    /// Listener that accepted its connection.
     pub listener: Arc<Listener>,
     /// Server name in its ClientHello on a TLS listener, if there was one.
     pub server_name: Option<Arc<str>>,

@@ -21,9 +21,7 @@ use super::limits::clients::ClientConnections;
 #[derive(Debug, Default)]
 pub struct Listener {
     rules: ArcSwap<ListenerRules>,
-    /// Drain of the listener and of its connections.
     pub drain: DrainScope,
-    /// Connections of the clients of a binding.
     pub clients: ClientConnections,
 }
 
@@ -63,10 +61,8 @@ enum Pattern<'a> {
     Any,
 }
 
-/// Target of a ClientHello.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ListenerTarget {
-    /// Requested service.
     pub authority: Authority,
     /// True if the listener's own route grants the tunnel.
     pub granted_by_listener: bool,
@@ -81,7 +77,6 @@ impl Listener {
         }
     }
 
-    /// Creates a listener with these rules that is open to every address.
     pub fn open_to_all(rules: &ListenerRules) -> Self {
         let open = config::Listener { sources: Vec::new(), ..rules.config.clone() };
         Self { rules: ArcSwap::from_pointee(ListenerRules::new(&open)), ..Self::default() }
@@ -126,7 +121,6 @@ impl ListenerRules {
         })
     }
 
-    /// Creates the rules that the configuration describes.
     pub fn new(listener: &config::Listener) -> Self {
         let binding = match &listener.protocol {
             ListenerProtocol::Binding(binding) => Some(Arc::new(Binding::new(binding))),

@@ -52,7 +52,6 @@ use crate::snapshot::{LinkFactors, Reader};
 use crate::telemetry::Metrics;
 use crate::tls::InboundTls;
 
-/// State that all connections of the data path share.
 #[derive(Debug)]
 pub struct DataPath {
     pub reader: Reader,
@@ -115,7 +114,6 @@ impl DataPath {
         }
     }
 
-    /// Returns the factors of weights by the links from the cluster of a peer.
     fn link_factors(&self, peer: &identity::Peer) -> LinkFactors {
         LinkFactors::of_peer(&self.metrics.budgets.reduced(), &peer.source.counted_cluster)
     }

@@ -54,7 +54,6 @@ impl Permit {
         &self.permitted.route
     }
 
-    /// Returns the holders that the tunnel is counted for.
     pub fn holders(&self) -> Option<&Holders> {
         self.permitted.holders.as_ref()
     }
@@ -105,7 +104,6 @@ pub struct Grant {
     via_gateway: bool,
     limits: Option<Box<TunnelLimits>>,
     first_peer: Option<Box<FirstPeer>>,
-    /// Binding of a local client.
     pub(super) binding: Option<Arc<Binding>>,
 }
 
@@ -114,7 +112,6 @@ pub struct Grant {
 enum Waypoint {
     /// The service had no waypoint.
     None,
-    /// The endpoint belongs to a waypoint.
     Endpoint,
     /// The tunnel bypassed the waypoints, as the peer's `x-istio-source` requested.
     Bypassed(Origin),
@@ -126,7 +123,6 @@ impl Grant {
         self.first_peer.as_deref()
     }
 
-    /// Returns whether the endpoint belongs to a waypoint.
     pub fn requires_waypoint(&self) -> bool {
         self.waypoint == Waypoint::Endpoint
     }

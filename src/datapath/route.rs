@@ -29,14 +29,12 @@ pub struct Route {
     /// True if the configuration opens the service to the clients of the listener: by a route of a
     /// TLS listener, or by its binding, whose clients were checked before.
     pub(crate) granted_by_listener: bool,
-    /// Origin that the peer claims.
     pub(crate) origin: Origin,
     pub(super) forwarded: Option<Box<Forwarded>>,
     /// Permission to leave the network; `Off` before policy evaluation.
     pub(crate) transit: Transit,
     /// First peer of a tunnel that a trusted gateway has forwarded.
     pub(super) first_peer: Option<Box<FirstPeer>>,
-    /// Binding of a local client.
     pub(crate) binding: Option<Arc<Binding>>,
 }
 

@@ -55,7 +55,6 @@ pub struct ExplainState<'a> {
     pub deny: &'a DenyList,
     pub listeners: &'a [(String, ListenerRules)],
     pub bindings: &'a [Arc<Listener>],
-    /// Positions of the configuration's entries.
     pub places: &'a ConfigPositions,
     /// Links whose exceeded budget reduces weights.
     pub links: &'a [ReducedLink],
@@ -117,7 +116,6 @@ pub fn run(state: &ExplainState<'_>, question: &Question) -> Result<Answer, Stri
     Ok(answer)
 }
 
-/// Returns the listener that the question applies to.
 fn select_listener<'a>(
     state: &ExplainState<'a>,
     question: &Question,

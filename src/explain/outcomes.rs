@@ -8,16 +8,13 @@ use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::Endpoint;
 
-/// Endpoint that can be picked.
 pub(super) struct Candidate<'a> {
     pub(super) endpoint: &'a Endpoint,
     /// Index of its group in the answer.
     pub(super) group: usize,
-    /// Probability of the next pick.
     pub(super) probability: f64,
     pub(super) factor: f64,
     pub(super) is_ejected: bool,
-    /// Predicted result of a try.
     pub(super) prediction: Prediction,
 }
 
@@ -30,7 +27,6 @@ pub(super) struct Prediction {
 }
 
 impl Candidate<'_> {
-    /// Returns the reason of the predicted failure.
     pub(super) fn reason(&self) -> Option<Reason> {
         self.prediction.failure.as_ref().map(|failure| failure.reason)
     }
@@ -104,7 +100,6 @@ fn reached_limits<'a>(tried: &[&'a Candidate<'a>]) -> Vec<Limit<'a>> {
     counts.into_iter().filter(is_reached).map(|(limit, _)| limit).collect()
 }
 
-/// Returns the candidates outside the scopes that are left out.
 fn outside<'a>(all: &[&'a Candidate<'a>], limits: &[Limit<'_>]) -> Vec<&'a Candidate<'a>> {
     let is_left = |one: &&&Candidate<'_>| {
         let scope = rejection_scope(one.endpoint);

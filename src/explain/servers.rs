@@ -7,7 +7,6 @@ use crate::outer::{ExpectedWorkloads, Failure, ServerIdentity};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, RemoteGateway, Snapshot};
 
-/// Describes the certificates that are accepted from a gateway.
 pub(super) fn describe_gateway(remote: &RemoteGateway) -> String {
     let (cluster, identities) = (&remote.cluster, remote.identities.join(" or "));
     match (identities.is_empty(), cluster.is_empty()) {

@@ -53,7 +53,6 @@ pub async fn open<T: Message + 'static>(
     Ok(Messages::new(answer.into_body(), most))
 }
 
-/// Response messages of a call.
 #[derive(Debug)]
 pub struct Messages {
     body: Body,

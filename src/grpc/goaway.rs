@@ -20,7 +20,6 @@ const HEAD_BYTES: usize = 9;
 const GOAWAY: u8 = 7;
 /// Bytes of the fixed fields of GOAWAY: last stream and error code, 4 bytes each.
 const FIELDS_BYTES: usize = 8;
-/// Bytes of the frame header and the fixed fields of GOAWAY.
 const GOAWAY_BYTES: usize = HEAD_BYTES + FIELDS_BYTES;
 
 /// GOAWAY state of a connection: the error code plus one, or zero before a GOAWAY.

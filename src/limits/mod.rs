@@ -38,7 +38,6 @@ labelled! {
         GatewayTunnels = "gateway_tunnels",
         /// Tunnels to one service.
         ServiceTunnels = "service_tunnels",
-        /// Connections of the clients of one binding.
         BindingClients = "binding_clients",
         /// TCP clients of the DNS responder.
         DnsClients = "dns_clients",

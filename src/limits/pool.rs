@@ -53,7 +53,6 @@ pub struct Pool {
 #[derive(Clone, Debug)]
 pub struct OwnedPool {
     pub pool: Arc<Pool>,
-    /// Owner.
     pub of: Option<String>,
 }
 
@@ -63,7 +62,6 @@ impl OwnedPool {
         Self { pool: Arc::clone(pool), of }
     }
 
-    /// Returns the usage of the pool with its owner.
     pub fn usage(self, most: usize) -> ResourceUsage {
         ResourceUsage { of: self.of, ..self.pool.usage(most) }
     }
@@ -89,7 +87,6 @@ pub struct Held {
     amount: usize,
 }
 
-/// Share that a source has used.
 #[derive(Clone, Copy, Debug)]
 struct OverShare {
     limit: LimitReached,
@@ -100,7 +97,6 @@ struct OverShare {
 /// Terms of a request, if the pool is shared with more than its sources.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Amount that is free for the request.
     pub free: usize,
     /// Part of it that is left to sources below their floor.
     pub reserve: usize,

@@ -105,9 +105,7 @@ pub(super) struct State {
     /// True once the gateway or TCP has ended the connection by an error.
     is_broken: AtomicBool,
     probe: Notify,
-    /// Time at which it was opened.
     pub(super) epoch: Instant,
-    /// Number of reads of the socket.
     reads: Arc<AtomicU64>,
     /// Milliseconds after `epoch` of the last answer to anything.
     answered_ms: AtomicU64,
@@ -115,7 +113,6 @@ pub(super) struct State {
     emptied_ms: AtomicU64,
     /// Least round trip time of the gateway, of all its connections.
     rtt: Arc<Mutex<MinRtt>>,
-    /// Configuration of its handshake.
     pub(super) tls: Arc<OutboundTls>,
     /// Gateway at the other end.
     pub(super) peer: Verified,

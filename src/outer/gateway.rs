@@ -76,7 +76,6 @@ pub(super) struct Context {
     pub(super) descriptors: Arc<limits::Pool>,
 }
 
-/// Result of an attempt to connect.
 type Opened = Result<(Arc<Connection>, connection::Driver), Failure>;
 
 /// Result of a look for a place.
@@ -151,7 +150,6 @@ impl GatewayConnections {
         }
     }
 
-    /// Returns the pools of its tunnels and connections.
     pub(super) fn pools(&self) -> [OwnedPool; 2] {
         [&self.places, &self.room]
             .map(|pool| OwnedPool::new(pool, Some(self.target.address.to_string())))
@@ -520,7 +518,6 @@ impl GatewayConnections {
         self.weight_factor.load(Ordering::Relaxed)
     }
 
-    /// Returns the state for the status page.
     pub(super) fn status(&self) -> GatewayRow {
         let connections = self.connections.lock();
         let newest = connections.open().max_by_key(|one| one.state.epoch);

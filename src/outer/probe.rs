@@ -53,7 +53,6 @@ pub async fn run(
     }
 }
 
-/// Gateway that has answered.
 #[derive(Debug)]
 pub struct Reached {
     pub identity: Arc<str>,

@@ -15,7 +15,6 @@ use super::Target;
 
 /// Number of comparisons in sequence that change the state of a gateway.
 const COMPARISONS: u32 = 3;
-/// Divisor of the share of a slow gateway.
 const SLOW_DIVISOR: u32 = 4;
 /// Difference that is never slow, such as that of two zones of a region.
 const TOLERANCE: Duration = Duration::from_millis(5);

@@ -34,7 +34,6 @@ const REPLACE_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// switched off, or be skipped for lack of descriptors.
 const PROBE_INTERVALS: u32 = 3;
 
-/// State of a gateway.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     pub(super) by_source: SourceMap<SourceConnections>,

@@ -13,7 +13,6 @@ const WHOLE_MIN: usize = 4 * 1024;
 /// Size at which a chunk of small frames is complete.
 const CHUNK: usize = 16 * 1024;
 
-/// Queue of bytes.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     whole: VecDeque<Bytes>,

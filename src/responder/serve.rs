@@ -41,7 +41,6 @@ const QUERY_BYTES_MAX: usize = 4096;
 /// Pause after an error of a socket, such as too many open files.
 const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
-/// Bound sockets of one address.
 #[derive(Debug)]
 pub struct Sockets {
     udp: UdpSocket,
@@ -49,7 +48,6 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Creates the sockets of one address.
     pub fn new(tcp: TcpListener, udp: UdpSocket) -> io::Result<Self> {
         udp.set_nonblocking(true)?;
         tcp.set_nonblocking(true)?;

@@ -52,7 +52,6 @@ pub type Clause = Vec<Match>;
 /// Conditions that must all hold. A match without any condition never holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Match {
-    /// Condition on the peer's namespace.
     pub namespaces: Condition<StringMatch>,
     /// Condition on the peer's identity without `spiffe://`.
     pub principals: Condition<StringMatch>,
@@ -62,7 +61,6 @@ pub struct Match {
     pub source_ips: Condition<IpNet>,
     /// Condition on the endpoint's address.
     pub destination_ips: Condition<IpNet>,
-    /// Condition on the endpoint's port.
     pub destination_ports: Condition<u16>,
 }
 
@@ -79,7 +77,6 @@ pub struct Condition<T> {
 /// Condition on a string, case-sensitive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum StringMatch {
-    /// Matches an equal string.
     Exact(String),
     Prefix(String),
     Suffix(String),
@@ -93,7 +90,6 @@ pub struct Attributes<'a> {
     pub peer: Option<Caller<'a>>,
     /// Address of the peer. Unknown for an HBONE endpoint.
     pub source: Option<IpAddr>,
-    /// Address of the endpoint.
     pub destination: IpAddr,
     /// Port of the endpoint. Unknown for an HBONE endpoint, where the inner CONNECT names it.
     pub port: Option<u16>,
@@ -153,7 +149,6 @@ impl Match {
         self.entries() == 0
     }
 
-    /// Returns the total number of entries of the lists.
     fn entries(&self) -> usize {
         self.namespaces.len()
             + self.principals.len()

@@ -34,7 +34,6 @@ struct Last {
 type UnusedGateway = (String, String);
 
 impl BoundEndpoints {
-    /// Creates the endpoints of a service port of these clusters.
     pub fn new(clusters: impl IntoIterator<Item = Arc<str>>, host: Arc<str>, port: u16) -> Self {
         Self { clusters: clusters.into_iter().collect(), host, port, last: Mutex::default() }
     }

@@ -21,7 +21,6 @@ pub struct Change {
     pub answers: Vec<Answer>,
     pub trust: Option<TrustSet>,
     pub exposure: Option<ExposureTable>,
-    /// Aliases of services.
     pub names: Option<NameTable>,
     pub exports: Option<ExportSet>,
     /// Services that Kubernetes objects export or keep local, and the linked clusters.

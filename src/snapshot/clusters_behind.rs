@@ -69,7 +69,6 @@ impl RemoteInstances {
         known.flat_map(|clusters| clusters.keys()).collect()
     }
 
-    /// Returns the reason for which the cluster of a gateway is unknown.
     pub(super) fn why_unknown(&self, gateway: &Gateway) -> &'static str {
         let addresses: Vec<_> = gateway.addresses().collect();
         let network = &gateway.remote.network;

@@ -19,7 +19,6 @@ use crate::wire::ServiceLoad;
 pub struct Endpoint {
     /// Address to dial: `ip:15008` for a workload with HBONE, otherwise the target port.
     pub address: SocketAddr,
-    /// Protocol by which the endpoint is dialled.
     pub protocol: Protocol,
     /// Weight; never 0 in an [`EndpointSet`](super::EndpointSet).
     pub weight: u32,
@@ -60,7 +59,6 @@ const CAUSE_MASK: u64 = (1 << CAUSE_BITS) - 1;
 const SUSPENDED: u64 = 0;
 /// A dial decides whether it stays ejected.
 const PROBED: u64 = 1;
-/// A dial failed.
 const DIAL: u64 = 2;
 /// A tunnel failed after its dial.
 const TUNNEL: u64 = 3;
@@ -226,7 +224,6 @@ impl EndpointState {
         Duration::from_millis(u64::from(before.saturating_add(millis)))
     }
 
-    /// Notes an answer of the endpoint.
     pub fn record_answer(&self) {
         if self.silent_millis.load(Ordering::Relaxed) != 0 {
             self.silent_millis.store(0, Ordering::Relaxed);

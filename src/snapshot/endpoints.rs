@@ -25,7 +25,6 @@ pub struct EndpointSet {
     pub endpoints: Box<[Arc<Endpoint>]>,
     /// Candidates for the same endpoints, in the same order.
     pub candidates: Box<[Candidate]>,
-    /// Table of a set of one group.
     table: AliasTable,
     groups: Option<Box<Groups>>,
     /// Indices of the endpoints of other networks, whose weights have factors.
@@ -112,7 +111,6 @@ pub enum Tier {
     /// Priority in an Envoy assignment.
     #[display("priority {_0}")]
     Priority(u32),
-    /// Degraded endpoints of this priority.
     #[display("degraded of priority {_0}")]
     Degraded(u32),
 }

@@ -33,13 +33,11 @@ pub struct Hosts {
 /// Hostname with its workloads and addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
-    /// Uids of the workloads that have it.
     workloads: BTreeSet<Arc<str>>,
     /// Addresses; none before the first answer.
     addresses: Arc<[IpAddr]>,
 }
 
-/// Hostname and all its addresses.
 pub type Answer = (Arc<str>, Arc<[IpAddr]>);
 
 impl Host {
@@ -50,7 +48,6 @@ impl Host {
 }
 
 impl Hosts {
-    /// Returns the received workloads that have a hostname.
     pub(super) fn workloads<'a>(
         &'a self,
         host: &'a Host,
@@ -131,7 +128,6 @@ impl Hosts {
         self.version += u64::from(!self.known.is_empty());
     }
 
-    /// Records whether a workload has a hostname.
     fn set_named(&mut self, name: &Arc<str>, uid: &Arc<str>, is_named: bool) {
         let mut host = self.host(name);
         if is_named {

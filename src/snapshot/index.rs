@@ -22,7 +22,6 @@ pub(super) struct Index {
     pub(super) network: Arc<str>,
     /// Workloads that can be dialled, by uid, for each `namespace/hostname` that they name.
     pub(super) members: Shards<Arc<str>, Members>,
-    /// Services that claim each hostname.
     pub(super) claims: Shards<Arc<str>, Arc<[Claim]>>,
     /// Places of the waypoints that services name, each with the number of these services.
     pub(super) waypoints: Shards<Place, usize>,

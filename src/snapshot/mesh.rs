@@ -214,7 +214,6 @@ pub struct GatewayAddress {
     pub port: u16,
 }
 
-/// Location of a gateway.
 #[derive(Clone, Debug, Display, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// `namespace/hostname` of a service, or of a workload with a DNS name.
@@ -353,7 +352,6 @@ pub struct Template {
     pub locality: Arc<Locality>,
     /// Name of the Deployment, Job or other owner.
     pub workload_name: Arc<str>,
-    /// Kind of the owner.
     pub workload_type: Arc<str>,
     /// `service.istio.io/canonical-name`.
     pub canonical_name: Arc<str>,
@@ -450,7 +448,6 @@ impl Template {
     }
 }
 
-/// Protocol by which an endpoint is dialled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Protocol {

@@ -100,13 +100,11 @@ pub struct Snapshot {
     pub trust: Arc<TrustSet>,
     /// Peers that may reach each service, and the names that they may use.
     pub exposure: Arc<ExposureTable>,
-    /// Alternative names of services.
     pub names: Arc<NameTable>,
     /// Services exported by the control plane; empty if there is none.
     pub exports: Arc<ExportSet>,
     /// Services that are exported or kept local by separate objects, and the linked clusters.
     pub scope: Arc<ServiceVisibility>,
-    /// Authorization policies of Istio.
     pub policies: Arc<Policies>,
     /// Enforcement mode of `policies`.
     pub enforcement: Enforcement,
@@ -217,7 +215,6 @@ impl Publisher {
         self.hosts.subscribe()
     }
 
-    /// Returns the hostnames for which a refresh was requested.
     pub fn refresh_requests(&self) -> &RefreshRequests {
         &self.refresh_requests
     }

@@ -104,7 +104,6 @@ impl NameTable {
         table
     }
 
-    /// Returns the table of a configuration.
     pub fn of(config: &Config) -> Self {
         let services = &config.exposure.services;
         let mut table = Self::new(config.names.suffixes.iter().map(String::as_str), []);

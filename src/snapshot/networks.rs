@@ -30,7 +30,6 @@ pub struct NetworkRule {
 }
 
 impl NetworkTable {
-    /// Returns the table of a configuration.
     pub fn of(config: &Config) -> Self {
         let networks = config.networks.iter();
         let rules = networks.map(|one| (one.name.as_str().into(), NetworkRule::of(one)));
@@ -80,7 +79,6 @@ impl NetworkTable {
         })
     }
 
-    /// Returns whether an identity is that of a configured gateway.
     pub(super) fn has_identity(&self, principal: &str) -> bool {
         let mut identities = self.rules.values().flat_map(|rule| &rule.identities);
         identities.any(|identity| **identity == *principal)

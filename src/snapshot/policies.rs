@@ -31,12 +31,10 @@ pub struct Verdict {
     pub dry_run: Option<PolicyRejection>,
 }
 
-/// Reason for which a tunnel is rejected.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PolicyRejection {
     /// No policies have been received yet.
     NotReceived,
-    /// This DENY policy matches.
     Denied(Arc<Policy>),
     /// ALLOW policies apply, and none of them matches; this is the first one.
     NotAllowed(Arc<Policy>),

@@ -15,7 +15,6 @@ pub(super) const UNNAMED_CLUSTER: &str = "Kubernetes";
 /// Gateway of another network, through which an endpoint is reached.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RemoteGateway {
-    /// Network behind the gateway.
     pub network: Arc<str>,
     /// Cluster that the issuer or trust domain of the gateway's certificate must lead to; empty if
     /// unknown. Without identities, no certificate is then accepted.

@@ -28,7 +28,6 @@ pub(super) struct RemoteInstances {
 
 #[derive(Debug, Default)]
 pub(super) struct Instances {
-    /// Instances by uid.
     pub(super) list: Box<[Arc<Workload>]>,
     behind: Behind,
 }
@@ -36,7 +35,6 @@ pub(super) struct Instances {
 /// Gateways in front of the instances of a service, by network and address.
 type Behind = HashMap<(Arc<str>, SocketAddr), BehindGateway>;
 
-/// Instances of a service behind one gateway.
 #[derive(Debug)]
 struct BehindGateway {
     remote: Arc<RemoteGateway>,
@@ -400,7 +398,6 @@ impl RemoteInstances {
         self.assert_clusters();
     }
 
-    /// Returns the instances of a service by network.
     pub(super) fn instances(
         &self,
         (service, name): (&mesh::Service, &str),

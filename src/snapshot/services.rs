@@ -110,7 +110,6 @@ impl Snapshot {
     }
 }
 
-/// Derived services.
 impl Snapshot {
     /// Builds the derived service of an alias, or removes it if no target exists. If one target has
     /// a waypoint, tunnels to all targets go there, so that no waypoint is bypassed.

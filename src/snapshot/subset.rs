@@ -18,7 +18,6 @@ pub struct Subset {
     pub parts: Box<[SubsetPart]>,
 }
 
-/// Endpoints of a subset with some labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubsetPart {
     pub name: Arc<str>,
@@ -39,7 +38,6 @@ impl Subset {
         Self { name: of.name.as_str().into(), parts: shares.chain(own).collect() }
     }
 
-    /// Returns the index of the part of a workload of the own network.
     pub(super) fn part_of(&self, workload: &Workload) -> Option<usize> {
         let has = |part: &SubsetPart| part.has(|key| label(workload, key));
         self.parts.iter().position(has)

@@ -12,10 +12,8 @@ use super::remote::{RemoteGateway, gateway_network};
 use crate::config::{self, Distribution, ProxyProtocol};
 use crate::wire::{DrainTarget, RegionPattern};
 
-/// Everything that an operator has drained.
 pub type Drains = BTreeMap<DrainTarget, Drained>;
 
-/// Order of an operator that drains a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
     pub since: SystemTime,
@@ -94,7 +92,6 @@ pub struct Regions {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Region {
-    /// Pattern that matches the localities of the region.
     pub pattern: RegionPattern,
     /// Text of the pattern, for display.
     pub name: Arc<str>,
@@ -119,7 +116,6 @@ pub(super) struct Count {
 }
 
 impl Count {
-    /// Returns the count of one endpoint.
     pub(super) fn one(is_ready: bool) -> Self {
         Self { ready: u32::from(is_ready), all: 1 }
     }
@@ -208,7 +204,6 @@ pub(super) fn matches_locality(pattern: &RegionPattern, locality: &Locality) -> 
 }
 
 impl TrafficRule {
-    /// Returns the rule of an entry of the configuration.
     fn of(entry: &config::Traffic) -> Self {
         let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
             Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
@@ -231,7 +226,6 @@ impl TrafficRule {
 }
 
 impl Traffic {
-    /// Returns the rules of the entries of a configuration.
     pub fn of(entries: &[config::Traffic]) -> Self {
         let mut traffic = Self::default();
         for entry in entries {
@@ -288,7 +282,6 @@ pub fn is_service(service: &mesh::Service, target: &DrainTarget) -> bool {
 }
 
 impl Drained {
-    /// Returns an order of this moment.
     pub fn now(is_persisted: bool) -> Self {
         Self { since: SystemTime::now(), is_persisted }
     }
@@ -319,7 +312,6 @@ impl Balancing {
         self.evacuated.keys().find(|target| is_service(service, target))
     }
 
-    /// Returns a copy with these changes applied.
     pub(super) fn with_changes(
         &self,
         position: Option<Position>,

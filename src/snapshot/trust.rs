@@ -28,7 +28,6 @@ pub struct TrustSet {
     domain_issuers: HashMap<Box<str>, Arc<HashSet<SpkiHash>>>,
 }
 
-/// Certificate issuers with their clusters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Issuers {
     clusters: HashMap<SpkiHash, Arc<str>>,
@@ -200,7 +199,6 @@ impl TrustSet {
         self.domain_issuers.get(domain).map(|issuers| &**issuers)
     }
 
-    /// Returns whether issuers determine clusters.
     pub fn has_issuers(&self) -> bool {
         self.issuers.is_some()
     }
@@ -236,7 +234,6 @@ impl TrustSet {
 
 /// Source of a peer's cluster.
 enum Origin<'a> {
-    /// Cluster of an entry.
     Named(&'a Arc<str>),
     /// Domain without an entry, whose name is the cluster.
     Domain(&'a UnlistedDomains),

@@ -10,7 +10,6 @@ pub struct Certificate {
     /// `Available`, `Initializing` or `Unavailable: …`, as istioctl shows it. `Available: …` if
     /// no new certificate could be obtained.
     pub state: String,
-    /// Leaf and intermediates.
     pub chain: Vec<CertificateInfo>,
     /// Roots that peers are verified against.
     pub roots: Vec<CertificateInfo>,
@@ -42,7 +41,6 @@ impl Certificate {
     }
 }
 
-/// Certificate of a chain or of a set of roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertificateInfo {
     pub pem: String,

@@ -28,7 +28,6 @@ pub struct Discovery {
     pub types: Vec<ResourceType>,
     /// Description of the state restored from disk, until the control plane has sent all of it.
     pub from_disk: Option<String>,
-    /// Time at which the state on disk was saved.
     #[serde(with = "rfc3339::option")]
     pub saved: Option<SystemTime>,
     /// Error of the last write of the state to disk, if it failed.
@@ -40,7 +39,6 @@ pub struct Discovery {
 /// Mass removal by the control plane or the API server that is held: what it removes stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct HeldRemovals {
-    /// Number of removals of all types.
     pub removals: usize,
     pub services: usize,
     #[serde(default)]
@@ -58,7 +56,6 @@ pub struct HeldRemovals {
     /// Start of the hold; 1970 from a gateway that does not report it.
     #[serde(with = "rfc3339", default = "epoch")]
     pub since: SystemTime,
-    /// End of the hold.
     #[serde(with = "rfc3339")]
     pub until: SystemTime,
 }
@@ -109,7 +106,6 @@ pub struct ResourceType {
     pub name: Cow<'static, str>,
     /// True if readiness does not wait for this type.
     pub synced: bool,
-    /// Number of resources held.
     pub held: usize,
     /// Time of the last response that was accepted as a whole.
     #[serde(with = "rfc3339::option")]
@@ -132,7 +128,6 @@ pub struct ResourceType {
 }
 
 impl ResourceType {
-    /// Formats the number of rejected resources.
     pub fn rejected_count(&self) -> String {
         format!("{}{}", if self.at_least { "at least " } else { "" }, self.rejected)
     }

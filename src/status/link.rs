@@ -11,7 +11,6 @@ pub struct ReducedLink {
     /// True if clients without identity count, because they use that of this gateway.
     pub is_own: bool,
     pub to: Arc<str>,
-    /// Percentage of their weight that the gateways have.
     pub weight_percent: u8,
 }
 
@@ -33,6 +32,5 @@ pub struct LinkUsage {
     pub used_bytes: u64,
     pub budget_bytes: u64,
     pub weight: String,
-    /// Percentage of their weight that the gateways have for the peers.
     pub weight_percent: u8,
 }

@@ -39,17 +39,14 @@ labelled! {
         Config = "config",
         /// The mesh, from a file.
         Mesh = "mesh",
-        /// Kubernetes objects.
         Objects = "objects",
         /// Our own certificates and the roots of the trust domains.
         Certificates = "certificates",
     }
 }
 
-/// Usage of a resource that sources share.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct ResourceUsage {
-    /// Metric label of the resource.
     pub resource: String,
     /// Gateway, service or binding that it belongs to.
     pub of: Option<String>,
@@ -61,10 +58,8 @@ pub struct ResourceUsage {
     pub holders: Vec<Holder>,
 }
 
-/// Source with the amount that it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Holder {
-    /// Kind and name of the source.
     pub source: String,
     pub held: usize,
 }
@@ -229,7 +224,6 @@ impl Status {
         self.reloads.lock().insert(source, reload);
     }
 
-    /// Changes the state of a hostname and returns the result of the change.
     pub fn set_host<T>(&self, name: &str, change: impl FnOnce(&mut HostnameStatus) -> T) -> T {
         let mut hosts = self.hosts.lock();
         let new = || HostnameStatus { name: name.to_owned(), ..HostnameStatus::default() };

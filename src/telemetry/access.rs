@@ -34,7 +34,6 @@ pub(crate) struct AccessLog {
     suppressed: Counter,
 }
 
-/// Returns the rate of the lines about one subject.
 pub(super) fn lines_per_second(lines: u32) -> Rate {
     Rate::new(lines, lines)
 }

@@ -34,7 +34,6 @@ impl<T: 'static> Collected<T>
 where
     Self: Collector,
 {
-    /// Registers a collector.
     pub(super) fn register(registry: &mut Registry) -> Self {
         let rows = Arc::default();
         registry.register_collector(Box::new(Self(Arc::clone(&rows))));

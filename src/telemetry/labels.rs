@@ -38,7 +38,6 @@ pub struct DestinationService {
 /// Endpoint that was dialled for a tunnel.
 #[derive(Clone, Debug)]
 pub struct Destination {
-    /// Address that was dialled.
     pub address: SocketAddr,
     /// Name of the pod. Only in the log: pods are short-lived, and label sets persist.
     pub pod: Arc<dyn PodName>,
@@ -126,7 +125,6 @@ impl EncodeLabelSet for TunnelLabels {
 /// Response flags of a tunnel that ended normally or is open.
 pub(super) const NO_FLAGS: &str = "-";
 
-/// Sources of the labels of a tunnel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TunnelFacts<'a> {
     pub(super) source: &'a Arc<Source>,
@@ -232,7 +230,6 @@ impl EncodeLabelSet for TcpLabels {
     }
 }
 
-/// Returns the value of a label.
 pub(super) fn or_unknown(value: &str) -> &str {
     if value.is_empty() { "unknown" } else { value }
 }

@@ -37,7 +37,6 @@ pub struct Refused {
 
 #[derive(Clone, Debug)]
 pub struct Refusals {
-    /// Properties of all of them.
     pub refused: Refused,
     pub identity: Option<Arc<str>>,
     /// Cluster of the peer; empty if unknown.

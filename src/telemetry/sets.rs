@@ -51,7 +51,6 @@ impl Count {
     }
 }
 
-/// Counters of one name.
 #[derive(Clone, Debug)]
 pub(super) struct LabelSets<L>(Arc<Inner<L>>);
 
@@ -169,7 +168,6 @@ pub(super) fn metric<M: Metric + Clone + Default>(
     metric
 }
 
-/// Encodes a metric of a collector.
 pub(super) fn encode_as(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,

@@ -54,10 +54,8 @@ pub(super) enum Step {
 /// Names of the events of [`Step`].
 const STEPS: [&str; 3] = ["policy", "dial", "first_byte"];
 
-/// Trace of one tunnel.
 #[derive(Debug)]
 pub(super) struct Trace {
-    /// Context of the tunnel's own span.
     own: SpanContext,
     parent: SpanId,
     /// Handshake of the connection, if the tunnel is its first.

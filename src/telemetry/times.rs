@@ -163,11 +163,9 @@ impl ClusterTimes {
     }
 }
 
-/// Completed handshake of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Handshake {
     since: Instant,
-    /// End of the handshake.
     pub end: Instant,
 }
 

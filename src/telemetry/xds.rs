@@ -52,7 +52,6 @@ impl XdsMetrics {
         drop(self.nacks.get_or_create(&label));
     }
 
-    /// Records that the stream is open.
     pub fn connected(&self) {
         self.connected.set(1);
     }
@@ -81,14 +80,12 @@ impl XdsMetrics {
         self.nack_lines.lock().spend_on_report(Instant::now())
     }
 
-    /// Sets the numbers of held and rejected resources of a type.
     pub fn set_resources(&self, url: &'static str, held: usize, rejected: usize) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.resources.get_or_create(&label(url)).set(count(held));
         self.rejected.get_or_create(&label(url)).set(count(rejected));
     }
 
-    /// Sets the time at which the state on disk was saved.
     pub fn set_cache_time(&self, at: SystemTime) {
         self.cached.set(unix_seconds(at));
     }

@@ -42,17 +42,14 @@ struct Generations {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ChainFingerprint([u8; 32]);
 
-/// Verdict that a chain is valid.
 #[derive(Clone, Debug)]
 pub(super) struct Verdict {
-    /// Time for which the chain was verified.
     pub(super) at: UnixTime,
     /// Time from which the verdict no longer applies.
     pub(super) until: UnixTime,
     pub(super) path: VerifiedPath,
 }
 
-/// Verified path from a leaf to a root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct VerifiedPath {
     /// First expiry of a certificate on the path.

@@ -48,7 +48,6 @@ pub enum TlsError {
         file: PathBuf,
         /// Refusal that a peer with this certificate would get.
         refusal: HandshakeRefusal,
-        /// Detail about this certificate.
         detail: String,
         remedy: &'static str,
     },

@@ -41,7 +41,6 @@ pub struct IdentityMaterial {
     pub valid_until: SystemTime,
 }
 
-/// Roots by trust domain.
 pub type Bundles = HashMap<Box<str>, Arc<RootCertStore>>;
 
 /// Trust in peers, in addition to the roots that come with the gateway's certificate.
@@ -52,7 +51,6 @@ pub struct PeerTrust {
     pub crls: Option<Arc<Crls>>,
     /// True if every other trust domain is accepted, by the shared roots or by its bundle.
     pub skip_validation: bool,
-    /// Cluster name of each issuer that has one.
     pub clusters: HashMap<SpkiHash, String>,
     /// True if leaves of issuers without a cluster are refused.
     pub rejects_unknown: bool,
@@ -87,7 +85,6 @@ pub struct TrustedDomain {
 
 #[derive(Debug)]
 pub struct DomainRoots {
-    /// Roots for the verification of peers.
     store: Arc<RootCertStore>,
     /// The same roots as certificates, for status output and expiry times.
     certificates: Vec<CertificateDer<'static>>,
@@ -175,7 +172,6 @@ fn identity(file: &Path, chain: &[CertificateDer<'static>]) -> Result<Identity, 
 }
 
 impl IdentityMaterial {
-    /// Returns a description for the status pages.
     pub fn status(&self) -> Certificate {
         Certificate {
             identity: self.identity.uri.to_string(),
@@ -296,7 +292,6 @@ impl PeerTrust {
     }
 }
 
-/// Returns the cluster name of each issuer.
 fn clusters(clusters: &[IssuerCluster]) -> Result<HashMap<SpkiHash, String>, TlsError> {
     let mut all: HashMap<_, String> = HashMap::new();
     for cluster in clusters {

@@ -19,7 +19,6 @@ pub struct Identity {
     pub trust_domain: Arc<str>,
     pub namespace: Arc<str>,
     pub service_account: Arc<str>,
-    /// Expiry of the certificate.
     pub not_after: SystemTime,
 }
 

@@ -22,7 +22,6 @@ const SEQUENCE: u8 = 0x30;
 /// Authority that signed a leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issuer {
-    /// Hash of its public key.
     pub spki: SpkiHash,
     /// Subject for display, escaped and of bounded length.
     pub subject: Box<str>,

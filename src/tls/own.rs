@@ -117,7 +117,6 @@ mod tests {
     const ID: &str = "spiffe://east.local/ns/a/sa/b";
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// Loads an identity from files with these contents.
     fn load(chain: &str, key: &str, roots: &str) -> Result<IdentityMaterial, TlsError> {
         let folder = tempfile::tempdir().expect("a folder");
         let [chain, key, roots] =

@@ -22,7 +22,6 @@ pub enum Host {
     Ip(IpAddr),
 }
 
-/// Reason for which an authority is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AuthorityError {
     #[error("longer than {LENGTH_BYTES_MAX} bytes")]

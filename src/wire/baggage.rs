@@ -1,6 +1,5 @@
 //! Parser of the `baggage` header (W3C Baggage), which names the source of a tunnel in Istio.
 
-/// Key of the source's cluster.
 const CLUSTER: &[u8] = b"k8s.cluster.name";
 
 /// Returns the first cluster in the values of the header that is not empty. The result is only a

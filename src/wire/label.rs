@@ -1,10 +1,7 @@
 //! Labels of pods, by which subsets select workloads.
 
-/// Label with the cluster of a workload.
 pub const CLUSTER: &str = "topology.istio.io/cluster";
-/// Label with the region of a workload.
 pub const REGION: &str = "topology.kubernetes.io/region";
-/// Label with the zone of a workload.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// Labels that every source of the mesh gives: those of the location, and those that Istio derives

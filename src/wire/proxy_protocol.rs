@@ -25,7 +25,6 @@ const V2_LOCAL: u8 = 0x20;
 pub enum Origin {
     /// The balancer forwards the connection of this peer, which it was made to this destination.
     Peer {
-        /// Address of the peer.
         source: SocketAddr,
         /// Address to which the peer connected.
         destination: SocketAddr,

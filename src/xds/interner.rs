@@ -29,7 +29,6 @@ pub(super) struct Interner {
 }
 
 impl Interner {
-    /// Returns the interned copy of a string.
     pub(super) fn share(&mut self, word: &str) -> Arc<str> {
         if word.is_empty() {
             return Arc::default();
@@ -42,7 +41,6 @@ impl Interner {
         self.strings.share(self.state.hash_one(word), Arc::clone(word))
     }
 
-    /// Returns the interned copy of a locality.
     pub(super) fn share_locality(
         &mut self,
         region: &str,
@@ -58,7 +56,6 @@ impl Interner {
         self.localities.share(hash, locality)
     }
 
-    /// Returns the interned copy of a gateway.
     pub(super) fn share_gateway(&mut self, gateway: GatewayAddress) -> Arc<GatewayAddress> {
         let hash = self.state.hash_one(&gateway);
         self.gateways.share(hash, gateway)

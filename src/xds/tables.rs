@@ -62,7 +62,6 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Returns empty tables.
     pub(super) fn new(hbone_only: bool) -> Self {
         Self { hbone_only, ..Self::default() }
     }

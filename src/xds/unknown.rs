@@ -18,7 +18,6 @@ pub(super) enum FieldKind {
     /// No message, or a message that other code checks.
     Leaf,
     One(&'static Shape),
-    /// A list of messages.
     Repeated(&'static Shape),
 }
 

@@ -74,7 +74,6 @@ impl<'a> Fields<'a> {
         entry.value.text()
     }
 
-    /// Returns the line on which the map begins.
     pub fn line(&self) -> u64 {
         self.map.position.line()
     }

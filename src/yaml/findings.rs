@@ -77,7 +77,6 @@ pub struct Finding {
     pub place: Place,
     /// Its severity, which decides whether the file can be used nevertheless.
     pub severity: Severity,
-    /// Description of the mistake.
     pub what: String,
     /// Text to write instead; empty when there is nothing to say.
     pub how: String,
@@ -96,7 +95,6 @@ impl Finding {
         }
     }
 
-    /// Sets the namespace of the object.
     pub fn of(self, namespace: &str) -> Self {
         let namespace = namespace.into();
         Self { namespace, ..self }
@@ -133,7 +131,6 @@ impl Findings {
         self.0.iter().any(|finding| finding.severity == Severity::Error)
     }
 
-    /// Returns whether there is nothing to report.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -172,7 +169,6 @@ pub struct Report {
     found: RefCell<Vec<Finding>>,
     /// Severity of the errors that are noted from now on.
     severity: Cell<Severity>,
-    /// Namespace of the object that is read.
     namespace: RefCell<Arc<str>>,
     errors: Cell<usize>,
     /// Presence of an error that keeps the whole file from being used.
@@ -223,7 +219,6 @@ impl Report {
         self.severity.set(severity);
     }
 
-    /// Sets the namespace of the findings that follow.
     pub fn set_namespace(&self, namespace: Arc<str>) {
         self.namespace.replace(namespace);
     }

@@ -61,7 +61,6 @@ impl<'a> Value<'a> {
         self.position
     }
 
-    /// Returns the part of the tree that it is.
     pub fn node(self) -> &'a Node {
         self.node
     }

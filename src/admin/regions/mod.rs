@@ -210,7 +210,6 @@ impl DrainRequest {
         known.is_some_and(|drained| drained.is_persisted)
     }
 
-    /// Returns the time at which the order ends.
     fn end(&self, next: &Snapshot) -> &'static str {
         if self.is_kept(next) {
             "with --undo, and not by a restart"

@@ -101,7 +101,6 @@ pub(super) struct AnonymousAccess<'a> {
     snapshot: &'a Snapshot,
     /// By the hostnames of the services that the routes lead to.
     by_route: HashMap<&'a str, Vec<String>>,
-    /// Listeners with Istio's names.
     istio: Vec<&'a Listener>,
 }
 
@@ -183,7 +182,6 @@ fn sources(listener: &Listener) -> Option<String> {
     (!sources.is_empty()).then(|| join(sources, ", "))
 }
 
-/// Returns the server names of a route.
 fn names(route: &SniRoute) -> String {
     join(&route.sni, ", ")
 }

@@ -163,7 +163,6 @@ pub(super) fn evacuated(snapshot: &Snapshot) -> impl Iterator<Item = String> {
     targets.filter(|target| target.kind() == "region").map(DrainTarget::name)
 }
 
-/// Returns everything that an operator has drained.
 fn drained(snapshot: &Snapshot) -> impl Iterator<Item = DrainedRow> {
     let targets = snapshot.balancing.evacuated.iter();
     targets.map(|(target, drained)| DrainedRow {
@@ -257,7 +256,6 @@ fn hosts_named(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
     services.map(|service| Arc::clone(&service.hostname)).collect()
 }
 
-/// Removes the port from a name.
 fn without_port(name: &str) -> &str {
     match name.rsplit_once(':') {
         Some((host, port)) if port.parse::<u16>().is_ok() => host,

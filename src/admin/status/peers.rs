@@ -19,7 +19,6 @@ use crate::wire::UNKNOWN_CLUSTER;
 /// Limit of listed loads.
 const LOADS_MAX: usize = 1000;
 
-/// Answers with the page.
 pub(in crate::admin) async fn peers(
     State(state): State<AdminState>,
     Query(form): Query<Form>,

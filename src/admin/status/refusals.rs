@@ -14,7 +14,6 @@ use crate::telemetry::Refusals;
 /// Prefix of the listener of a binding in records.
 const BINDING: &str = "binding ";
 
-/// Answers with the page.
 pub(in crate::admin) async fn refusals(
     State(state): State<AdminState>,
     Query(form): Query<Form>,

@@ -23,7 +23,6 @@ pub(in crate::app) struct SocketSource {
     kept: Mutex<Option<Vec<NamedSocket>>>,
 }
 
-/// Reserved address of a listener.
 #[derive(Debug)]
 pub(in crate::app) struct Reserved {
     pub(in crate::app) socket: Socket,

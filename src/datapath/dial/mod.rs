@@ -42,7 +42,6 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// Creates the connection to a picked endpoint from its socket.
     pub(super) fn new(pick: Pick, stream: EndpointStream, descriptor: TunnelDescriptor) -> Self {
         let (permit, endpoint, in_flight) = pick.into_parts();
         Self { stream, grant: permit.into_grant(endpoint), held: (in_flight, descriptor) }

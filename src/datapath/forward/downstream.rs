@@ -33,7 +33,6 @@ pub enum ConnectionEnd {
 pub struct Downstream {
     /// HTTP/2 state.
     pub server: Server,
-    /// Send buffer.
     pub output: Output,
     pub layer: RecordLayer,
     /// True if the peer has requested a KeyUpdate.

@@ -28,7 +28,6 @@ const UNUSED_SHOWN_MAX: usize = 4;
 /// Tunnel that has no endpoint yet.
 #[derive(Debug)]
 pub struct NewTunnel {
-    /// State shared by all connections.
     pub data_path: Arc<DataPath>,
     pub peer: Arc<Peer>,
     /// Generation of the snapshot before the tunnel was permitted.

@@ -33,7 +33,6 @@ pub(super) fn revoke_delay() -> Duration {
 
 #[derive(Debug)]
 pub struct Open {
-    /// State shared by all connections.
     pub data_path: Arc<DataPath>,
     pub peer: Arc<Peer>,
     /// Generation of the snapshot before the tunnel was permitted.
@@ -47,7 +46,6 @@ pub struct Open {
     pub guards: Option<StreamGuards>,
 }
 
-/// Guards that count the tunnel of a stream.
 #[derive(Debug)]
 pub struct StreamGuards {
     /// Tunnel in the load of its worker.

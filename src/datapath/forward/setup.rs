@@ -40,7 +40,6 @@ pub enum Command {
     Open(StreamKey, Box<Open>),
 }
 
-/// Header field of an answer.
 pub type Field = (&'static str, Cow<'static, str>);
 
 /// Commands to one connection, and its tunnels that were woken.
@@ -147,13 +146,11 @@ impl Setup {
         Self { state: Mutex::new(state), account }
     }
 
-    /// Keeps bytes of the peer.
     pub fn receive(&self, bytes: &[u8]) {
         self.account.charge(bytes.len());
         self.update(|state| state.early.extend_from_slice(bytes));
     }
 
-    /// Notes END_STREAM.
     pub fn end(&self) {
         self.update(|state| state.has_ended = true);
     }

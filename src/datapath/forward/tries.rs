@@ -177,7 +177,6 @@ impl Tries {
         Ok(())
     }
 
-    /// Counts a failed dial of an endpoint of the own network.
     fn note_failed_dial(&mut self, reason: Reason, set: &EndpointSet, endpoint: &Endpoint) {
         let now = Instant::now();
         if reason == Reason::DialDenied {

@@ -45,7 +45,6 @@ const PRICE_CONTINUATION: u64 = 10;
 const PRICE_KEY_UPDATE: u64 = 40;
 /// Price of a record that holds little besides its own header and trailer.
 const PRICE_SMALL_RECORD: u64 = 1;
-/// Size below which a record is small.
 const SMALL_RECORD_BYTES: usize = 32;
 /// Header block bytes included in the price of a request: Istio's headers, mostly indexed.
 const HEADER_BYTES_FREE: u64 = 128;
@@ -57,7 +56,6 @@ const DATA_BYTES_PER_CREDIT: u64 = 16;
 /// Bytes per credit of DATA on a closed stream, which are decrypted and dropped. A peer may have
 /// 64 MiB under way when its tunnels are reset: 16,384 credits in frames of 16 KiB.
 const DROPPED_BYTES_PER_CREDIT: u64 = 8 * 1024;
-/// Streams per credit for a change of the windows of all streams.
 const STREAMS_PER_CREDIT: usize = 8;
 /// Limit of the work in a turn of a connection, in credits, after which other tasks of the worker
 /// run. It is exceeded by one frame at most.
@@ -132,7 +130,6 @@ pub struct FrameMeter {
     credit: Credit,
     /// Credit of each first peer, which is charged besides that of the connection.
     first_peers: HashMap<FirstPeerId, Credit>,
-    /// Work of the current turn.
     turn: u64,
     /// Work of a write in this turn.
     write_work: u64,
@@ -226,7 +223,6 @@ impl FrameMeter {
         self.charge(PRICE_KEY_UPDATE, None)
     }
 
-    /// Charges for a change of the windows of all streams.
     pub fn changed_windows(&mut self, streams: usize) -> Result<(), CreditExhausted> {
         self.charge((streams / STREAMS_PER_CREDIT) as u64, None)
     }
@@ -278,7 +274,6 @@ impl FrameMeter {
     }
 }
 
-/// Error of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreditExhausted {
     /// The credit of the connection is used up.

@@ -51,11 +51,9 @@ pub struct ReadRoom {
     pub records: usize,
 }
 
-/// Bytes that an endpoint sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadBytes {
     pub bytes: usize,
-    /// Number of DATA frames that carry them.
     pub frames: usize,
     /// True if the endpoint had no more.
     pub is_drained: bool,

@@ -284,7 +284,6 @@ mod tests {
         super::decode(&mut Decoder::default(), &block(fields)).unwrap()
     }
 
-    /// Decodes a CONNECT with further fields.
     fn connect_with(fields: &[Field<'_>]) -> Result<Request, Malformed> {
         decode(&[&[METHOD, AUTHORITY], fields].concat())
     }

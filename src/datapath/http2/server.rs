@@ -27,7 +27,6 @@ pub const FRAME_BYTES_MAX: usize = 64 * 1024;
 /// Payload of the PING that follows the first GOAWAY. Its acknowledgement shows that the peer has
 /// received the GOAWAY (RFC 9113 section 6.8).
 const GOAWAY_PING: [u8; 8] = *b"drained?";
-/// Payload of keepalive PINGs.
 const KEEPALIVE_PING: [u8; 8] = *b"alive...";
 
 const _: () = assert!(FIRST_PEERS_MAX == STREAMS_MAX as usize);
@@ -41,7 +40,6 @@ pub enum Event {
         request: Request,
         /// True if END_STREAM came with it.
         ended: bool,
-        /// Price of its header block.
         price: u64,
     },
     /// DATA bytes of a stream were received, within the input.
@@ -56,7 +54,6 @@ pub enum Event {
         bytes: Box<[u8]>,
     },
     End(StreamKey),
-    /// The peer or a stream error has reset the stream.
     Reset(StreamKey, Reason),
     /// A stream that had no window has some. Those that had no window of the connection are
     /// returned by [`Server::take_writable`].
@@ -82,7 +79,6 @@ impl ConnectionError {
     }
 }
 
-/// Progress of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GoAway {
     NotSent,
@@ -95,7 +91,6 @@ enum GoAway {
 /// Position within the input.
 #[derive(Debug)]
 pub(super) enum Read {
-    /// Number of bytes of the preface that were received.
     Preface(usize),
     /// Number of bytes of the frame header that were received.
     Header(usize),
@@ -136,7 +131,6 @@ pub struct Server {
     pub(super) peer_window: i64,
     /// Highest identifier of a stream that the peer has opened.
     pub(super) last_stream: u32,
-    /// Streams that this side has reset.
     pub(super) resets: Resets,
     goaway: GoAway,
     pub(super) peer_is_leaving: bool,
@@ -317,7 +311,6 @@ impl Server {
         Ok(())
     }
 
-    /// Forgets a stream that has ended.
     pub fn remove(&mut self, key: StreamKey) {
         self.streams.remove(key);
     }

@@ -59,7 +59,6 @@ pub struct Stream {
     is_waiting: bool,
 }
 
-/// Ends of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     sent_end: bool,
@@ -77,9 +76,7 @@ impl State {
 /// End of a stream in one or both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// END_STREAM was sent.
     Sent,
-    /// END_STREAM was received.
     Received,
     /// Either side has reset the stream, which stays until the driver removes it.
     Reset,
@@ -91,7 +88,6 @@ pub enum StreamEnd {
 pub struct Streams {
     slots: Vec<Option<Stream>>,
     free: Vec<u32>,
-    /// Slots by identifier.
     index: HashMap<u32, u32>,
     /// Number of streams that count for [`STREAMS_MAX`].
     counted: usize,
@@ -165,7 +161,6 @@ impl Streams {
         self.counted -= usize::from(has_ended);
     }
 
-    /// Returns the handle of the stream with this identifier.
     pub fn find(&self, id: u32) -> Option<StreamKey> {
         let slot = *self.index.get(&id)?;
         Some(StreamKey { id, slot })
@@ -308,7 +303,6 @@ impl Streams {
         Some(stream.announce())
     }
 
-    /// Returns the size of the receive window of a stream.
     pub fn window(&self, key: StreamKey) -> u32 {
         self.get(key).map_or(STREAM_WINDOW_MIN, |stream| stream.window)
     }

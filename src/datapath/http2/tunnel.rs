@@ -35,6 +35,5 @@ pub enum Origin {
     Workload,
     /// A waypoint, which has already applied its policies.
     Waypoint,
-    /// An ingress gateway.
     Gateway,
 }

@@ -58,7 +58,6 @@ pub struct Aged {
     worker: Option<WorkerLoad>,
     /// Time reserved to retire it because of its worker's load.
     is_leaving: bool,
-    /// Load with which it is retiring.
     retiring: Option<usize>,
 }
 

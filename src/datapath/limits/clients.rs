@@ -13,7 +13,6 @@ pub struct ClientConnections(Arc<Pool>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLimits {
     pub total: usize,
-    /// Connections of one client.
     pub each: usize,
 }
 

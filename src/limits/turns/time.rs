@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 
 use crate::limits::{Rate, Source};
 
-/// Nanoseconds of a worker.
 pub(super) type Nanos = i64;
 
 /// Weight of a cluster without one of its own, of a binding, and of all prefixes together.

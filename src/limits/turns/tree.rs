@@ -148,7 +148,6 @@ impl Tree {
         self.by_source.len() > 2
     }
 
-    /// Returns the number of sources and roots.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.nodes.len()

@@ -29,7 +29,6 @@ pub struct ExposureTable {
     /// True if services without an entry are exposed to every peer of the trust set, except those
     /// that are visible only in their namespace.
     pub exposes_by_default: bool,
-    /// Entries by service hostname.
     services: HashMap<Box<str>, Vec<Exposure>>,
     /// Entries by host of an alias, each with the port that the authority must have; `None` matches
     /// any port.
@@ -52,7 +51,6 @@ pub struct ExposureTable {
 pub struct ExportSet(HashMap<Box<str>, Vec<u16>>);
 
 impl ExportSet {
-    /// Returns whether a port of a service is exported.
     pub fn contains(&self, host: &str, port: u16) -> bool {
         self.0.get(host).is_some_and(|ports| ports.contains(&port))
     }
@@ -103,7 +101,6 @@ impl ServiceVisibility {
     }
 }
 
-/// Entry of the exposure list.
 #[derive(Clone, Debug, Deref, PartialEq)]
 pub struct Exposure {
     /// Index in the configuration's list, for display.
@@ -130,7 +127,6 @@ impl ExposureTable {
         Self { exposes_by_default: expose_all, ..Self::default() }
     }
 
-    /// Returns the table of a configuration.
     pub fn of(config: &Config) -> Self {
         let table = Self::new(config.exposure.default == DefaultExposure::All);
         let mut table = table.with_transit(config.exposure.transit.iter().cloned());
@@ -170,7 +166,6 @@ impl ExposureTable {
         self.services.contains_key(host)
     }
 
-    /// Returns whether any service has an entry.
     pub fn has_entries(&self) -> bool {
         !self.services.is_empty()
     }
@@ -256,7 +251,6 @@ impl ExposureTable {
 }
 
 impl Exposure {
-    /// Returns whether the entry applies to a port of its service.
     pub fn applies_to(&self, port: u16) -> bool {
         self.service.port.is_none_or(|only| only == port)
     }

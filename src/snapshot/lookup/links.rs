@@ -14,7 +14,6 @@ impl Snapshot {
         patterns.is_some_and(|patterns| self.has_pattern(patterns, host))
     }
 
-    /// Returns the clusters to which links expose a service.
     pub fn clusters_by_link(&self, host: &str) -> impl Iterator<Item = &str> {
         let links = self.scope.by_link.iter();
         let exposing = links.filter(move |(_, patterns)| self.has_pattern(patterns, host));

@@ -38,7 +38,6 @@ pub struct LookupResult<'a> {
 /// Port of a service, which its hostname identifies.
 #[derive(Clone, Copy, Debug)]
 pub struct ServicePort<'a> {
-    /// Hostname of the service.
     pub host: &'a str,
     pub port: u16,
 }
@@ -53,7 +52,6 @@ pub enum MatchedBy {
     /// Name that `exposure` gives to the service.
     Exposed,
     Alias(Arc<Alias>),
-    /// Address of this workload.
     Workload(Arc<Workload>),
 }
 
@@ -160,7 +158,6 @@ impl Snapshot {
         (is_claimed && self.names.owner(name) != Some(of)).then_some(of)
     }
 
-    /// Returns the service of a hostname or of a name of its family.
     pub fn service_by_name(&self, host: &str) -> Option<&Arc<Service>> {
         let own = self.services.get(host);
         own.or_else(|| {

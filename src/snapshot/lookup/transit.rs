@@ -67,7 +67,6 @@ impl Snapshot {
         self.exposure.transit_rule(namespace, |pattern| self.has_name(pattern, host))
     }
 
-    /// Returns each transit that peers can have to a port of a service or of a derived one.
     pub fn transits(&self, service: &Service, port: u16) -> BTreeSet<Transit> {
         let mut aliases = self.names.derived_aliases();
         let derived = aliases.find(|alias| *alias.label == *service.hostname);

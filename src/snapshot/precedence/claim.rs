@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::snapshot::mesh;
 
-/// Claim of a service to a hostname.
 #[derive(Clone, Debug)]
 pub(in crate::snapshot) struct Claim {
     /// Service as `namespace/hostname`.

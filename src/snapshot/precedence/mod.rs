@@ -160,7 +160,6 @@ impl Snapshot {
         }
     }
 
-    /// Returns the service that answers to a VIP of this network.
     pub fn service_by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
         match &**self.vips.get(&ip)? {
             [first, second, ..] if first.rank == second.rank => None,
@@ -204,7 +203,6 @@ impl Snapshot {
     }
 }
 
-/// Reports of collisions.
 impl Snapshot {
     /// Returns all hostnames and VIPs of which a claimant does not answer.
     pub fn collisions(&self) -> impl Iterator<Item = Collision> {

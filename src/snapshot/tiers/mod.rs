@@ -409,7 +409,6 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// Returns the name of a place with a weight.
     fn place_name(&self, place: usize) -> Option<Arc<str>> {
         match self.localities {
             WeightedLocalities::None => None,

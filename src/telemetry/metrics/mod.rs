@@ -49,7 +49,6 @@ type Labels<const N: usize> = [(&'static str, &'static str); N];
 type OwnedLabels<const N: usize> = [(&'static str, String); N];
 
 labelled! {
-    /// Kind of a failed accept.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum AcceptError {
         /// The connection failed while it waited in the accept queue.
@@ -185,7 +184,6 @@ metrics! {
 }
 
 impl Metrics {
-    /// Creates all metrics at zero.
     pub fn new() -> Self {
         let mut registry = Registry::default();
         build_info(&mut registry);
@@ -208,7 +206,6 @@ impl Metrics {
         }
     }
 
-    /// Creates the label sets of every reason for a source cluster.
     fn create_reasons(&self, source_cluster: &Arc<str>) {
         for reason in Reason::ALL {
             drop(self.tunnels.get_or_create(&TunnelLabels {
@@ -256,12 +253,10 @@ impl Metrics {
         self.tracer.get()
     }
 
-    /// Counts a dial that reached its endpoint.
     pub fn dial_succeeded(&self) {
         self.dials.inc("ok");
     }
 
-    /// Returns the times of connections and tunnels.
     pub fn times(&self) -> &Times {
         &self.tcp.times
     }
@@ -302,7 +297,6 @@ impl Metrics {
         self.policy_lines.lock().spend(1, Instant::now())
     }
 
-    /// Counts a read of a source.
     pub fn reload(&self, what: ReloadSource, ok: bool) {
         self.reloads.get_or_create(&reload_labels(what, ok)).inc();
         self.reload_failing(what).set((!ok).into());

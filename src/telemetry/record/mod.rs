@@ -66,7 +66,6 @@ struct Dials {
 /// Facts that few records have.
 #[derive(Debug, Default)]
 struct Details {
-    /// Detail of the reason.
     detail: Option<Box<str>>,
     /// Trace that the tunnel is a part of, if traces are exported.
     trace: Option<Box<Trace>>,
@@ -147,7 +146,6 @@ impl Record {
         Self::with_name(metrics, source, RequestedName::Authority(truncated(authority).into()))
     }
 
-    /// Creates the record of a tunnel that a ClientHello requested.
     pub fn for_client_hello(
         metrics: &Arc<Metrics>,
         source: &Arc<Source>,
@@ -265,7 +263,6 @@ impl Record {
         }
     }
 
-    /// Counts bytes from the peer to the endpoint.
     pub fn add_received(&mut self, bytes: u64) {
         self.received = self.received.saturating_add(bytes);
         if let Progress::Open(open) = &self.progress {
@@ -276,7 +273,6 @@ impl Record {
         }
     }
 
-    /// Counts bytes from the endpoint to the peer.
     pub fn add_sent(&mut self, bytes: u64) {
         if self.sent == 0 && bytes > 0 {
             let now = Instant::now();

@@ -97,9 +97,7 @@ enum Signer {
     Unknown,
 }
 
-/// Issuer of a certificate on a verified path.
 struct PathIssuer {
-    /// SubjectPublicKeyInfo.
     key: Vec<u8>,
     /// True if its key usage permits cRLSign.
     signs_lists: bool,
@@ -175,7 +173,6 @@ impl Scope {
     }
 }
 
-/// Returns the URIs among the names of a distribution point.
 fn uris<'a>(name: Option<&'a DistributionPointName<'a>>) -> impl Iterator<Item = &'a str> {
     let names = match name {
         Some(DistributionPointName::FullName(names)) => names.as_slice(),

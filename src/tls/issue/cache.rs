@@ -43,7 +43,6 @@ pub struct Cache {
     pub directory: PathBuf,
     /// SPIFFE ID that the certificate must have.
     pub id: String,
-    /// Roots by which the authority is verified.
     pub roots: Roots,
 }
 
@@ -186,7 +185,6 @@ fn damaged(path: &Path, why: &impl Display) -> anyhow::Error {
     anyhow!("`identity.cache`: {} cannot be read: {why}", path.display())
 }
 
-/// Returns the digests of the roots by which the authority is verified.
 fn root_digests(roots: &Roots) -> anyhow::Result<BTreeSet<String>> {
     let unreadable = |why: &dyn Display| {
         anyhow!("`identity.cache`: the roots of the authority cannot be read: {why}")
@@ -257,7 +255,6 @@ mod tests {
             samples::material(&leaf_between(&self.issuer, ID, now - DAY, now + DAY), &self.root)
         }
 
-        /// Returns a cache that holds a certificate.
         fn stored(&self) -> Cache {
             let cache = self.cache();
             cache.store(&self.material()).unwrap();

@@ -41,7 +41,6 @@ pub struct IstioAuthority {
     pub cluster: String,
     /// Identity to request: `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
     pub id: String,
-    /// Validity to request.
     pub ttl: Duration,
     /// Directory for the key and chain, if any.
     pub cache: Option<Cache>,

@@ -13,7 +13,6 @@ pub const HEADER_BYTES: usize = 5;
 /// Size of the authentication tag of every suite (RFC 8446 5.2).
 pub(super) const TAG_BYTES: usize = 16;
 
-/// Traffic key of one direction.
 pub(super) struct Key {
     cipher: Cipher,
     /// Number of records that the key has protected (RFC 8446 5.3).

@@ -20,11 +20,9 @@ use key::{Key, TAG_BYTES};
 pub const PLAINTEXT_MAX: usize = 16 * 1024;
 /// Size of the trailer of a sent record: content type and tag.
 pub const TRAILER_BYTES: usize = 1 + TAG_BYTES;
-/// Length of a full record.
 pub const RECORD_BYTES: usize = HEADER_BYTES + PLAINTEXT_MAX + TRAILER_BYTES;
 /// Limit of a received record (RFC 8446 5.2).
 pub const RECORD_MAX: usize = HEADER_BYTES + PROTECTED_MAX;
-/// Size of a record with a KeyUpdate.
 pub const KEY_UPDATE_BYTES: usize = HEADER_BYTES + KEY_UPDATE_HEAD.len() + 1 + TRAILER_BYTES;
 /// Size of a sent record with an alert, which has a level and a description (RFC 8446 6).
 pub const ALERT_BYTES: usize = HEADER_BYTES + 2 + TRAILER_BYTES;
@@ -46,7 +44,6 @@ const APPLICATION_DATA: u8 = ContentType::ApplicationData as u8;
 #[repr(u8)]
 pub enum ContentType {
     Alert = 21,
-    /// A handshake message or a part of it.
     Handshake = 22,
     ApplicationData = 23,
 }
@@ -60,7 +57,6 @@ pub struct Record {
     pub content: Content,
 }
 
-/// Content of a received record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Application data, possibly empty.

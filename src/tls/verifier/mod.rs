@@ -35,7 +35,6 @@ use super::path::{Path, RECEIVED_MAX};
 #[display("{}", detail.as_deref().unwrap_or_else(|| refusal.description()))]
 struct RefusalError {
     refusal: HandshakeRefusal,
-    /// Detail about this certificate.
     detail: Option<String>,
     /// The issuer that caused the refusal, below a trusted root.
     issuer: Option<Arc<Issuer>>,
@@ -115,7 +114,6 @@ pub fn explain_error(error: &Error) -> String {
     }
 }
 
-/// Returns the refusal behind a failed handshake.
 pub fn refusal_for_error(error: &Error) -> HandshakeRefusal {
     match error {
         Error::NoCertificatesPresented => HandshakeRefusal::NoCertificate,
@@ -230,7 +228,6 @@ pub(super) struct ClientVerifier {
     webpki_verifications: AtomicUsize,
 }
 
-/// Rules for the leaves of a trust domain.
 #[derive(Debug)]
 struct DomainRules {
     roots: Arc<RootCertStore>,

@@ -14,7 +14,6 @@ use super::peer::{Peer, Target};
 /// Deadline of a case. Those of silent peers wait longest, for the gateway's own deadlines.
 pub(super) const CASE_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Part of the table.
 #[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[display(rename_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
@@ -34,7 +33,6 @@ pub enum Group {
 
 pub(super) type Script = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
 
-/// Line of the table.
 #[derive(Debug)]
 pub struct Case {
     pub group: Group,
@@ -54,7 +52,6 @@ enum Work {
     Script(Box<dyn Fn(Target) -> Script + Send + Sync>),
 }
 
-/// Result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Passed,
@@ -81,7 +78,6 @@ pub(super) fn case(
     Case { group, section, name, deadline: CASE_DEADLINE, work }
 }
 
-/// Returns a case that is a function.
 pub(super) fn script<F>(
     group: Group,
     section: &'static str,

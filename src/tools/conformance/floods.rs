@@ -77,7 +77,6 @@ const fn opened(name: &'static str, opening: fn(&Names) -> Vec<u8>, round: Round
     Flood { name, window: WINDOW, opening, round }
 }
 
-/// All floods of frames.
 pub const FLOODS: [Flood; 19] = [
     flood("rapid reset, good authority", |to, round| opened_and_reset(round, &to.connect())),
     flood("rapid reset, bad authority", |to, round| opened_and_reset(round, &to.rejected())),

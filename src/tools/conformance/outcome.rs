@@ -36,7 +36,6 @@ pub(super) enum State {
 /// Result of the frames of a case.
 #[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// GOAWAY with this code.
     #[display("GOAWAY {}", h2::Reason::from(*_0))]
     Connection(u32),
     /// The connection ends without GOAWAY.
@@ -44,7 +43,6 @@ pub(super) enum Outcome {
     Closed,
     #[display("RST_STREAM {}", h2::Reason::from(*_0))]
     Stream(u32),
-    /// HEADERS with this status.
     #[display("status {_0}")]
     Status(u16),
     /// The bytes that the endpoint returns in stream 1.
@@ -55,7 +53,6 @@ pub(super) enum Outcome {
     Ignored,
 }
 
-/// Returns the outcome of an endpoint that returns these bytes.
 pub(super) const fn data(bytes: &'static [u8]) -> Outcome {
     Outcome::Data(Cow::Borrowed(bytes))
 }

@@ -75,7 +75,6 @@ impl Target {
     }
 }
 
-/// Authorities of tunnels.
 #[derive(Clone, Debug)]
 pub struct Names {
     /// Authority behind which an endpoint returns all bytes.
@@ -89,7 +88,6 @@ impl Names {
         [METHOD, self.authority()]
     }
 
-    /// Returns the fields of a CONNECT that the gateway rejects.
     pub fn rejected(&self) -> [Field<'_>; 2] {
         [METHOD, (":authority", self.unknown.as_bytes())]
     }

@@ -49,7 +49,6 @@ impl Report {
         }
     }
 
-    /// Adds the name of the current step to its error.
     pub(super) fn name_step(&self, error: anyhow::Error) -> anyhow::Error {
         match self.current {
             Some((name, _)) => error.context(format!("step {name} failed")),

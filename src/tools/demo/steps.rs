@@ -46,7 +46,6 @@ const SHARE_TOLERANCE: f64 = 0.11;
 /// Limit of the demo's duration; `make demo` promises a minute.
 const DEADLINE: Duration = Duration::from_secs(55);
 
-/// Runs the demo.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

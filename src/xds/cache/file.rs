@@ -31,7 +31,6 @@ const RESOURCES_MAX: u64 = 1_000_000;
 /// First message of the payload.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Header {
-    /// Cluster of the gateway that received the state.
     #[prost(string, tag = "1")]
     pub(super) cluster: String,
     #[prost(string, tag = "2")]
@@ -39,7 +38,6 @@ pub(super) struct Header {
     /// Time of the write, in seconds since 1970.
     #[prost(uint64, tag = "3")]
     pub(super) saved: u64,
-    /// Number of entries that follow.
     #[prost(uint64, tag = "4")]
     pub(super) resources: u64,
 }

@@ -42,7 +42,6 @@ const SETTLE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Cache {
     pub file: PathBuf,
-    /// Cluster of the gateway that receives the state.
     pub cluster: String,
     pub network: String,
 }
@@ -50,9 +49,7 @@ pub struct Cache {
 /// Store with an optional record of the accepted resources.
 #[derive(Debug)]
 pub struct Recorder {
-    /// Decoded resources.
     pub store: Box<dyn MeshStore>,
-    /// Removals that wait.
     pub(super) hold: Hold,
     kept: Option<Arc<Kept>>,
     /// Description of the state that comes from the file, if any does.

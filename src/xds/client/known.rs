@@ -24,7 +24,6 @@ pub(super) struct TypeState {
     pub(super) subscription: Subscription,
     /// Last accepted version of every resource.
     held: HashMap<Arc<str>, HeldResource>,
-    /// Subscribed names of an on-demand type.
     subscribed_names: BTreeSet<Arc<str>>,
     /// Size of those names in a request, in bytes.
     wanted_bytes: usize,
@@ -47,7 +46,6 @@ pub(super) struct TypeState {
     key: RandomState,
 }
 
-/// Record of an accepted resource.
 #[derive(Clone, Debug)]
 struct HeldResource {
     version: Version,
@@ -410,7 +408,6 @@ impl TypeState {
         true
     }
 
-    /// Returns the number of held resources.
     pub(super) fn len(&self) -> usize {
         self.held.len()
     }

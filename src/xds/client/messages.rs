@@ -13,7 +13,6 @@ pub(super) const WILDCARD: &str = "*";
 /// they have no usable name or exceed the limits. No resource can have this name.
 pub const SHARED_PLACEHOLDER: &str = "";
 
-/// Subscription to a resource type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subscription {
     /// Type URL, such as `type.googleapis.com/istio.workload.Address`. The body of each
@@ -25,7 +24,6 @@ pub struct Subscription {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// All resources of the type.
     Wildcard,
     /// Resources that [`Client::set_wanted`](super::Client::set_wanted) names.
     OnDemand,
@@ -56,11 +54,9 @@ pub struct Request {
 pub struct Resource {
     /// Name, unique within its type. Shared with the stores that keep it.
     pub name: Arc<str>,
-    /// Opaque version from the server.
     pub version: Arc<str>,
     /// Encoded body; `None` if the message had none.
     pub body: Option<Bytes>,
-    /// Type URL of the body.
     pub body_type: String,
 }
 
@@ -68,7 +64,6 @@ pub struct Resource {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Response {
     pub type_url: String,
-    /// Nonce that the answer has to carry.
     pub nonce: String,
     /// New resources and new versions of known ones.
     pub resources: Vec<Resource>,
@@ -81,7 +76,6 @@ pub struct Removals<'a> {
     pub is_first: bool,
     /// Number of resources of the type that are held before the response.
     pub held: usize,
-    /// Number of resources of all types.
     pub held_of_all: usize,
     /// Names of the held resources that the response removes.
     pub gone: &'a [Arc<str>],

@@ -27,7 +27,6 @@ pub(super) struct Rejected {
     unlisted_peak: usize,
 }
 
-/// Reason and version of a rejection.
 #[derive(Clone, Debug)]
 struct Rejection {
     reason: Box<str>,

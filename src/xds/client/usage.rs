@@ -75,7 +75,6 @@ impl Usage {
         self.entries
     }
 
-    /// Records the removal of an entry.
     pub(super) fn drop(&mut self, bytes: usize) {
         self.entries = self.entries.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);

@@ -29,7 +29,6 @@ const WEIGHTED: u32 = 2;
 /// Policy that always uses locality weights, whatever policy it wraps.
 const WRR_LOCALITY: &str = "wrr_locality.v3.WrrLocality";
 
-/// Settings of a serving cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) source: EndpointSource,
@@ -42,7 +41,6 @@ pub(super) struct Cluster {
 #[derive(Debug)]
 pub(super) enum EndpointSource {
     Eds(String),
-    /// The cluster itself.
     Inline(Endpoints),
     /// No supported source.
     Unknown,

@@ -63,7 +63,6 @@ pub(super) struct Endpoints {
     pub(super) drops: Vec<(Arc<str>, u32)>,
     /// Reasons for which parts of the assignment are unused, up to [`UNUSED_KEPT`].
     pub(super) unused: Vec<String>,
-    /// Number of all such reasons.
     pub(super) unused_count: usize,
 }
 
@@ -80,7 +79,6 @@ impl Default for Endpoints {
     }
 }
 
-/// Address or hostname of an endpoint.
 enum HostAddress {
     At(IpAddr),
     Named(Box<str>),

@@ -54,7 +54,6 @@ const UNUSED_LISTED_MAX: usize = 100;
 pub struct ClusterStore {
     /// Services, workloads and exports.
     pub tables: Tables,
-    /// Configured targets by cluster name.
     configured_targets: BTreeMap<String, Target>,
     clusters: BTreeMap<Arc<str>, ServingCluster>,
     /// Clusters that belong to no service.
@@ -64,7 +63,6 @@ pub struct ClusterStore {
     assignments: BTreeMap<Arc<str>, Arc<Endpoints>>,
     clusters_by_eds_name: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     gateways: Gateways,
-    /// Number of endpoints of all clusters.
     endpoints: usize,
     interner: Interner,
     wanted_changed: bool,
@@ -79,14 +77,12 @@ type Rank = (bool, Arc<str>);
 struct ServingCluster {
     target: Target,
     rank: Rank,
-    /// EDS name of its endpoints.
     eds: Option<Arc<str>>,
     by_locality: bool,
     endpoints: Arc<Endpoints>,
     notes: Vec<String>,
     /// Uids of its workloads in the mesh; empty while another cluster serves the port.
     uids: BTreeSet<Arc<str>>,
-    /// Records of the gateways that its workloads name by hostname.
     gateways: Vec<Workload>,
 }
 

@@ -82,7 +82,6 @@ impl Hold {
         Self { time, rule, ..Self::default() }
     }
 
-    /// Begins a stream.
     pub(super) fn connected(&mut self) {
         self.windows.clear();
         self.is_mass = false;
@@ -213,7 +212,6 @@ impl Hold {
         is_changed.then(|| count(self.reported) - count(before))
     }
 
-    /// Returns the waiting removals.
     pub(super) fn removed(&self) -> &BTreeSet<Removed> {
         &self.removed
     }

@@ -22,13 +22,9 @@ pub struct AddressHolders {
     vips: Holders,
 }
 
-/// All claims to the addresses of our network.
 pub(super) struct AddressClaims<'a> {
-    /// Claims of namespaces.
     pub(super) endpoints: Claims<'a>,
-    /// Claims of services.
     pub(super) vips: Claims<'a>,
-    /// Addresses of nodes.
     nodes: HashSet<IpAddr>,
 }
 
@@ -110,7 +106,6 @@ impl<'a> AddressClaims<'a> {
         ips.iter().filter(leads).copied().collect()
     }
 
-    /// Returns the holders for the next join.
     pub(super) fn holders(&self) -> AddressHolders {
         AddressHolders { endpoints: self.endpoints.holders(), vips: self.vips.holders() }
     }

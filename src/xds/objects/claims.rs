@@ -76,7 +76,6 @@ impl<'a> Claims<'a> {
         Self { list, held }
     }
 
-    /// Returns the claims to exactly this address or port.
     fn exactly_at(&self, at: At) -> impl Iterator<Item = Claim<'a>> {
         let start = self.list.partition_point(|one| one.at < at);
         self.list.iter().skip(start).take_while(move |one| one.at == at).copied()

@@ -37,7 +37,6 @@ const LIST_MAX: usize = 100;
 /// Limit of the name of a cluster in bytes: that of a DNS name.
 const CLUSTER_BYTES_MAX: usize = 253;
 
-/// Entries of one object.
 #[derive(Clone, Debug)]
 pub(super) struct Entries {
     /// Cluster of the object; ours if absent.
@@ -71,7 +70,6 @@ pub(super) struct Exposed {
     pub(super) alias: Option<String>,
     /// Clusters that may reach it.
     pub(super) clusters: Vec<String>,
-    /// Namespace of the object.
     pub(super) namespace: Arc<str>,
     pub(super) line: Line,
 }
@@ -79,13 +77,10 @@ pub(super) struct Exposed {
 /// Service of another cluster for local clients.
 #[derive(Clone, Debug)]
 pub(super) struct BoundService {
-    /// Cluster that exposes the service.
     pub(super) cluster: String,
     /// Service as that cluster exposes it.
     pub(super) service: HostPort,
-    /// Name for local clients.
     pub(super) name: String,
-    /// Namespace of the object.
     pub(super) namespace: Arc<str>,
     pub(super) line: Line,
 }
@@ -270,7 +265,6 @@ fn hostname(text: &str, namespace: &str) -> Option<String> {
     is_name.then_some(parsed.host)
 }
 
-/// Reads the services of a cluster.
 fn remote(item: Value<'_>, namespace: &Arc<str>) -> Vec<BoundService> {
     let Some(mut fields) = item.fields(REMOTE) else {
         return Vec::new();
@@ -396,7 +390,6 @@ fn policy(item: Value<'_>, identity: Option<&Identity>, namespace: &Arc<str>) ->
     })
 }
 
-/// Reads the weights of regions.
 fn regions(list: Value<'_>) -> Vec<RegionWeight> {
     let (mut read, mut seen) = (Vec::new(), HashSet::new());
     for (count, item) in list.items().enumerate() {

@@ -88,7 +88,6 @@ struct Joiner<'a> {
 }
 
 impl<'a> Joiner<'a> {
-    /// Joins the objects of one service.
     fn join(&mut self, key: Key<'a>) {
         let own = self.view.own_cluster();
         let service = self.view.service(key, own);
@@ -156,7 +155,6 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    /// Adds a Service of this cluster with its local endpoints.
     fn add_local_service(&mut self, key: Key<'a>, service: &'a Service) {
         let mut ports = Ports::default();
         let host = host(key, LOCAL_SUFFIX);
@@ -283,7 +281,6 @@ impl<'a> Joiner<'a> {
         Some(named.waypoint())
     }
 
-    /// Adds the endpoints of some clusters to services.
     fn add_endpoints(
         &mut self,
         key: Key<'a>,

@@ -29,7 +29,6 @@ pub(super) struct Site<'a> {
     pub(super) protocol: Protocol,
 }
 
-/// Endpoint that serves ports of services.
 #[derive(Debug)]
 pub(super) struct ServedEndpoint<'a> {
     pub(super) site: Site<'a>,
@@ -73,7 +72,6 @@ struct Place<'a> {
 }
 
 impl<'a> WorkloadMerger<'a> {
-    /// Adds an endpoint of services.
     pub(super) fn add(&mut self, mut endpoint: ServedEndpoint<'a>) {
         endpoint.addresses.truncate(ADDRESSES_MAX);
         if endpoint.backend.own_pod(endpoint.site.namespace).is_some() {

@@ -42,7 +42,6 @@ pub fn merge(config: &Config, objects: &Objects, mesh: &Mesh) -> (Config, Findin
     (merger.config, Findings(limit_findings(merger.findings)))
 }
 
-/// Returns the namespaces of the services of each hostname.
 pub(super) fn namespaces_of_hosts(mesh: &Mesh) -> HashMap<&str, Vec<&str>> {
     let mut namespaces = HashMap::<_, Vec<_>>::new();
     for service in mesh.services.values() {
@@ -98,7 +97,6 @@ impl<'a> Merger<'a> {
         merger
     }
 
-    /// Records the service of a name.
     fn claim(&mut self, name: &str, host: Option<&str>, line: &Line) {
         let claim = self.claims.entry(name.to_owned());
         let claim = claim
@@ -108,7 +106,6 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// Reports each service of a binding.
     fn refuse_all(&mut self, donors: &[&BoundService], what: &str, how: &str) {
         let refusal = |one: &&BoundService| refusal(&one.namespace, &one.line, what.into(), how);
         self.findings.extend(donors.iter().map(refusal));

@@ -31,7 +31,6 @@ pub(super) const ROOT_NAMESPACE: &str = "istio-system";
 /// Labels or annotations.
 pub(super) type Labels = BTreeMap<Box<str>, Box<str>>;
 
-/// Metadata of an object.
 #[derive(Clone, Debug)]
 pub(super) struct Meta {
     /// Name.
@@ -53,7 +52,6 @@ pub(super) struct Meta {
 }
 
 impl Meta {
-    /// Returns the value of a label.
     pub(super) fn label(&self, key: &str) -> Option<&str> {
         self.labels.get(key).map(|value| &**value)
     }
@@ -75,7 +73,6 @@ impl Meta {
         if self.is_waypoint() { Some(true) } else { stated }
     }
 
-    /// Returns whether its labels declare a waypoint.
     pub(super) fn is_waypoint(&self) -> bool {
         self.label(MANAGED) == Some(WAYPOINTS)
     }
@@ -152,7 +149,6 @@ pub(super) fn is_label_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 63 && text.bytes().all(plain)
 }
 
-/// Returns the valid labels.
 fn labels(value: Value<'_>) -> Labels {
     let pairs = value.pairs();
     let read = pairs.filter_map(|(entry, value)| {

@@ -67,7 +67,6 @@ pub struct Objects {
     exports: Vec<Export>,
     imports: Vec<Import>,
     slices: Vec<Slice>,
-    /// Entries of the configuration.
     entries: Vec<Entries>,
     passed_over: InvalidObjects,
 }

@@ -12,7 +12,6 @@ pub(super) type OwnedKey = (Arc<str>, Arc<str>);
 /// Suffix of a service in its own cluster.
 pub(super) const LOCAL_SUFFIX: &str = "svc.cluster.local";
 
-/// Returns the hostname of a service.
 pub(super) fn host((namespace, name): Key<'_>, suffix: &str) -> String {
     format!("{name}.{namespace}.{suffix}")
 }

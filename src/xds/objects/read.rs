@@ -24,7 +24,6 @@ const KINDS_MAX: usize = 64;
 /// Kind, with its API versions.
 pub(in crate::xds) type Kind = (&'static str, &'static [&'static str]);
 
-/// Supported kinds.
 pub(in crate::xds) const KINDS: [Kind; 10] = [
     ("Namespace", &["v1"]),
     ("Node", &["v1"]),
@@ -269,7 +268,6 @@ impl Objects {
     }
 }
 
-/// Reads the IP addresses of a Node.
 fn node_addresses(top: &mut Fields<'_>) -> Vec<IpAddr> {
     let Some(mut status) = top.get("status").and_then(|status| status.foreign("status")) else {
         return Vec::new();

@@ -17,7 +17,6 @@ const EXPORT_TO: &str = "networking.istio.io/exportTo";
 /// Istio's annotation, used if `spec.trafficDistribution` is not set.
 const DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 
-/// Service with its declared scope.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     pub(super) meta: Meta,
@@ -30,7 +29,6 @@ pub(super) struct Service {
     pub(super) preferences: Option<Vec<Scope>>,
 }
 
-/// Scope that a Service declares for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeclaredScope {
     /// No declaration.
@@ -39,7 +37,6 @@ pub(super) enum DeclaredScope {
     Global,
     /// Exported. Its own name refers to the endpoints of all clusters.
     GlobalOnly,
-    /// Local to its cluster.
     Local,
 }
 

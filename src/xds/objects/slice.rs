@@ -24,7 +24,6 @@ const REGION: &str = "topology.kubernetes.io/region";
 #[derive(Clone, Debug)]
 pub(super) struct Slice {
     pub(super) namespace: Arc<str>,
-    /// Name of the service.
     pub(super) service: Arc<str>,
     /// Cluster of the endpoints; ours if absent.
     pub(super) cluster: Option<Arc<str>>,

@@ -12,7 +12,6 @@ use super::{Export, Import, Objects, RunningPod};
 use crate::config::{Config, DefaultExposure, Selector};
 use crate::yaml::Finding;
 
-/// Objects of one service by cluster.
 type Clusters<'a, T> = BTreeMap<&'a str, &'a T>;
 
 /// Label that Kubernetes sets on every namespace.
@@ -111,7 +110,6 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
-    /// Returns the name of our own cluster.
     pub(super) fn own_cluster(&self) -> &'a str {
         &self.config.gateway.cluster
     }

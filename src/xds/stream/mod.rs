@@ -69,14 +69,11 @@ const INVALID_ARGUMENT: i32 = 3;
 /// Configuration of the stream and the sinks of its results.
 #[derive(Debug)]
 pub struct Feed {
-    /// Address and options of the control plane.
     pub plane: ControlPlane,
     pub kind: ControlPlaneKind,
-    /// Location of the cache file.
     pub cache: Option<PathBuf>,
     /// Time for which a mass removal is held.
     pub hold: Duration,
-    /// Pod that the requests describe.
     pub pod: Pod,
     pub publisher: Arc<Publisher>,
     pub status: Arc<Status>,
@@ -94,7 +91,6 @@ struct State {
     answers: InitialEndpoints,
 }
 
-/// End of a stream and its reason.
 struct Ended {
     end: StreamEnd,
     why: String,

@@ -42,7 +42,6 @@ pub struct Document {
     /// The file, as named when it was loaded.
     pub file: PathBuf,
     text: Arc<str>,
-    /// The value of the whole document.
     pub root: Node,
     pub(crate) origins: Vec<String>,
 }
@@ -50,7 +49,6 @@ pub struct Document {
 /// A tree from other sources than a file. Each value has the name of its origin.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// The value of the whole tree.
     pub root: Node,
     /// The names, by `Node::made`.
     pub origins: Vec<String>,
@@ -88,7 +86,6 @@ pub enum Kind {
 pub struct Entry {
     /// The key as text: `80` and `"80"` are the same key.
     pub key: Box<str>,
-    /// The key's position.
     pub position: Position,
     /// The value.
     pub value: Node,
@@ -290,7 +287,6 @@ impl Node {
         }
     }
 
-    /// Returns the entries of this list.
     pub(crate) fn items(&self) -> &[Self] {
         match &self.kind {
             Kind::List(items) => items,

@@ -141,7 +141,6 @@ impl BufferBudget {
         }
     }
 
-    /// Returns the number of bytes that are held now.
     pub fn held(&self) -> usize {
         usize::try_from(self.held.get()).unwrap_or(0)
     }
@@ -341,7 +340,6 @@ impl ProgressMark {
 }
 
 impl BufferAccount {
-    /// Returns the number of bytes that are held.
     fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed) + self.shared.load(Ordering::Relaxed)
     }

@@ -23,7 +23,6 @@ const FLOOR_RESERVE_DIVISOR: usize = 16;
 /// connections.
 const TUNNEL_RESERVE_DIVISOR: usize = 5;
 
-/// Pool of all descriptors of the data path.
 #[derive(Debug)]
 pub struct DescriptorPool {
     /// Limit by open files.

@@ -103,7 +103,6 @@ const SCHEME: (&str, &[u8]) = (":scheme", b"https");
 const PATH: (&str, &[u8]) = (":path", b"/");
 const GET: (&str, &[u8]) = (":method", b"GET");
 
-/// Returns a line for a request with these fields.
 fn request(
     section: &'static str,
     name: &str,

@@ -98,7 +98,6 @@ fn section_6_1_data() -> Vec<Case> {
     ]
 }
 
-/// Returns a line for HEADERS that begin with this payload.
 fn headers(name: &str, flags: u8, payload: &[u8], expected: &[Outcome]) -> Case {
     let frame = raw::frame(raw::HEADERS, flags | raw::END_HEADERS, 1, payload);
     case("6.2", name, State::Idle, frame, expected)

@@ -38,7 +38,6 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Sends bytes that the endpoint returns.
     async fn request(&mut self, stream: u32, bytes: usize) -> anyhow::Result<()> {
         for part in vec![b'x'; bytes].chunks(Limits::DEFAULT.frame as usize) {
             self.write(&raw::frame(raw::DATA, 0, stream, part)).await?;
@@ -46,7 +45,6 @@ impl Peer {
         Ok(())
     }
 
-    /// Receives exactly this many bytes of a stream.
     async fn receive(&mut self, stream: u32, bytes: usize) -> anyhow::Result<()> {
         let mut left = bytes;
         while left > 0 {
