@@ -11,7 +11,9 @@ use strait::datapath::client_hello::ClientHelloReader;
 use strait::datapath::dial::DenyList;
 use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
-use strait::snapshot::{Caller, ExposureTable, MatchedBy, NO_LINK_FACTORS, ServicePort};
+use strait::snapshot::{
+    Caller, ExposureTable, MatchedBy, NO_LINK_FACTORS, Requested, ServicePort,
+};
 use strait::telemetry::{Destination, DestinationService, Metrics, Proximity, Record, Source};
 use strait::tools::samples;
 use strait::wire::Authority;
@@ -94,13 +96,10 @@ fn route_and_policy(criterion: &mut Criterion) {
     for (kind, caller) in [("allowed", WEST), ("refused", north)] {
         group.bench_function(kind, |b| {
             b.iter(|| {
-                let of = ServicePort { host: &host, port: 80 };
-                snapshot.evaluate_exposure(
-                    black_box(caller),
-                    black_box(&name),
-                    of,
-                    &MatchedBy::Service,
-                )
+                let to = ServicePort { host: &host, port: 80 };
+                let (authority, matched_by) = (black_box(&name), &MatchedBy::Service);
+                let of = Requested { authority, to, matched_by };
+                snapshot.evaluate_exposure(black_box(caller), of)
             });
         });
     }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::limits::Source;
 use crate::reason::Reason;
-use crate::snapshot::{Caller, Endpoint, Exposure, MatchedBy, ServicePort, Snapshot, mesh};
+use crate::snapshot::{
+    Caller, Endpoint, Exposure, MatchedBy, Requested, ServicePort, Snapshot, mesh,
+};
 use crate::wire::{Authority, Transit, sni};
 
 use super::binding::Binding;
@@ -131,8 +133,9 @@ impl Grant {
         self.limits.as_deref_mut()
     }
 
-    fn service_port(&self) -> ServicePort<'_> {
-        ServicePort { host: &self.service.hostname, port: self.port }
+    fn requested(&self) -> Requested<'_> {
+        let to = ServicePort { host: &self.service.hostname, port: self.port };
+        Requested { authority: &self.authority, to, matched_by: &self.matched_by }
     }
 
     /// Applies the limits of the current exposure.
@@ -145,8 +148,7 @@ impl Grant {
             return;
         }
         let callers = callers(peer, self.first_peer());
-        let (requested, of) = (&self.authority, self.service_port());
-        let entries = snapshot.limiting_entries(callers, requested, of, &self.matched_by);
+        let entries = snapshot.limiting_entries(callers, self.requested());
         let source = charged_source(peer, self.first_peer());
         TunnelLimits::update(&mut self.limits, &entries, &source);
     }
@@ -173,9 +175,7 @@ pub fn limiting_entries<'a>(
     peer: &Peer,
     route: &Route,
 ) -> Vec<&'a Exposure> {
-    let of = route.service_port();
-    let callers = callers(peer, route.first_peer());
-    snapshot.limiting_entries(callers, &route.authority, of, &route.matched_by)
+    snapshot.limiting_entries(callers(peer, route.first_peer()), route.requested())
 }
 
 /// Returns the free share of the tightest limit of concurrent tunnels on a route, in percent; 100
@@ -229,8 +229,7 @@ fn check(
     if route.granted_by_listener {
         return Ok(None);
     }
-    let (of, matched_by) = (route.service_port(), &route.matched_by);
-    let evaluate = |caller| evaluate(snapshot, caller, &route.authority, of, matched_by);
+    let evaluate = |caller| evaluate(snapshot, caller, route.requested());
     evaluate(peer.policy_source())?;
     let of_first_peer = match route.first_peer() {
         Some(first) if !first.is_trusted(snapshot) => Err(Reason::NotForPeer),
@@ -275,11 +274,10 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
             Err(_) => return Err("the listener no longer routes the server name to this target"),
         }
     }
-    let (requested, matched_by) = (&grant.authority, &grant.matched_by);
-    let (of, service) = (grant.service_port(), &grant.service);
+    let (of, service) = (grant.requested(), &grant.service);
     let caller = peer.policy_source();
-    if !snapshot.may_answer(of.host, &service.namespace)
-        || !snapshot.still_leads_to(caller, requested, service, of.port, matched_by)
+    if !snapshot.may_answer(of.to.host, &service.namespace)
+        || !snapshot.still_leads_to(caller, of.authority, service, of.to.port, of.matched_by)
     {
         return Err("the name no longer refers to the service");
     }
@@ -292,11 +290,11 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
         return Err("the trust domain of the first peer is no longer in the trust set");
     }
     for caller in callers(peer, first_peer) {
-        evaluate(snapshot, caller, requested, of, matched_by).map_err(Reason::label)?;
-        let gone = snapshot.evaluate_removed_target(caller, requested, matched_by, endpoint);
+        evaluate(snapshot, caller, of).map_err(Reason::label)?;
+        let gone = snapshot.evaluate_removed_target(caller, of, endpoint);
         gone.map_err(Reason::label)?;
         if grant.endpoint.remote.is_some() {
-            let granted = snapshot.transit(caller, requested, of, matched_by);
+            let granted = snapshot.transit(caller, of);
             if transit::limit(snapshot, peer, granted, grant.via_gateway) == Transit::Off {
                 return Err("transit to other networks is no longer granted");
             }
@@ -304,7 +302,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
     }
     match grant.waypoint {
         Waypoint::Bypassed(origin)
-            if !route::may_bypass_waypoints(snapshot, peer, of.host, matched_by, origin) =>
+            if !route::may_bypass_waypoints(snapshot, peer, of, origin) =>
         {
             Err("the peer's x-istio-source is no longer trusted")
         }
@@ -356,15 +354,9 @@ pub fn check_server_name(
     is_its.then_some(()).ok_or(Reason::SniMismatch)
 }
 
-fn evaluate(
-    snapshot: &Snapshot,
-    caller: Caller<'_>,
-    requested: &Authority,
-    of: ServicePort<'_>,
-    matched_by: &MatchedBy,
-) -> Result<(), Reason> {
+fn evaluate(snapshot: &Snapshot, caller: Caller<'_>, of: Requested<'_>) -> Result<(), Reason> {
     if !snapshot.is_linked(caller) {
         return Err(Reason::NotLinked);
     }
-    snapshot.evaluate_exposure(caller, requested, of, matched_by)
+    snapshot.evaluate_exposure(caller, of)
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crate::reason::Reason;
 use crate::snapshot::mesh;
-use crate::snapshot::{EndpointSet, LookupResult, MatchedBy, Service, ServicePort, Snapshot};
+use crate::snapshot::{
+    EndpointSet, LookupResult, MatchedBy, Requested, Service, ServicePort, Snapshot,
+};
 use crate::wire::{Authority, Host, Transit};
 
 use super::binding::Binding;
@@ -70,8 +72,9 @@ impl Route {
         Self { endpoints, binding: Some(binding), granted_by_listener: true, ..route }
     }
 
-    pub fn service_port(&self) -> ServicePort<'_> {
-        ServicePort { host: &self.service.hostname, port: self.port }
+    pub fn requested(&self) -> Requested<'_> {
+        let to = ServicePort { host: &self.service.hostname, port: self.port };
+        Requested { authority: &self.authority, to, matched_by: &self.matched_by }
     }
 
     /// Returns the drop categories of the service port with their rates in parts per million, in
@@ -157,12 +160,11 @@ pub fn resolve_passthrough(
 pub fn may_bypass_waypoints(
     snapshot: &Snapshot,
     peer: &Peer,
-    host: &str,
-    matched_by: &MatchedBy,
+    of: Requested<'_>,
     origin: Origin,
 ) -> bool {
-    let service = snapshot.service_or_derived(host);
-    service.is_none_or(|service| !uses_waypoint(snapshot, peer, service, matched_by, origin))
+    let service = snapshot.service_or_derived(of.to.host);
+    service.is_none_or(|service| !uses_waypoint(snapshot, peer, service, of.matched_by, origin))
 }
 
 /// Returns whether a tunnel goes to a waypoint of the service instead of its endpoints
@@ -302,8 +304,10 @@ mod tests {
         let before = snapshot(services, vec![workload("waypoint", "waypoint", 2)]);
         let opened = peer_of(&before, WAYPOINT, Transit::Always);
         let may_bypass = |snapshot: &Snapshot| {
-            let (matched_by, origin) = (&MatchedBy::Service, Origin::Waypoint);
-            may_bypass_waypoints(snapshot, &opened, "echo.app", matched_by, origin)
+            let authority = Authority::parse("echo.app:80").expect("an authority");
+            let to = ServicePort { host: "echo.app", port: 80 };
+            let of = Requested { authority: &authority, to, matched_by: &MatchedBy::Service };
+            may_bypass_waypoints(snapshot, &opened, of, Origin::Waypoint)
         };
         assert!(may_bypass(&before));
         let change = Change {

@@ -15,8 +15,7 @@ pub fn evaluate(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Transit {
     if route.granted_by_listener {
         return Transit::Off;
     }
-    let of = route.service_port();
-    let of_caller = |caller| snapshot.transit(caller, &route.authority, of, &route.matched_by);
+    let of_caller = |caller| snapshot.transit(caller, route.requested());
     let of_peer = of_caller(peer.policy_source());
     let first_peer = route.first_peer().map(|first| of_caller(first.caller()));
     let granted = first_peer.map_or(of_peer, |of_first| of_first.min(of_peer));

@@ -8,7 +8,7 @@ use crate::datapath::policy::{self, Rejection};
 use crate::datapath::route::Route;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
-    Alias, ExclusionReason, ExposedBy, Exposure, MatchedBy, RemoteGateway, Service, ServicePort,
+    Alias, ExclusionReason, ExposedBy, Exposure, MatchedBy, RemoteGateway, Requested, Service, ServicePort,
     Snapshot,
 };
 use crate::tls::Identity;
@@ -446,15 +446,13 @@ pub(super) fn first_peer(snapshot: &Snapshot, peer: &Peer, source: Option<&str>)
 
 /// Returns the service ports that have to be exposed: for an alias, all behind it.
 fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Subject<'a>> {
-    let requested = &route.authority;
-    let ports = snapshot.exposed_ports(requested, route.service_port(), &route.matched_by);
-    let subject = |(to, matched_by): (ServicePort<'a>, &MatchedBy)| Subject {
-        to,
-        is_workload: matches!(matched_by, MatchedBy::Workload(_)),
-        entries: snapshot.applying_entries(requested, to, matched_by),
-        exposed: snapshot.exposed_by(peer.policy_source(), requested, to, matched_by),
+    let subject = |of: Requested<'a>| Subject {
+        to: of.to,
+        is_workload: matches!(of.matched_by, MatchedBy::Workload(_)),
+        entries: snapshot.applying_entries(of),
+        exposed: snapshot.exposed_by(peer.policy_source(), of),
     };
-    ports.map(subject).collect()
+    snapshot.exposed_ports(route.requested()).map(subject).collect()
 }
 
 fn allowed(state: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> RuleRow {

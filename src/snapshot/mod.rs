@@ -63,7 +63,9 @@ pub use exposure::{
 };
 pub use hosts::{Answer, Host, Hosts, RefreshRequests};
 pub use link_factors::{LinkFactors, NO_LINK_FACTORS};
-pub use lookup::{LookupResult, MatchedBy, ServicePort, exclusion_reason, location_exclusion};
+pub use lookup::{
+    LookupResult, MatchedBy, Requested, ServicePort, exclusion_reason, location_exclusion,
+};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable};
 pub use networks::{NetworkRule, NetworkTable, gateway_record};

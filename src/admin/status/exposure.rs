@@ -7,7 +7,7 @@ use crate::admin::pages::ListenerRow;
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 use crate::labels::join;
 use crate::snapshot::mesh::Service;
-use crate::snapshot::{Caller, Exposure, MatchedBy, ServicePort, Snapshot};
+use crate::snapshot::{Caller, Exposure, MatchedBy, Requested, ServicePort, Snapshot};
 use crate::wire::{Authority, Host, Transit};
 
 /// Describes the peers that may reach a service, by the rules of `exposure` and of TLS listeners.
@@ -145,11 +145,10 @@ impl<'a> AnonymousAccess<'a> {
 
     /// Returns true if `exposure` permits peers without an identity on a port.
     fn is_open(&self, host: &str, port: u16) -> bool {
-        let requested = Authority { host: Host::Name(host.into()), port };
-        let of = ServicePort { host, port };
-        let judged =
-            self.snapshot.evaluate_exposure(Caller::UNKNOWN, &requested, of, &MatchedBy::Service);
-        judged.is_ok()
+        let authority = &Authority { host: Host::Name(host.into()), port };
+        let (to, matched_by) = (ServicePort { host, port }, &MatchedBy::Service);
+        let of = Requested { authority, to, matched_by };
+        self.snapshot.evaluate_exposure(Caller::UNKNOWN, of).is_ok()
     }
 }
 

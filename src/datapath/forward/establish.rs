@@ -190,8 +190,7 @@ pub fn decide_connect(
     let target = target?;
     dial::remote::check_loop(own, target.forwarded())?;
     let route = route::resolve(snapshot, peer, target)?;
-    let of = route.service_port();
-    let of_service = snapshot.route_by(&route.authority, of, &route.matched_by);
+    let of_service = snapshot.route_by(route.requested());
     let route_by = of_service.unwrap_or_else(|| peer.listener.rules().route_by());
     Ok((policy::run(snapshot, peer, route)?, route_by))
 }

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{MatchedBy, ServicePort};
+use super::{MatchedBy, Requested};
 use crate::limits::Source;
 use crate::snapshot::{Caller, Exposure, Snapshot};
-use crate::wire::Authority;
 
 impl Exposure {
     /// Returns whether the limit of tunnels, or the share of it that the source has, is reached.
@@ -17,22 +16,20 @@ impl Exposure {
 
 impl Snapshot {
     /// Returns the entries with limits that admit one of the callers to the service port to which
-    /// `requested` leads, each once. Of several services behind an alias, the entries of each
+    /// an authority leads, each once. Of several services behind an alias, the entries of each
     /// apply. All entries of a service apply to a caller that only a link admits to it.
     pub fn limiting_entries<'a>(
         &self,
         callers: impl Iterator<Item = Caller<'a>> + Clone,
-        requested: &Authority,
-        to: ServicePort<'_>,
-        matched_by: &MatchedBy,
+        of: Requested<'_>,
     ) -> Vec<&Exposure> {
         let mut found = Vec::new();
         if !self.exposure.has_limits {
             return found;
         }
-        for (to, matched_by) in self.exposed_ports(requested, to, matched_by) {
-            let mut entries = self.applying_entries(requested, to, matched_by);
-            let linked_host = (*matched_by == MatchedBy::Service).then_some(to.host);
+        for of in self.exposed_ports(of) {
+            let mut entries = self.applying_entries(of);
+            let linked_host = (*of.matched_by == MatchedBy::Service).then_some(of.to.host);
             self.retain_admitting(&mut entries, callers.clone(), linked_host);
             found.append(&mut entries);
         }
@@ -48,14 +45,8 @@ impl Snapshot {
     }
 
     /// Returns the entries that apply to a service port, which is not behind an alias.
-    pub fn applying_entries(
-        &self,
-        requested: &Authority,
-        to: ServicePort<'_>,
-        matched_by: &MatchedBy,
-    ) -> Vec<&Exposure> {
-        let entries = self.exposure_entries(to.host);
-        self.entries_of(entries, requested, to.port, matched_by).collect()
+    pub fn applying_entries(&self, of: Requested<'_>) -> Vec<&Exposure> {
+        self.entries_of(self.exposure_entries(of.to.host), of).collect()
     }
 
     /// Retains the entries that admit one of the callers. All are retained for a caller that only a

@@ -42,6 +42,21 @@ pub struct ServicePort<'a> {
     pub port: u16,
 }
 
+/// Requested authority, with the service port to which it leads and its match.
+#[derive(Clone, Copy, Debug)]
+pub struct Requested<'a> {
+    pub authority: &'a Authority,
+    pub to: ServicePort<'a>,
+    pub matched_by: &'a MatchedBy,
+}
+
+impl LookupResult<'_> {
+    pub fn requested<'a>(&'a self, authority: &'a Authority) -> Requested<'a> {
+        let to = ServicePort { host: &self.service.hostname, port: self.port };
+        Requested { authority, to, matched_by: &self.matched_by }
+    }
+}
+
 /// Part of the configuration or mesh that an authority matched. It determines the exposure rules
 /// that apply.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -108,8 +123,7 @@ impl Snapshot {
         let mut found = self.ports_at_address(ip, requested.port);
         let first = found.next()?;
         let is_allowed = |found: &LookupResult<'_>| {
-            let to = ServicePort { host: &found.service.hostname, port: found.port };
-            self.exposed_by(caller, requested, to, &found.matched_by).is_ok()
+            self.exposed_by(caller, found.requested(requested)).is_ok()
         };
         if is_allowed(&first) {
             return Some(first);
@@ -189,20 +203,17 @@ impl Snapshot {
 /// Exposure of the services that a lookup found.
 impl Snapshot {
     /// Evaluates the exposure rules, or the control plane's exports if the rules have no entry.
-    /// `to` is the service port to which `requested` leads.
     ///
     /// # Errors
     /// [`Reason::NotForPeer`], or [`Reason::NotExposed`] to any peer.
     pub fn evaluate_exposure(
         &self,
         caller: Caller<'_>,
-        requested: &Authority,
-        to: ServicePort<'_>,
-        matched_by: &MatchedBy,
+        of: Requested<'_>,
     ) -> Result<(), Reason> {
-        match matched_by {
-            MatchedBy::Alias(alias) => self.evaluate_targets(caller, alias, requested),
-            _ => self.exposed_by(caller, requested, to, matched_by).map(|_| ()),
+        match of.matched_by {
+            MatchedBy::Alias(alias) => self.evaluate_targets(caller, alias, of.authority),
+            _ => self.exposed_by(caller, of).map(|_| ()),
         }
     }
 
@@ -210,21 +221,19 @@ impl Snapshot {
     pub fn exposed_by(
         &self,
         caller: Caller<'_>,
-        requested: &Authority,
-        to: ServicePort<'_>,
-        matched_by: &MatchedBy,
+        of: Requested<'_>,
     ) -> Result<ExposedBy<'_>, Reason> {
-        let ServicePort { host, port } = to;
+        let ServicePort { host, port } = of.to;
         if self.is_cluster_local(host) {
             return Err(Reason::NotExposed);
         }
         let entries = self.exposure_entries(host);
-        let applying = self.entries_of(entries, requested, port, matched_by);
+        let applying = self.entries_of(entries, of);
         let refused = match admitting(applying, caller, &self.trust) {
             Ok(entry) => return Ok(ExposedBy::Entry(entry)),
             Err(refused) => refused,
         };
-        if *matched_by == MatchedBy::Service {
+        if *of.matched_by == MatchedBy::Service {
             if self.is_exposed_by_link(caller, host) {
                 return Ok(ExposedBy::Link);
             }
@@ -241,17 +250,15 @@ impl Snapshot {
     fn entries_of<'a>(
         &'a self,
         of_host: &'a [Exposure],
-        requested: &Authority,
-        port: u16,
-        matched_by: &MatchedBy,
+        Requested { authority, to, matched_by }: Requested<'_>,
     ) -> impl Iterator<Item = &'a Exposure> {
         let by_name = *matched_by == MatchedBy::Exposed;
         let by_address = matches!(matched_by, MatchedBy::Workload(_));
-        let named = by_name.then(|| self.exposure.entries_with_alias(requested));
+        let named = by_name.then(|| self.exposure.entries_with_alias(authority));
         let of_host = if by_name { &[] } else { of_host };
         let of_port = of_host
             .iter()
-            .filter(move |entry| entry.applies_to(port) && (entry.workloads || !by_address));
+            .filter(move |entry| entry.applies_to(to.port) && (entry.workloads || !by_address));
         named.into_iter().flatten().chain(of_port)
     }
 
@@ -294,18 +301,18 @@ impl Snapshot {
         &self,
         caller: Caller<'_>,
         alias: &Alias,
-        requested: &Authority,
+        authority: &Authority,
     ) -> Result<(), Reason> {
-        let mut judged: Vec<_> = self.behind(alias, requested.port).collect();
+        let mut judged: Vec<_> = self.behind(alias, authority.port).collect();
         if judged.is_empty() {
             // An open tunnel can outlive all targets. The rules of their names alone then decide
             // about it.
             let targets = alias.to.iter();
-            judged = targets.map(|to| (&*to.host, to.port.unwrap_or(requested.port))).collect();
+            judged = targets.map(|to| (&*to.host, to.port.unwrap_or(authority.port))).collect();
         }
         judged.into_iter().try_for_each(|(host, port)| {
-            let to = ServicePort { host, port };
-            self.exposed_by(caller, requested, to, &MatchedBy::Service).map(|_| ())
+            let (to, matched_by) = (ServicePort { host, port }, &MatchedBy::Service);
+            self.exposed_by(caller, Requested { authority, to, matched_by }).map(|_| ())
         })
     }
 
@@ -314,11 +321,10 @@ impl Snapshot {
     pub fn evaluate_removed_target(
         &self,
         caller: Caller<'_>,
-        requested: &Authority,
-        matched_by: &MatchedBy,
+        of: Requested<'_>,
         endpoint: &Workload,
     ) -> Result<(), Reason> {
-        let MatchedBy::Alias(alias) = matched_by else {
+        let MatchedBy::Alias(alias) = of.matched_by else {
             return Ok(());
         };
         let served = |target: &str| {
@@ -335,12 +341,12 @@ impl Snapshot {
         }
         let mut refusals = alias.to.iter().filter_map(|target| {
             let (service, port) =
-                (self.service_by_name(&target.host), target.port.unwrap_or(requested.port));
+                (self.service_by_name(&target.host), target.port.unwrap_or(of.authority.port));
             let is_there = service.is_some_and(|service| service.ports.contains_key(&port));
             let host = service.map_or(&*target.host, |service| &service.hostname);
             let is_gone = !is_there && is_its(&target.host);
             let (to, matched_by) = (ServicePort { host, port }, &MatchedBy::Service);
-            is_gone.then(|| self.exposed_by(caller, requested, to, matched_by).err())?
+            is_gone.then(|| self.exposed_by(caller, Requested { to, matched_by, ..of }).err())?
         });
         refusals.next().map_or(Ok(()), Err)
     }
@@ -349,17 +355,18 @@ impl Snapshot {
     /// an alias, all existing ones behind it.
     pub fn exposed_ports<'a>(
         &'a self,
-        requested: &Authority,
-        to: ServicePort<'a>,
-        matched_by: &'a MatchedBy,
-    ) -> impl Iterator<Item = (ServicePort<'a>, &'a MatchedBy)> {
-        let (alias, own) = match matched_by {
+        of: Requested<'a>,
+    ) -> impl Iterator<Item = Requested<'a>> {
+        let (alias, own) = match of.matched_by {
             MatchedBy::Alias(alias) => (Some(alias), None),
-            own => (None, Some((to, own))),
+            _ => (None, Some(of)),
         };
-        let port = requested.port;
+        let port = of.authority.port;
         let behind = alias.into_iter().flat_map(move |alias| self.behind(alias, port));
-        let behind = behind.map(|(host, port)| (ServicePort { host, port }, &MatchedBy::Service));
+        let behind = behind.map(move |(host, port)| {
+            let (to, matched_by) = (ServicePort { host, port }, &MatchedBy::Service);
+            Requested { to, matched_by, ..of }
+        });
         own.into_iter().chain(behind)
     }
 
@@ -378,17 +385,13 @@ impl Snapshot {
 
     /// Returns the routing key of tunnels, if an entry of the service or of the requested name sets
     /// it. Of several entries or of several services behind an alias, the strictest applies.
-    pub fn route_by(
-        &self,
-        requested: &Authority,
-        to: ServicePort<'_>,
-        matched_by: &MatchedBy,
-    ) -> Option<RouteBy> {
+    pub fn route_by(&self, requested: Requested<'_>) -> Option<RouteBy> {
+        let Requested { authority, to, matched_by } = requested;
         let of = |(host, port)| self.exposure.route_by(&self.exposure_host(host), port);
         match matched_by {
-            MatchedBy::Alias(alias) => self.behind(alias, requested.port).filter_map(of).max(),
+            MatchedBy::Alias(alias) => self.behind(alias, authority.port).filter_map(of).max(),
             MatchedBy::Exposed => {
-                let called = self.exposure.entries_with_alias(requested);
+                let called = self.exposure.entries_with_alias(authority);
                 called.map(|entry| entry.route_by).max().flatten().max(of((to.host, to.port)))
             }
             _ => of((to.host, to.port)),

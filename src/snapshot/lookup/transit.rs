@@ -4,44 +4,30 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::{MatchedBy, ServicePort};
+use super::{MatchedBy, Requested, ServicePort};
 use crate::snapshot::mesh::UNKNOWN_NAMESPACE;
 use crate::snapshot::{Caller, EndpointSet, RemoteGateway, Service, Snapshot, TransitRule};
-use crate::wire::{Authority, DrainTarget, Transit};
+use crate::wire::{DrainTarget, Transit};
 
 impl Snapshot {
     /// Returns the transit that the exposure grants a caller to the service port to which
-    /// `requested` leads. Of several services behind an alias, the smallest grant applies. A
+    /// an authority leads. Of several services behind an alias, the smallest grant applies. A
     /// workload at its address is in this network.
-    pub fn transit(
-        &self,
-        caller: Caller<'_>,
-        requested: &Authority,
-        to: ServicePort<'_>,
-        matched_by: &MatchedBy,
-    ) -> Transit {
-        if !self.exposure.has_transit || self.is_cluster_local(to.host) {
+    pub fn transit(&self, caller: Caller<'_>, of: Requested<'_>) -> Transit {
+        if !self.exposure.has_transit || self.is_cluster_local(of.to.host) {
             return Transit::Off;
         }
-        let ports = self.exposed_ports(requested, to, matched_by);
-        let transits =
-            ports.map(|(to, matched_by)| self.transit_to_port(caller, requested, to, matched_by));
+        let transits = self.exposed_ports(of).map(|of| self.transit_to_port(caller, of));
         transits.min().unwrap_or_default()
     }
 
     /// Returns the transit of a caller to one service port, which is not behind an alias: the
     /// greatest of the entries that admit the caller, else the default if the service is exported.
     /// A link alone grants none.
-    fn transit_to_port(
-        &self,
-        caller: Caller<'_>,
-        requested: &Authority,
-        to: ServicePort<'_>,
-        matched_by: &MatchedBy,
-    ) -> Transit {
-        let (ServicePort { host, port }, default) = (to, self.default_transit(to.host));
-        let entries = self.exposure_entries(host);
-        match matched_by {
+    fn transit_to_port(&self, caller: Caller<'_>, of: Requested<'_>) -> Transit {
+        let ServicePort { host, port } = of.to;
+        let (entries, default) = (self.exposure_entries(host), self.default_transit(host));
+        match of.matched_by {
             MatchedBy::Workload(_) => return Transit::Off,
             MatchedBy::Service if entries.is_empty() => {
                 let is_exposed = self.is_exposed_without_entry(caller, host, port);
@@ -49,7 +35,7 @@ impl Snapshot {
             }
             _ => {}
         }
-        let entries = self.entries_of(entries, requested, port, matched_by);
+        let entries = self.entries_of(entries, of);
         let admitting = entries.filter(|entry| entry.admits(caller, &self.trust));
         admitting.map(|entry| entry.transit.unwrap_or(default)).max().unwrap_or_default()
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh};
-use crate::snapshot::{ExposureTable, ServicePort, Snapshot};
+use crate::snapshot::{ExposureTable, Snapshot};
 
 const EAST_80: &str = "foo.useast2.svc.cluster.local:80";
 
@@ -27,8 +27,8 @@ fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules()
     let next = build(&old, change);
     let (caller, requested) = (caller("west.local"), requested("foo.global:80"));
     let judged = |snapshot: &Snapshot, workload: &Workload| {
-        let matched_by = snapshot.find(caller, &requested).expect("the alias").matched_by;
-        snapshot.evaluate_removed_target(caller, &requested, &matched_by, workload)
+        let found = snapshot.find(caller, &requested).expect("the alias");
+        snapshot.evaluate_removed_target(caller, found.requested(&requested), workload)
     };
     assert_eq!(judged(&old, &west), Ok(()));
     assert_eq!(judged(&next, &west), Err(Reason::NotForPeer));
@@ -85,7 +85,7 @@ fn a_name_that_an_entry_gives_is_routed_by_what_that_entry_says() {
         ["given.name:80", "echo.app.global:80"].map(|text| {
             let requested = requested(text);
             let found = snapshot.find(caller("west.local"), &requested).expect("it");
-            snapshot.route_by(&requested, ServicePort { host, port: 80 }, &found.matched_by)
+            snapshot.route_by(found.requested(&requested))
         })
     };
     let strict = Some(RouteBy::Strict);

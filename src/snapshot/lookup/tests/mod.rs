@@ -11,7 +11,7 @@ use crate::config::{self, ExposedService};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, GatewayAddress, Locality, Mesh, Place, Protocol, Waypoint};
 use crate::snapshot::tests::{alias, entry, hosts};
-use crate::snapshot::{Audience, ExportSet, ExposureTable, NameTable, ServicePort, TrustSet};
+use crate::snapshot::{Audience, ExportSet, ExposureTable, NameTable, TrustSet};
 
 const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
 
@@ -117,12 +117,7 @@ fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
         let requested = requested(text);
         let found = snapshot.find(caller, &requested)?;
         let host = &*found.service.hostname;
-        let verdict = snapshot.evaluate_exposure(
-            caller,
-            &requested,
-            ServicePort { host, port: found.port },
-            &found.matched_by,
-        );
+        let verdict = snapshot.evaluate_exposure(caller, found.requested(&requested));
         let is_allowed = verdict == Ok(());
         Some((format!("{host}:{}", found.port), is_allowed))
     })

@@ -62,13 +62,8 @@ fn limited(service: &str, to: &str, tunnels: u32) -> ExposedService {
 fn limits(snapshot: &Snapshot, domain: &str, text: &str) -> Vec<Option<u32>> {
     let requested = requested(text);
     let found = snapshot.find(caller(domain), &requested).expect("a service");
-    let to = ServicePort { host: &found.service.hostname, port: found.port };
-    let entries = snapshot.limiting_entries(
-        std::iter::once(caller(domain)),
-        &requested,
-        to,
-        &found.matched_by,
-    );
+    let callers = std::iter::once(caller(domain));
+    let entries = snapshot.limiting_entries(callers, found.requested(&requested));
     entries.iter().map(|entry| entry.limits.tunnels).collect()
 }
 
@@ -225,10 +220,8 @@ fn a_subset_has_the_endpoints_with_its_labels_and_shares_those_of_its_parts() {
         let requested = sni::authority_of(&name, 1);
         let found = snapshot.find(caller("west.local"), &requested)?;
         let set = snapshot.endpoints(&found, false);
-        let host = &*found.service.hostname;
-        let to = ServicePort { host, port: 80 };
-        let judge =
-            |domain| snapshot.evaluate_exposure(caller(domain), &requested, to, &found.matched_by);
+        let of = found.requested(&requested);
+        let judge = |domain| snapshot.evaluate_exposure(caller(domain), of);
         assert_eq!(judge("west.local"), Ok(()));
         assert_eq!(judge("north.local"), Err(Reason::NotForPeer));
         let mut uids: Vec<_> = set.endpoints.iter().map(|one| one.uid().to_string()).collect();

@@ -10,7 +10,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::tests::entry;
 use crate::snapshot::{
-    Audience, Caller, ExposureTable, NameTable, ServicePort, Snapshot, TrustSet,
+    Audience, Caller, ExposureTable, NameTable, Snapshot, TrustSet,
 };
 use crate::wire::Authority;
 
@@ -118,12 +118,7 @@ fn an_entry_narrows_an_export_under_all_its_names() {
             let requested = Authority::parse(&format!("{host}:80")).unwrap();
             let found = snapshot.find(caller, &requested).unwrap();
             assert_eq!(&*found.service.hostname, host);
-            let verdict = snapshot.evaluate_exposure(
-                caller,
-                &requested,
-                ServicePort { host, port: 80 },
-                &found.matched_by,
-            );
+            let verdict = snapshot.evaluate_exposure(caller, found.requested(&requested));
             let want =
                 if own.is_none() || namespace == "shop" { Ok(()) } else { Err(Reason::NotForPeer) };
             assert_eq!(verdict, want, "{own:?}: {namespace} asks for {host}");
