@@ -266,10 +266,11 @@ pub(super) fn read_kind<T>(
     example: &str,
     kinds: &[(&str, ReadKeys<T>)],
 ) -> Option<T> {
-    let read = fields.need("kind", example)?.choice(kinds)?;
-    let kind = read(&mut fields);
-    fields.finish();
-    kind
+    let Some(read) = fields.need("kind", example).and_then(|kind| kind.choice(kinds)) else {
+        fields.ignore();
+        return None;
+    };
+    read(&mut fields)
 }
 
 /// Reads the keys of a control plane of Envoy's. Without TLS there is nothing to verify it by, and

@@ -166,7 +166,7 @@ impl Examined {
         let sections = fields.map(|mut fields| {
             fields.later(&["tracing"]);
             let sections = Sections::read(&mut fields);
-            fields.finish();
+            drop(fields);
             sections.check(root, &report);
             sections
         });

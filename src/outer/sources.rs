@@ -130,7 +130,12 @@ impl Connections {
     /// Adds a new connection. It replaces those of its source that are aged, or take no tunnels.
     pub(super) fn add(&mut self, source: &Source, new: Arc<Connection>) {
         self.opened_at = Some(Instant::now());
-        self.of(source).add(new);
+        let (own, tls) = (self.of(source), Arc::clone(&new.state.tls));
+        own.open.retain(|one| !one.state.is_aged(Some(&tls)) && one.has_places());
+        own.open.push(new);
+        own.opened_at = Some(Instant::now());
+        own.unanswered += 1;
+        own.result.send_replace(None);
     }
 
     /// Takes one of a pool for a new connection of a source. If the source may take no more, the
@@ -261,16 +266,6 @@ impl Connections {
 }
 
 impl SourceConnections {
-    pub(super) fn add(&mut self, new: Arc<Connection>) {
-        let tls = &new.state.tls;
-        let is_used = |one: &Arc<Connection>| !one.state.is_aged(Some(tls)) && one.has_places();
-        self.open.retain(is_used);
-        self.open.push(new);
-        self.opened_at = Some(Instant::now());
-        self.unanswered += 1;
-        self.result.send_replace(None);
-    }
-
     /// Forgets retired connections, and retires those whose certificate has expired or no longer
     /// proves the gateway.
     pub(super) fn retire_unverified(&mut self, target: &Target, snapshot: &Snapshot) {

@@ -5,7 +5,7 @@
 //! those of the next snapshots.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,18 +23,20 @@ const FAILED_AFTER: Duration = Duration::from_secs(1);
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Health of the endpoint sets of a service port.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SetHealth {
-    epoch: Instant,
-    /// Number of failed dials since the last one that succeeded.
+    /// Number of failed dials since the last one that succeeded. It changes under the lock.
     failures: AtomicU32,
-    /// Milliseconds after `epoch` of the first one of these.
-    failing_since_ms: AtomicU64,
     is_probed: AtomicBool,
-    /// Milliseconds after `epoch` of the last failed dial.
-    failed_ms: AtomicU64,
+    dials: Mutex<LastDials>,
+}
+
+#[derive(Debug, Default)]
+struct LastDials {
+    /// Times of the first and the last failed dial since the last one that succeeded.
+    failed: Option<[Instant; 2]>,
     /// Endpoint of the last dial that succeeded after a failed one.
-    last_good: Mutex<Option<Arc<EndpointState>>>,
+    good: Option<Arc<EndpointState>>,
 }
 
 /// Permission to dial endpoints of the own network.
@@ -58,40 +60,22 @@ impl Drop for Probe {
     }
 }
 
-impl Default for SetHealth {
-    fn default() -> Self {
-        Self {
-            epoch: Instant::now(),
-            failures: AtomicU32::new(0),
-            failing_since_ms: AtomicU64::new(0),
-            is_probed: AtomicBool::new(false),
-            failed_ms: AtomicU64::new(0),
-            last_good: Mutex::new(None),
-        }
-    }
-}
-
 impl SetHealth {
-    fn millis(&self, now: Instant) -> u64 {
-        let millis = now.saturating_duration_since(self.epoch).as_millis();
-        u64::try_from(millis).unwrap_or(u64::MAX)
-    }
-
-    fn has_failed(&self, now: Instant) -> bool {
-        let since = Duration::from_millis(self.failing_since_ms.load(Ordering::Relaxed));
-        self.failures.load(Ordering::Relaxed) >= FAILURES_MIN
-            && now.saturating_duration_since(self.epoch + since) >= FAILED_AFTER
+    /// Returns the time of the last failed dial, if all recent ones failed.
+    fn failed(&self, now: Instant) -> Option<Instant> {
+        if self.failures.load(Ordering::Relaxed) < FAILURES_MIN {
+            return None;
+        }
+        let [first, last] = self.dials.lock().failed?;
+        (now.saturating_duration_since(first) >= FAILED_AFTER).then_some(last)
     }
 
     pub(super) fn note_failure(&self, now: Instant) {
-        let millis = self.millis(now);
-        if self.failures.load(Ordering::Relaxed) == 0 {
-            self.failing_since_ms.store(millis, Ordering::Relaxed);
-        }
-        self.failed_ms.store(millis, Ordering::Relaxed);
-        let more = |failures: u32| failures.checked_add(1);
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let _ = self.failures.fetch_update(set, fetch, more);
+        let mut dials = self.dials.lock();
+        let [first, _] = dials.failed.unwrap_or([now; 2]);
+        dials.failed = Some([first, now]);
+        let failures = self.failures.load(Ordering::Relaxed).saturating_add(1);
+        self.failures.store(failures, Ordering::Relaxed);
     }
 
     /// Returns true if all recent dials before failed.
@@ -99,19 +83,19 @@ impl SetHealth {
         if self.failures.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let had_failed = self.has_failed(now);
+        let had_failed = self.failed(now).is_some();
+        let mut dials = self.dials.lock();
+        *dials = LastDials { failed: None, good: Some(Arc::clone(endpoint)) };
         self.failures.store(0, Ordering::Relaxed);
-        *self.last_good.lock() = Some(Arc::clone(endpoint));
         had_failed
     }
 
     /// Returns whether a tunnel may dial, which can go to another network if `has_other`.
     pub(super) fn admit(self: &Arc<Self>, now: Instant, has_other: bool) -> DialAdmission {
-        if !self.has_failed(now) {
+        let Some(failed) = self.failed(now) else {
             return DialAdmission::Free;
-        }
-        let failed = Duration::from_millis(self.failed_ms.load(Ordering::Relaxed));
-        if has_other && now < self.epoch + failed + PROBE_INTERVAL {
+        };
+        if has_other && now < failed + PROBE_INTERVAL {
             return DialAdmission::Refused;
         }
         if self.is_probed.swap(true, Ordering::Acquire) {
@@ -122,6 +106,6 @@ impl SetHealth {
     }
 
     pub(super) fn last_good(&self) -> Option<Arc<EndpointState>> {
-        self.last_good.lock().clone()
+        self.dials.lock().good.clone()
     }
 }

@@ -1,12 +1,12 @@
 //! Readiness condition for the endpoints that the clusters of an Envoy control plane refer to.
 
-use std::future::pending;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::client::Client;
 use super::envoy::ENDPOINT;
+use super::sleep_until_some;
 
 /// Longest time that readiness waits for answers after all wildcard types are complete.
 const INITIAL_ENDPOINTS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -22,10 +22,7 @@ pub(super) struct InitialEndpoints {
 impl InitialEndpoints {
     /// Waits until the deadline for answers. Never completes if no answers are awaited.
     pub(super) async fn wait_deadline(&self) {
-        match self.deadline.filter(|_| !self.settled) {
-            Some(deadline) => sleep_until(deadline).await,
-            None => pending().await,
-        }
+        sleep_until_some(self.deadline.filter(|_| !self.settled)).await
     }
 
     /// Returns whether each name was answered or the deadline has passed.

@@ -24,3 +24,15 @@ pub mod tables;
 pub(crate) mod tests;
 mod unknown;
 pub mod wds;
+
+use std::future::pending;
+
+use tokio::time::{Instant, sleep_until};
+
+/// Sleeps until a time; for ever without one.
+async fn sleep_until_some(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
+    }
+}

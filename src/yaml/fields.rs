@@ -35,10 +35,9 @@ impl<'a> Value<'a> {
 /// Limit of the keys that are compared for similarity. A Kubernetes object has ten.
 const KEYS_COMPARED_MAX: usize = 64;
 
-/// A map with a fixed set of keys: those that its reader looked up. [`Fields::finish`] reports all
-/// others as unknown.
+/// A map with a fixed set of keys: those that its reader looked up. The drop reports all others as
+/// unknown, and those that are given twice.
 #[derive(Debug)]
-#[must_use = "unknown keys are reported by `finish`"]
 pub struct Fields<'a> {
     map: Value<'a>,
     place: &'static str,
@@ -167,13 +166,32 @@ impl<'a> Fields<'a> {
 
     /// Finishes the map. Returns `made` unless a value was wrong.
     pub fn complete<T>(self, made: T) -> Option<T> {
-        let is_good = !self.is_wrong;
-        self.finish();
-        is_good.then_some(made)
+        (!self.is_wrong).then_some(made)
     }
 
-    /// Reports unknown keys and those that are given twice.
-    pub fn finish(self) {
+    /// Finishes the map without a report of unknown keys.
+    pub fn ignore(mut self) {
+        self.entries = &[];
+    }
+
+    fn unknown(&self, entry: &Entry) {
+        let place = match self.place {
+            "" => String::new(),
+            place => format!(" in `{place}`"),
+        };
+        let meant = did_you_mean(&entry.key, self.known.iter().copied());
+        let what = format!("unknown key `{}`{place}{meant}", shortened(&entry.key));
+        let how = if self.known.is_empty() {
+            "nothing there".to_owned()
+        } else {
+            one_of(self.known.iter().copied())
+        };
+        self.map.report.error(entry.position, what, how);
+    }
+}
+
+impl Drop for Fields<'_> {
+    fn drop(&mut self) {
         let mut seen = vec![None; self.known.len()];
         for entry in self.entries {
             let key = match self.place {
@@ -196,20 +214,5 @@ impl<'a> Fields<'a> {
                 None => self.unknown(entry),
             }
         }
-    }
-
-    fn unknown(&self, entry: &Entry) {
-        let place = match self.place {
-            "" => String::new(),
-            place => format!(" in `{place}`"),
-        };
-        let meant = did_you_mean(&entry.key, self.known.iter().copied());
-        let what = format!("unknown key `{}`{place}{meant}", shortened(&entry.key));
-        let how = if self.known.is_empty() {
-            "nothing there".to_owned()
-        } else {
-            one_of(self.known.iter().copied())
-        };
-        self.map.report.error(entry.position, what, how);
     }
 }

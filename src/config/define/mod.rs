@@ -405,7 +405,7 @@ macro_rules! section {
             fn read(value: $crate::yaml::Value<'_>) -> Option<Self> {
                 let mut fields = value.fields(value.path_among(Self::PATHS))?;
                 let read = Self::read_keys(&mut fields);
-                fields.finish();
+                drop(fields);
                 $( let read = read.and_then(|read| $check(read, value)); )?
                 read
             }

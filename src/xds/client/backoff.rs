@@ -12,14 +12,8 @@ const WAIT_MAX: Duration = Duration::from_secs(15);
 pub enum StreamEnd {
     /// No connection: failure of the address, TCP or TLS, or rejection of the call.
     Connect,
-    /// gRPC status Cancelled.
-    Cancelled,
-    /// gRPC status Unknown.
-    Unknown,
-    /// gRPC status DeadlineExceeded.
-    DeadlineExceeded,
-    /// gRPC status Unavailable, "transport is closing".
-    TransportClosing,
+    /// gRPC status Cancelled, Unknown, DeadlineExceeded, or Unavailable with "transport is closing".
+    Harmless,
     /// gRPC status Unavailable, "received prior goaway".
     GoAway,
     /// Any other gRPC status except OK.
@@ -33,10 +27,8 @@ impl StreamEnd {
     pub fn from_status(code: i32, message: &str) -> Self {
         match code {
             0 => Self::Clean,
-            1 => Self::Cancelled,
-            2 => Self::Unknown,
-            4 => Self::DeadlineExceeded,
-            14 if message.contains("transport is closing") => Self::TransportClosing,
+            1 | 2 | 4 => Self::Harmless,
+            14 if message.contains("transport is closing") => Self::Harmless,
             14 if message.contains("received prior goaway") => Self::GoAway,
             _ => Self::Status,
         }

@@ -7,17 +7,17 @@ mod lookup;
 mod schedule;
 
 use std::collections::BTreeMap;
-use std::future::pending;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use self::lookup::DnsClient;
 use self::schedule::{Answers, Schedule};
+use super::sleep_until_some;
 use crate::snapshot::builder::Change;
 use crate::snapshot::{Publisher, WantedHost};
 use crate::status::Status;
@@ -100,13 +100,6 @@ pub async fn run(dns: Dns) {
             () = sleep_until_some(next) => {}
             () = sleep_until_some(next_scan) => {}
         }
-    }
-}
-
-async fn sleep_until_some(next: Option<Instant>) {
-    match next {
-        Some(next) => sleep_until(next).await,
-        None => pending().await,
     }
 }
 

@@ -79,11 +79,6 @@ impl Default for Endpoints {
     }
 }
 
-enum HostAddress {
-    At(IpAddr),
-    Named(Box<str>),
-}
-
 pub(super) fn endpoints(
     from: proto::ClusterLoadAssignment,
     interner: &mut Interner,
@@ -235,7 +230,7 @@ impl Endpoints {
             workload.protocol = Protocol::Hbone;
         }
         let address = match place {
-            HostAddress::At(ip) => {
+            Host::Ip(ip) => {
                 workload.addresses = [ip].into();
                 if !workload.network.is_empty() {
                     let place = Place::Address(workload.network.to_string(), ip);
@@ -243,7 +238,7 @@ impl Endpoints {
                 }
                 SocketAddr::new(ip, port).to_string()
             }
-            HostAddress::Named(name) => {
+            Host::Name(name) => {
                 let address = format!("{name}:{port}");
                 if workload.network.is_empty() {
                     workload.hostname = (*name).into();
@@ -295,7 +290,7 @@ fn endpoint_key(address: &str, workload: &Workload) -> String {
 }
 
 /// Address, port and protocol of an endpoint.
-type DialTarget = (HostAddress, u16, Protocol);
+type DialTarget = (Host, u16, Protocol);
 
 /// Converts an address. The inner error is the reason for which the gateway cannot dial it.
 fn convert_address(
@@ -311,7 +306,7 @@ fn convert_address(
         Address::EnvoyInternalAddress(internal) => {
             let at = original_destination(metadata);
             let at =
-                at.map(|at| (HostAddress::At(at.ip().to_canonical()), at.port(), Protocol::Hbone));
+                at.map(|at| (Host::Ip(at.ip().to_canonical()), at.port(), Protocol::Hbone));
             at.ok_or_else(|| {
                 let id = shown(&internal.endpoint_id);
                 format!("{id}: internal listener without an original destination")
@@ -323,7 +318,7 @@ fn convert_address(
 /// Converts a socket address, with errors as in [`convert_address`].
 fn convert_socket_address(
     from: core::SocketAddress,
-) -> Result<Result<(HostAddress, u16), String>, String> {
+) -> Result<Result<(Host, u16), String>, String> {
     let address = shown(&from.address);
     if from.protocol != i32::from(Transport::Tcp) {
         return Ok(Err(format!("{address} is not TCP")));
@@ -346,10 +341,10 @@ fn convert_socket_address(
     let port =
         u16::try_from(port).map_err(|_| format!(".port_value: {port}, want at most 65535"))?;
     if let Ok(ip) = from.address.parse::<IpAddr>() {
-        return Ok(Ok((HostAddress::At(ip.to_canonical()), port)));
+        return Ok(Ok((Host::Ip(ip.to_canonical()), port)));
     }
     match Authority::parse(&format!("{}:{port}", from.address)).map(|read| read.host) {
-        Ok(Host::Name(name)) => Ok(Ok((HostAddress::Named(name), port))),
+        Ok(name @ Host::Name(_)) => Ok(Ok((name, port))),
         _ => Err(format!(".address: {address} is neither an address nor a host name")),
     }
 }

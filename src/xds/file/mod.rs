@@ -54,7 +54,7 @@ fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let workloads = items(&mut top, "workloads");
     let services = items(&mut top, "services");
     let policies = items(&mut top, "policies");
-    top.finish();
+    drop(top);
     check_unique_uids(&workloads);
     let declared = services.iter().copied().filter_map(peek_service_key).collect();
     let placed = |item| Some((service(item)?, item));
@@ -147,7 +147,6 @@ fn read_policies_and_ignored_keys(fields: &mut Fields<'_>) -> (Box<[Arc<str>]>, 
     {
         tunnel.get("protocol").map(|v| v.choice(&[("NONE", ()), ("PROXY", ())]));
         tunnel.get("port").map(Value::port);
-        tunnel.finish();
     }
     (policies.into(), waypoint.is_some())
 }

@@ -87,7 +87,7 @@ fn string_match(value: Value<'_>) -> Option<StringMatch> {
         text("Suffix", StringMatch::Suffix),
         fields.get("Presence").map(|_| Some(StringMatch::Presence())),
     ];
-    fields.finish();
+    drop(fields);
     let mut found = found.into_iter().flatten();
     match (found.next(), found.next()) {
         (Some(one), None) => one,

@@ -150,7 +150,6 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<
             let policies = fields.need("policy", "[{dns: echo.global, lbType: 0}]");
             let selector = fields.get("selector");
             fields.warn_of_others();
-            fields.finish();
             let identity = Identity::find(meta, selector);
             let items = policies.into_iter().flat_map(Value::items);
             let traffic = items.filter_map(|item| policy(item, identity.as_ref(), &meta.namespace));
@@ -166,11 +165,7 @@ fn list<'a>(
     key: &'static str,
     example: &str,
 ) -> impl Iterator<Item = Value<'a>> + use<'a> {
-    let items = spec.fields("spec").and_then(|mut fields| {
-        let items = fields.need(key, example);
-        fields.finish();
-        items
-    });
+    let items = spec.fields("spec").and_then(|mut fields| fields.need(key, example));
     items.into_iter().flat_map(Value::items)
 }
 
@@ -186,7 +181,6 @@ fn exposed(item: Value<'_>, namespace: &Arc<str>) -> Option<Exposed> {
         let how = "the entry without it, with the name of a Service that has these pods alone";
         subset.error("exposes a part of a service, which cannot be expressed", how);
     }
-    fields.finish();
     let ports = match &*ports {
         [] => vec![None],
         ports => ports.iter().copied().map(Some).collect(),
@@ -271,7 +265,6 @@ fn remote(item: Value<'_>, namespace: &Arc<str>) -> Vec<BoundService> {
     };
     let cluster = fields.need("cluster", "west").and_then(cluster_name);
     let services = fields.need("services", "[{name: echo, port: 80}]");
-    fields.finish();
     let items = services.into_iter().flat_map(Value::items);
     let services = items.filter_map(|item| remote_service(item, cluster, namespace));
     services.collect()
@@ -296,7 +289,6 @@ fn remote_service(
         None => host.clone(),
     };
     let port = fields.need("port", "80").and_then(Value::port);
-    fields.finish();
     Some(BoundService {
         cluster: cluster?.to_owned(),
         service: HostPort { host: host?, port: Some(port?) },
@@ -365,7 +357,6 @@ fn policy(item: Value<'_>, identity: Option<&Identity>, namespace: &Arc<str>) ->
     let targets = fields.get("target");
     let regions = targets.map(regions).unwrap_or_default();
     fields.warn_of_others();
-    fields.finish();
     let is_by_weight = is_by_weight?;
     match targets.filter(|list| !list.is_vacant()) {
         Some(list) if !is_by_weight => {
@@ -406,7 +397,6 @@ fn regions(list: Value<'_>) -> Vec<RegionWeight> {
         let region = region.and_then(|value| value.parsed(wanted, RegionPattern::parse));
         let weight = fields.get("weight").map_or(Some(0), |value| value.number(0, u32::MAX));
         fields.warn_of_others();
-        fields.finish();
         if let (Some(region), Some(weight)) = (region, weight) {
             if !seen.insert(region.clone()) {
                 item.error(format!("has `{region}` twice"), "each region once");

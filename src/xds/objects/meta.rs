@@ -117,7 +117,6 @@ pub(super) fn read<'a>(
     let labels = fields.get("labels").map(labels);
     let annotations = fields.get("annotations").map(self::labels);
     let created = fields.get("creationTimestamp").and_then(Value::text);
-    fields.finish();
     let mut meta = Meta {
         name: name?.into(),
         namespace: namespace.unwrap_or(Some("default"))?.into(),

@@ -30,7 +30,6 @@ fn port(value: Value<'_>, place: &'static str) -> Option<Option<Port>> {
     let number = fields.get("port").map(Value::port);
     let protocol = fields.get("protocol").map_or(Some("TCP"), Value::text);
     let target = fields.get("targetPort").map_or(Some("0"), Value::text);
-    fields.finish();
     let (name, protocol, target) = (name?, protocol?, target?);
     let number = match number {
         Some(number) => number?,

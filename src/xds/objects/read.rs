@@ -115,15 +115,14 @@ fn object(
         for item in top.need("items", "[]").into_iter().flat_map(Value::items) {
             object(item, report, objects, passed_over);
         }
-        top.report_misspelt();
-        return top.finish();
+        return top.report_misspelt();
     }
     let Some((meant, is_near)) = meant_kind(version, kind) else {
         if passed_over.len() < KINDS_MAX {
             let kind = format!("{kind} of {version}");
             passed_over.entry(kind).or_insert_with(|| value.position());
         }
-        return top.finish();
+        return;
     };
     report.grade_errors(Severity::PassedOver);
     let errors = report.errors();
@@ -142,7 +141,7 @@ fn object(
         top.report_misspelt();
         read
     });
-    top.finish();
+    drop(top);
     let is_good = report.errors() == errors;
     report.grade_errors(Severity::Error);
     report.set_namespace(Arc::default());
@@ -277,34 +276,24 @@ fn node_addresses(top: &mut Fields<'_>) -> Vec<IpAddr> {
         let mut fields = item.foreign("status.addresses[]")?;
         let kind = fields.need("type", "InternalIP").and_then(Value::text)?;
         let address = fields.need("address", "10.0.0.1");
-        fields.finish();
         let address = address.filter(|_| matches!(kind, "InternalIP" | "ExternalIP"))?;
         address.parsed("an IP address", unicast)
     });
-    let addresses = addresses.collect();
-    status.finish();
-    addresses
+    addresses.collect()
 }
 
 /// Reads the addresses of a Pod; none for one that has ended, as another pod may have them.
 fn running_pod(top: &mut Fields<'_>, meta: Meta) -> Option<RunningPod> {
     let spec = top.get("spec").and_then(|spec| spec.foreign("spec"));
-    let host_network = spec.and_then(|mut spec| {
-        let host_network = spec.get("hostNetwork").and_then(Value::flag);
-        spec.finish();
-        host_network
-    });
+    let host_network = spec.and_then(|mut spec| spec.get("hostNetwork").and_then(Value::flag));
     let mut status = top.get("status").and_then(|status| status.foreign("status"))?;
     let phase = status.get("phase").and_then(Value::text);
     let items = status.get("podIPs").into_iter().flat_map(Value::items);
     let addresses = items.filter_map(|item| {
         let mut fields = item.foreign("status.podIPs[]")?;
-        let address = fields.need("ip", "10.0.0.1");
-        fields.finish();
-        address?.parsed("an IP address", unicast)
+        fields.need("ip", "10.0.0.1")?.parsed("an IP address", unicast)
     });
     let addresses = addresses.collect();
-    status.finish();
     let has_ended = matches!(phase, Some("Succeeded" | "Failed"));
     let host_network = host_network.unwrap_or(false);
     (!has_ended).then_some(RunningPod { meta, addresses, host_network })
@@ -313,11 +302,7 @@ fn running_pod(top: &mut Fields<'_>, meta: Meta) -> Option<RunningPod> {
 /// Reads the ports and addresses of an import. Older versions have them in `spec`.
 fn import(top: &mut Fields<'_>, meta: Meta) -> Import {
     match top.get("spec").map(|spec| spec.foreign("spec")) {
-        Some(Some(mut spec)) => {
-            let import = import_fields(&mut spec, meta);
-            spec.finish();
-            import
-        }
+        Some(Some(mut spec)) => import_fields(&mut spec, meta),
         Some(None) | None => import_fields(top, meta),
     }
 }

@@ -71,7 +71,6 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
     let selector = spec.get("selector");
     let stated = spec.get("trafficDistribution");
     let kind = spec.get("type").and_then(Value::text);
-    spec.finish();
     if kind == Some("ExternalName") {
         let what = "is a Service of type ExternalName, which is ignored";
         value.warning(what, "a Service with endpoints");

@@ -116,7 +116,6 @@ fn backend(value: Value<'_>, is_named: bool) -> Option<SliceEndpoint> {
     let pod = fields.get("targetRef").and_then(target);
     let node = fields.get("nodeName").and_then(Value::text_or_empty);
     let zone = fields.get("zone").and_then(Value::text_or_empty);
-    fields.finish();
     let [ready, serving, terminating] = conditions;
     // `ready` defaults to true, and `serving` to `ready`.
     let is_ready = ready.unwrap_or(true);
@@ -155,9 +154,7 @@ fn conditions(value: Value<'_>) -> [Option<bool>; 3] {
         return [None; 3];
     };
     let mut flag = |key| fields.get(key).and_then(Value::flag);
-    let stated = [flag("ready"), flag("serving"), flag("terminating")];
-    fields.finish();
-    stated
+    [flag("ready"), flag("serving"), flag("terminating")]
 }
 
 /// Namespace and name of a pod.
@@ -167,7 +164,6 @@ fn target(value: Value<'_>) -> Option<Pod> {
     let mut fields = value.foreign("endpoints[].targetRef")?;
     let mut text = |key| fields.get(key).map_or(Some(""), Value::text_or_empty);
     let (kind, namespace, name) = (text("kind"), text("namespace"), text("name"));
-    fields.finish();
     let pod: Pod = (namespace?.into(), name?.into());
     (kind? == "Pod" && !pod.1.is_empty()).then_some(pod)
 }

@@ -231,7 +231,7 @@ async fn play(feed: &Feed, calls: Vec<Call>, nonces: &[String], observed: &Obser
         let ended = feed.apply(&mut state, &requests, responses, &mut true).await;
         let why = ended.err().map_or_else(String::new, |ended| ended.why);
         observed.line(&format!("ended {why}"));
-        state.client.disconnected(StreamEnd::Unknown);
+        state.client.disconnected(StreamEnd::Harmless);
         drop(requests);
         observer.await.expect("no panic");
     }

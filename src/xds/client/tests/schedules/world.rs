@@ -346,9 +346,7 @@ impl<'a> World<'a> {
         let (end, event) = match self.rng.u8(..8) {
             0 => (StreamEnd::Clean, Event::EndedCleanly),
             1 => (StreamEnd::GoAway, Event::EndedCleanly),
-            2 => (StreamEnd::TransportClosing, Event::EndedCleanly),
-            3 => (StreamEnd::Cancelled, Event::EndedCleanly),
-            4 => (StreamEnd::Unknown, Event::EndedCleanly),
+            2..=4 => (StreamEnd::Harmless, Event::EndedCleanly),
             _ => (StreamEnd::Status, Event::EndedByStatus),
         };
         self.count(event);
