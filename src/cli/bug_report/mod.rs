@@ -96,7 +96,7 @@ async fn write(args: &Args) -> anyhow::Result<()> {
     };
     let source = args.config.source_of_pod();
     let (config, examined) = source.print();
-    let redactor = Redactor::new(secrets(&examined));
+    let redactor = Redactor::new(secrets(&examined))?;
     let mut archive = tar::Builder::new(&mut to);
     for (name, text) in contents(args, &source, config, &examined).await {
         let text = redactor.redact(&text);

@@ -3,12 +3,12 @@
 //!
 //! Too much is removed rather than too little.
 
+use regex::{Captures, Regex};
+
 /// Text in the place of a secret.
 const HIDDEN: &str = "[removed]";
 /// Least bytes of a known secret that is searched for, so that no common word is one.
 const SECRET_BYTES_MIN: usize = 6;
-/// Least bytes of a JSON Web Token.
-const JWT_BYTES_MIN: usize = 20;
 
 /// Parts of the names of secrets.
 const NAMES: [&str; 12] = [
@@ -26,14 +26,25 @@ const NAMES: [&str; 12] = [
     "cookie",
 ];
 
-const BEGIN: &str = "-----BEGIN ";
-const END: &str = "-----END ";
-const DASHES: &str = "-----";
+/// PEM block of a private key. Without its end, all text after it is one.
+const KEY: &str = r"(?s)-----BEGIN [^-]*PRIVATE KEY.*?(?:-----END .*?-----|\z)";
+/// All text up to the end of such a block whose begin is missing.
+const KEY_END: &str = r"(?s)\A.*-----END [^-]*PRIVATE KEY.*?(?:-----|\z)";
+/// Text in quotes, up to the end of the line if the last one is missing.
+const QUOTED: &str = r#""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?"#;
+/// Character of a word, and one between two words.
+const IN_WORD: &str = r#"[^\s"'`,;()<>{}\[\]\\=]"#;
+const BETWEEN: &str = r#"[\s"'`,;()<>{}\[\]\\=]"#;
 
 /// Removes secrets.
 pub(super) struct Redactor {
     /// Known secrets, with the longest first.
     known: Vec<String>,
+    keys: [Regex; 2],
+    named: Regex,
+    /// Words after `Bearer` and `Basic`, JSON Web Tokens, and users of URLs, each with what stays
+    /// before and after it.
+    forms: [Regex; 3],
 }
 
 pub(super) fn is_secret_name(name: &str) -> bool {
@@ -43,18 +54,35 @@ pub(super) fn is_secret_name(name: &str) -> bool {
 
 impl Redactor {
     /// Uses each line of these secrets.
-    pub(super) fn new(secrets: impl IntoIterator<Item = String>) -> Self {
+    pub(super) fn new(secrets: impl IntoIterator<Item = String>) -> Result<Self, regex::Error> {
         let mut known = Vec::new();
         for secret in secrets {
             let lines = secret.lines().map(str::trim).filter(|line| line.len() >= SECRET_BYTES_MIN);
-            known.extend(lines.filter(|line| !line.starts_with(DASHES)).map(str::to_owned));
+            known.extend(lines.filter(|line| !line.starts_with("-----")).map(str::to_owned));
         }
         known.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-        Self { known }
+        let name = format!(r"(?i-u:[\w.-]*(?:{})[\w.-]*)", NAMES.join("|"));
+        // As in `token: x`, `"token":"x"` and `token=x`. A value without quotes ends with the line,
+        // or as JSON's if its name has quotes.
+        let of_json = format!(r#"(["\\][\\"' ]*[:=][ \\]*)({QUOTED}|[^,}}]*)"#);
+        let plain = format!(r#"((?:[' ][\\"' ]*)?[:=][ \\]*)({QUOTED}|.*)"#);
+        Ok(Self {
+            known,
+            keys: [Regex::new(KEY)?, Regex::new(KEY_END)?],
+            named: Regex::new(&format!("({name})(?:{of_json}|{plain})"))?,
+            forms: [
+                Regex::new(&format!("((?:(?i-u:bearer|basic){BETWEEN}+)+){IN_WORD}+"))?,
+                Regex::new(&format!("(){IN_WORD}*eyJ{IN_WORD}{{16,}}"))?,
+                Regex::new(&format!("({IN_WORD}*?://){IN_WORD}*(@)"))?,
+            ],
+        })
     }
 
     pub(super) fn redact(&self, text: &str) -> String {
-        let mut text = without_private_keys(text);
+        let mut text = text.to_owned();
+        for key in &self.keys {
+            text = key.replace_all(&text, HIDDEN).into_owned();
+        }
         for secret in &self.known {
             text = text.replace(secret, HIDDEN);
             // As JSON writes it.
@@ -62,111 +90,26 @@ impl Redactor {
             let escaped = escaped.get(1..escaped.len() - 1).unwrap_or_default();
             text = text.replace(escaped, HIDDEN);
         }
-        text.lines().map(|line| without_forms(&without_named(line)) + "\n").collect()
+        let redact = |line| {
+            let line = self.named.replace_all(line, hide_value).into_owned();
+            self.forms.iter().fold(line, |line, form| {
+                form.replace_all(&line, format!("${{1}}{HIDDEN}${{2}}")).into_owned()
+            }) + "\n"
+        };
+        text.lines().map(redact).collect()
     }
 }
 
-/// Removes PEM blocks of private keys. Of a block whose begin or end is missing, all text before or
-/// after it is removed.
-fn without_private_keys(text: &str) -> String {
-    let is_key =
-        |marked: &str| marked.split(DASHES).nth(1).unwrap_or_default().contains("PRIVATE KEY");
-    let (mut out, mut rest) = (String::new(), text);
-    loop {
-        let next = rest.match_indices(DASHES).find(|(at, _)| {
-            let marked = rest.get(*at..).unwrap_or_default();
-            (marked.starts_with(BEGIN) || marked.starts_with(END)) && is_key(marked)
-        });
-        let Some((at, _)) = next else {
-            return out + rest;
-        };
-        let (before, marked) = rest.split_at(at);
-        if marked.starts_with(BEGIN) {
-            out += before;
-        } else {
-            out.clear();
-        }
-        out += HIDDEN;
-        let end = marked.find(END).and_then(|end| marked.get(end + END.len()..));
-        let Some((_, after)) = end.and_then(|end| end.split_once(DASHES)) else {
-            return out;
-        };
-        rest = after;
+/// Returns a name with its value hidden, unless the value begins on the next line.
+fn hide_value(found: &Captures<'_>) -> String {
+    let part = |at| found.get(at).map_or("", |part| part.as_str());
+    let (gap, value) = ([part(2), part(4)].concat(), [part(3), part(5)].concat());
+    if ["", "{", "[", "|", ">"].contains(&value.trim_end()) {
+        return part(0).to_owned();
     }
-}
-
-/// Removes values after names of secrets, as in `token: x`, `"token":"x"` and `token=x`. A value
-/// ends with its quotes; one without quotes ends with the line, or as JSON's.
-fn without_named(line: &str) -> String {
-    let is_name = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    let (mut out, mut rest) = (String::new(), line);
-    while let Some(start) = rest.find(is_name) {
-        let (before, from) = rest.split_at(start);
-        let (name, after) = from.split_at(from.find(|c| !is_name(c)).unwrap_or(from.len()));
-        out += before;
-        out += name;
-        rest = after;
-        let value = after.trim_start_matches(['\\', '"', '\'', ' ']);
-        let Some(value) = value.strip_prefix([':', '=']).filter(|_| is_secret_name(name)) else {
-            continue;
-        };
-        let value = value.trim_start_matches([' ', '\\']);
-        if ["", "{", "[", "|", ">"].contains(&value.trim_end()) {
-            continue;
-        }
-        let gap = after.len() - value.len();
-        out += after.get(..gap).unwrap_or_default();
-        let is_quoted = value.starts_with('"') || after.starts_with('"');
-        let quotes = if is_quoted { "\"" } else { "" };
-        out += &[quotes, HIDDEN, quotes].concat();
-        let length = match value.chars().next().filter(|first| "\"'".contains(*first)) {
-            Some(quote) => quoted_length(value, quote),
-            None if after.starts_with(['"', '\\']) => value.find([',', '}']).unwrap_or(value.len()),
-            None => value.len(),
-        };
-        rest = value.get(length..).unwrap_or_default();
-    }
-    out + rest
-}
-
-/// Returns the bytes of a value up to its closing quote.
-fn quoted_length(value: &str, quote: char) -> usize {
-    let mut is_escaped = false;
-    for (at, c) in value.char_indices().skip(1) {
-        match c {
-            c if c == quote && !is_escaped => return at + c.len_utf8(),
-            '\\' if !is_escaped => is_escaped = true,
-            _ => is_escaped = false,
-        }
-    }
-    value.len()
-}
-
-/// Removes words after `Bearer` and `Basic`, JSON Web Tokens, and users of URLs.
-fn without_forms(line: &str) -> String {
-    let is_end = |c: char| c.is_whitespace() || "\"'`,;()<>{}[]\\=".contains(c);
-    let (mut out, mut is_credential) = (String::new(), false);
-    for part in line.split_inclusive(is_end) {
-        let word = part.trim_end_matches(is_end);
-        let end = part.get(word.len()..).unwrap_or_default();
-        let is_jwt = word.contains("eyJ") && word.len() >= JWT_BYTES_MIN;
-        let user = word.split_once("://").and_then(|(scheme, rest)| {
-            let (_, host) = rest.rsplit_once('@')?;
-            Some(format!("{scheme}://{HIDDEN}@{host}"))
-        });
-        match user {
-            _ if word.is_empty() => {}
-            _ if is_credential || is_jwt => out += HIDDEN,
-            Some(url) => out += &url,
-            None => out += word,
-        }
-        out += end;
-        if !word.is_empty() {
-            let word = word.to_ascii_lowercase();
-            is_credential = word.ends_with("bearer") || word.ends_with("basic");
-        }
-    }
-    out
+    let is_quoted = value.starts_with('"') || gap.starts_with('"');
+    let quotes = if is_quoted { "\"" } else { "" };
+    [part(1), &gap, quotes, HIDDEN, quotes].concat()
 }
 
 #[cfg(test)]
@@ -175,7 +118,7 @@ mod tests {
 
     #[test]
     fn secrets_are_removed_in_every_form_and_the_rest_stays() {
-        let redactor = Redactor::new(["known-\"secret\"\n".to_owned()]);
+        let redactor = Redactor::new(["known-\"secret\"\n".to_owned()]).expect("patterns");
         for (text, want) in [
             ("a: b # c", "a: b # c"),
             ("token: abc # place", "token: [removed]"),
@@ -199,7 +142,7 @@ mod tests {
         let begin = "-----BEGIN EC PRIVATE KEY-----";
         let end = "-----END EC PRIVATE KEY-----";
         let public = "-----BEGIN CERTIFICATE-----\nAAA\n-----END CERTIFICATE-----\n";
-        let redacted = |text: &str| Redactor::new([]).redact(text);
+        let redacted = |text: &str| Redactor::new([]).expect("patterns").redact(text);
         let whole = format!("a\n{begin}\nKEY\n{end}\nb\n{public}");
         assert_eq!(redacted(&whole), format!("a\n[removed]\nb\n{public}"));
         assert_eq!(redacted(&format!("a\n{begin}\nKEY")), "a\n[removed]\n");
