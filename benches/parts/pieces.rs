@@ -11,9 +11,7 @@ use strait::datapath::client_hello::ClientHelloReader;
 use strait::datapath::dial::DenyList;
 use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
-use strait::snapshot::{
-    Caller, ExposureTable, MatchedBy, NO_LINK_FACTORS, Requested, ServicePort,
-};
+use strait::snapshot::{Caller, ExposureTable, MatchedBy, NO_LINK_FACTORS, Requested, ServicePort};
 use strait::telemetry::{Destination, DestinationService, Metrics, Proximity, Record, Source};
 use strait::tools::samples;
 use strait::wire::Authority;

@@ -82,8 +82,8 @@ section! {
         /// Namespaces whose objects are read, by the labels of their Namespace objects. Those
         /// of the others have no effect, their restrictions included.
         namespaces: Option<Selector> = default(None, "every namespace") since "0.1.0";
-        /// Time for which a mass removal is held: of more than half of the objects of a kind, and at
-        /// least 10, within a minute of a list of that kind. All that is removed in that minute
+        /// Time for which a mass removal is held: of more than half of the objects of a kind, and
+        /// at least 10, within a minute of a list of that kind. All that is removed in that minute
         /// stays in force until the time has passed or `strait release` is typed. `0s` obeys at
         /// once.
         hold: Duration as DrainTime = default(HOLD) since "0.1.0";

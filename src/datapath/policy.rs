@@ -301,9 +301,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
         }
     }
     match grant.waypoint {
-        Waypoint::Bypassed(origin)
-            if !route::may_bypass_waypoints(snapshot, peer, of, origin) =>
-        {
+        Waypoint::Bypassed(origin) if !route::may_bypass_waypoints(snapshot, peer, of, origin) => {
             Err("the peer's x-istio-source is no longer trusted")
         }
         _ => Ok(()),

@@ -205,11 +205,7 @@ fn drops(route: &Route) -> String {
 /// Returns the endpoint sets of the route: the service's own, or those of its waypoints.
 fn weighted_sets(state: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
     if !route.by_waypoint {
-        return vec![WeightedSet {
-            waypoint: None,
-            share: 1.0,
-            set: Arc::clone(&route.endpoints),
-        }];
+        return vec![WeightedSet { waypoint: None, share: 1.0, set: Arc::clone(&route.endpoints) }];
     }
     if route.passthrough {
         return Vec::new();
@@ -397,8 +393,7 @@ fn why_unused(
     workload: &Workload,
 ) -> String {
     let why = exclusion_reason(state.snapshot, &service.definition, workload, port);
-    let why =
-        why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.by_waypoint);
+    let why = why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.by_waypoint);
     let (region, subset) = match &route.matched_by {
         MatchedBy::Alias(alias) => (alias.region.as_deref(), alias.subset.as_ref()),
         _ => (None, None),

@@ -8,8 +8,8 @@ use crate::datapath::policy::{self, Rejection};
 use crate::datapath::route::Route;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
-    Alias, ExclusionReason, ExposedBy, Exposure, MatchedBy, RemoteGateway, Requested, Service, ServicePort,
-    Snapshot,
+    Alias, ExclusionReason, ExposedBy, Exposure, MatchedBy, RemoteGateway, Requested, Service,
+    ServicePort, Snapshot,
 };
 use crate::tls::Identity;
 use crate::wire::{Authority, HOPS_MAX, Host, Transit, Via};

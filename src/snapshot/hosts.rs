@@ -86,8 +86,7 @@ impl Hosts {
         }
         let (mut left, mut is_moved) = (HashSet::new(), false);
         for (uid, before, after) in received.workloads.changes(&old.workloads, Arc::ptr_eq) {
-            let is_spread =
-                |one: &Arc<Workload>| one.addresses.len() > 1 || host_of(one).is_some();
+            let is_spread = |one: &Arc<Workload>| one.addresses.len() > 1 || host_of(one).is_some();
             let spread = [before, after].map(|one| one.is_some_and(is_spread));
             if was_plain && spread == [false, false] {
                 continue;

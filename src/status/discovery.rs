@@ -36,7 +36,8 @@ pub struct Discovery {
     pub hold: Option<HeldRemovals>,
 }
 
-/// Mass removal by the control plane or the API server that is held: what it removes stays in force.
+/// Mass removal by the control plane or the API server that is held: what it removes stays in
+/// force.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct HeldRemovals {
     pub removals: usize,

@@ -50,7 +50,7 @@ pub async fn run(request: Box<ConnectRequest>, target: Result<Target, Reason>) {
     let opened = match slot {
         Ok(slot) => {
             let established = establish(&mut tunnel, connect, target).await;
-            established.map(|answered| (answered, StreamGuards { load, slot }))
+            established.map(|answered| (answered, StreamGuards { load, slot: slot.into() }))
         }
         Err(reason) => Err(connect.reject(reason)),
     };

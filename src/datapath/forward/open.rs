@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use crate::datapath::copy::backlog::Backlog;
@@ -50,9 +50,26 @@ pub struct Open {
 pub struct StreamGuards {
     /// Tunnel in the load of its worker.
     pub load: LoadGuard,
-    /// Slot among the tunnels of its connection, held from the CONNECT until the socket to the
-    /// endpoint is closed. The stream may end earlier.
-    pub slot: OwnedSemaphorePermit,
+    pub slot: StreamSlot,
+}
+
+/// Slot among the tunnels of a connection, held from the CONNECT until the socket to the endpoint
+/// is closed. The stream may end earlier. It is half as large as the permit.
+#[derive(Debug)]
+pub struct StreamSlot(Arc<Semaphore>);
+
+impl From<OwnedSemaphorePermit> for StreamSlot {
+    fn from(permit: OwnedSemaphorePermit) -> Self {
+        let slots = Arc::clone(permit.semaphore());
+        permit.forget();
+        Self(slots)
+    }
+}
+
+impl Drop for StreamSlot {
+    fn drop(&mut self) {
+        self.0.add_permits(1);
+    }
 }
 
 /// End of a stream's tunnel, as its connection has observed it.

@@ -183,9 +183,8 @@ async fn a_burst_of_many_sources_gets_a_connection_each() {
     }
     let streams = tasks.join_all().await;
     let rows = world.pool.status();
-    let sum = |count: fn(&crate::status::GatewayRow) -> usize| {
-        rows.iter().map(count).sum::<usize>()
-    };
+    let sum =
+        |count: fn(&crate::status::GatewayRow) -> usize| rows.iter().map(count).sum::<usize>();
     assert_eq!(sum(|row| row.sources), SOURCES);
     assert_eq!(sum(|row| row.connections), SOURCES);
     assert_eq!(sum(|row| row.tunnels), streams.len());

@@ -122,9 +122,8 @@ impl Snapshot {
     ) -> Option<LookupResult<'_>> {
         let mut found = self.ports_at_address(ip, requested.port);
         let first = found.next()?;
-        let is_allowed = |found: &LookupResult<'_>| {
-            self.exposed_by(caller, found.requested(requested)).is_ok()
-        };
+        let is_allowed =
+            |found: &LookupResult<'_>| self.exposed_by(caller, found.requested(requested)).is_ok();
         if is_allowed(&first) {
             return Some(first);
         }
@@ -206,11 +205,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`Reason::NotForPeer`], or [`Reason::NotExposed`] to any peer.
-    pub fn evaluate_exposure(
-        &self,
-        caller: Caller<'_>,
-        of: Requested<'_>,
-    ) -> Result<(), Reason> {
+    pub fn evaluate_exposure(&self, caller: Caller<'_>, of: Requested<'_>) -> Result<(), Reason> {
         match of.matched_by {
             MatchedBy::Alias(alias) => self.evaluate_targets(caller, alias, of.authority),
             _ => self.exposed_by(caller, of).map(|_| ()),
@@ -353,10 +348,7 @@ impl Snapshot {
 
     /// Returns the service ports that have to be exposed, with the match that their rules have: for
     /// an alias, all existing ones behind it.
-    pub fn exposed_ports<'a>(
-        &'a self,
-        of: Requested<'a>,
-    ) -> impl Iterator<Item = Requested<'a>> {
+    pub fn exposed_ports<'a>(&'a self, of: Requested<'a>) -> impl Iterator<Item = Requested<'a>> {
         let (alias, own) = match of.matched_by {
             MatchedBy::Alias(alias) => (Some(alias), None),
             _ => (None, Some(of)),

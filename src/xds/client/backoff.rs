@@ -12,7 +12,7 @@ const WAIT_MAX: Duration = Duration::from_secs(15);
 pub enum StreamEnd {
     /// No connection: failure of the address, TCP or TLS, or rejection of the call.
     Connect,
-    /// gRPC status Cancelled, Unknown, DeadlineExceeded, or Unavailable with "transport is closing".
+    /// gRPC status Cancelled, Unknown, DeadlineExceeded, or Unavailable, "transport is closing".
     Harmless,
     /// gRPC status Unavailable, "received prior goaway".
     GoAway,

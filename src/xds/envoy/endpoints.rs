@@ -305,8 +305,7 @@ fn convert_address(
         Address::Pipe(pipe) => Err(format!("{} is a unix socket", shown(&pipe.path))),
         Address::EnvoyInternalAddress(internal) => {
             let at = original_destination(metadata);
-            let at =
-                at.map(|at| (Host::Ip(at.ip().to_canonical()), at.port(), Protocol::Hbone));
+            let at = at.map(|at| (Host::Ip(at.ip().to_canonical()), at.port(), Protocol::Hbone));
             at.ok_or_else(|| {
                 let id = shown(&internal.endpoint_id);
                 format!("{id}: internal listener without an original destination")

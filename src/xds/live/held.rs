@@ -1,7 +1,7 @@
 //! Removals of live objects that wait, as those by a control plane do.
 //!
-//! A list that has far fewer objects than were known does not empty the gateway. The objects stay in
-//! the contents, although no list has them. A held Pod goes once another one has its address.
+//! A list that has far fewer objects than were known does not empty the gateway. The objects stay
+//! in the contents, although no list has them. A held Pod goes once another one has its address.
 //! Kinds are listed one after another, so a removal by a list waits for the others.
 
 use std::collections::{BTreeMap, HashSet};

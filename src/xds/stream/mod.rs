@@ -23,7 +23,6 @@ use super::envoy::ENDPOINT;
 use super::first_answers::InitialEndpoints;
 use super::hold::Hold;
 use super::push::{self, Push};
-use super::sleep_until_some;
 use super::store::AUTHORIZATION;
 use crate::config::ControlPlane;
 use crate::config::pod::Pod;

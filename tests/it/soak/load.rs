@@ -58,7 +58,8 @@ pub struct Ended {
 pub struct Load {
     stop: Arc<AtomicBool>,
     tasks: JoinSet<Vec<Ended>>,
-    held: Option<tokio::task::JoinHandle<(Client, Tunnel)>>,
+    /// Gateway at which a tunnel stays open, if a leak is planted.
+    leaks_at: Option<SocketAddr>,
 }
 
 /// Peer that opens tunnels.
@@ -95,27 +96,20 @@ impl Load {
             };
             tasks.spawn(peer.run(Arc::clone(&stop)));
         }
-        let gateway = world.east.address;
-        let held = (planted == Planted::Leak).then(|| {
-            tokio::spawn(async move {
-                let tls = identities().client(CLIENT, GATEWAY);
-                let client = Client::connect(gateway, &tls).await.expect("a connection");
-                let tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-                (client, tunnel)
-            })
-        });
-        Self { stop, tasks, held }
+        let leaks_at = (planted == Planted::Leak).then_some(world.east.address);
+        Self { stop, tasks, leaks_at }
     }
 
     /// Ends the load. Returns all tunnels, and the one that stays open if a leak is planted.
     pub async fn end(self) -> (Vec<Ended>, Option<(Client, Tunnel)>) {
         self.stop.store(true, Ordering::Relaxed);
         let tunnels = self.tasks.join_all().await.into_iter().flatten().collect();
-        let held = match self.held {
-            Some(task) => Some(task.await.expect("a tunnel")),
-            None => None,
-        };
-        (tunnels, held)
+        let Some(gateway) = self.leaks_at else { return (tunnels, None) };
+        // After the faults, which would end it.
+        let tls = identities().client(CLIENT, GATEWAY);
+        let client = Client::connect(gateway, &tls).await.expect("a connection");
+        let tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        (tunnels, Some((client, tunnel)))
     }
 }
 

@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
 use rustls::ServerConfig;
-use tokio::io::copy_bidirectional;
+use tokio::io::{copy, split};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
@@ -60,9 +60,10 @@ impl Collector {
             while let Ok((stream, _)) = socket.accept().await {
                 let acceptor = acceptor.clone();
                 tokio::spawn(async move {
-                    let mut tls = acceptor.accept(stream).await?;
+                    let (mut requests, mut answers) = split(acceptor.accept(stream).await?);
                     let mut plain = TcpStream::connect(address).await?;
-                    copy_bidirectional(&mut tls, &mut plain).await
+                    let (mut from, mut to) = plain.split();
+                    tokio::try_join!(copy(&mut requests, &mut to), copy(&mut from, &mut answers))
                 });
             }
         });

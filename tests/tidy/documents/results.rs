@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::markdown::top;
 
-/// What the results measure. Its tests are beside it, and count too.
+/// Rooms that the results measure. Their tests are beside them, and count too.
 const MEASURED: [&str; 4] = ["src/datapath", "src/limits", "src/outer", "src/tls"];
 /// Limit of commits since the results, after which they describe another gateway.
 const COMMITS_MAX: u32 = 50;

@@ -1,8 +1,8 @@
 //! `strait top`: the dashboard of the running gateway in a terminal.
 //!
 //! It shows the events of `/dashboard/events`, which the page in a browser shows too, and the
-//! endpoints of one service from `/status` while its tab is shown. A task reads them, a thread reads
-//! the keys, and the screen is drawn after each.
+//! endpoints of one service from `/status` while its tab is shown. A task reads them, a thread
+//! reads the keys, and the screen is drawn after each.
 
 mod panes;
 #[cfg(test)]

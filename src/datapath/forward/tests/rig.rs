@@ -279,7 +279,7 @@ impl Rig {
             record,
         };
         let upstream = Upstream::new(pick.into_pick(), stream, descriptor);
-        tunnel.open(upstream, Some(StreamGuards { load: LoadGuard::default(), slot }))
+        tunnel.open(upstream, Some(StreamGuards { load: LoadGuard::default(), slot: slot.into() }))
     }
 
     /// Runs the connection until it waits.

@@ -60,7 +60,7 @@ fn only_a_tunnel_that_policy_permits_has_endpoints_built() {
     assert_eq!((refused.err(), is_built()), (Some(Reason::NotForPeer), false));
     let west = peer_of(&snapshot, CLIENT, Transit::Off);
     let permit = permit(&snapshot, &west, "echo.app:80", false).expect("a permit");
-    assert_eq!((permit.route().endpoints().endpoints.len(), is_built()), (1, true));
+    assert_eq!((permit.route().endpoints.endpoints.len(), is_built()), (1, true));
 }
 
 #[test]

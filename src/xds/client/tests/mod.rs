@@ -354,11 +354,7 @@ fn waits_double_up_to_15_s_until_an_end_is_harmless() {
     let expected = [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10_240];
     assert_eq!(growing[..11], expected);
     assert_eq!(growing[11..], [15_000; 2]);
-    for end in [
-        StreamEnd::Harmless,
-        StreamEnd::GoAway,
-        StreamEnd::Clean,
-    ] {
+    for end in [StreamEnd::Harmless, StreamEnd::GoAway, StreamEnd::Clean] {
         assert_eq!([wait(end), wait(end), wait(StreamEnd::Status)], [10, 10, 20]);
         assert_eq!(wait(StreamEnd::Connect), 40);
     }

@@ -9,9 +9,7 @@ use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::tests::entry;
-use crate::snapshot::{
-    Audience, Caller, ExposureTable, NameTable, Snapshot, TrustSet,
-};
+use crate::snapshot::{Audience, Caller, ExposureTable, NameTable, Snapshot, TrustSet};
 use crate::wire::Authority;
 
 mod limits;
