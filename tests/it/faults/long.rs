@@ -190,7 +190,10 @@ fn breaks_a_tls_tunnel(link: Link, reason: &str) {
         let left = if matches!(link, Link::Clients) { &mut endpoint } else { &mut client };
         let end = timeout(VANISHED_MAX, left.read_to_end(&mut Vec::new())).await;
         end.expect("an end in time").expect_err("a reset");
-        assert_eq!(gateway.tunnels(reason).await, 1.0, "after {:?}", cut.elapsed());
+        let after = cut.elapsed();
+        // The metrics are behind the link of the clients.
+        lab.heal(link);
+        assert_eq!(gateway.tunnels(reason).await, 1.0, "after {after:?}");
         if reason == "upstream_reset" {
             // The cause of a warning is logged.
             gateway.logged("and not acknowledged").await;
