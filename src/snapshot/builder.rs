@@ -96,6 +96,8 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     if let Some(located) = next.balancing.with_own_locality(&next.hosts.received) {
         next.balancing = Arc::new(located);
     }
+    let common = next.balancing.only("");
+    next.common_balancing = replaced(&old.common_balancing, Some(common));
     let network = network.unwrap_or_else(|| old.network().into());
     moved |= update::apply(&mut next, old, network);
     next.generation += u64::from(moved);

@@ -112,6 +112,8 @@ pub struct Snapshot {
     pub enforcement: Enforcement,
     /// Inputs of load balancing other than the mesh.
     pub balancing: Arc<Balancing>,
+    /// The same without the rules of single services.
+    common_balancing: Arc<Balancing>,
     /// Other networks by the configuration.
     pub networks: Arc<NetworkTable>,
     /// Mesh for the builder and the admin pages, as received except that a workload with a hostname

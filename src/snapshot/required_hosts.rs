@@ -2,7 +2,7 @@
 //! has many more, of gateways of other networks and of services that are not exposed.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::exclusion::workload_exclusion;
@@ -22,8 +22,9 @@ impl Snapshot {
                 Some(_) => Arc::default(),
                 None => Arc::clone(&workload.namespace),
             };
-            let owner = dialled.map(owner).min()?;
-            Some((Arc::clone(name), WantedHost { host: Arc::clone(host), owner }))
+            let owners: BTreeSet<_> = dialled.map(owner).collect();
+            let wanted = WantedHost { host: Arc::clone(host), owners };
+            (!wanted.owners.is_empty()).then(|| (Arc::clone(name), wanted))
         });
         wanted.collect()
     }
@@ -33,8 +34,8 @@ impl Snapshot {
 #[derive(Debug)]
 pub struct WantedHost {
     pub host: Arc<Host>,
-    /// First namespace of its workloads. Empty if it is that of a gateway of another network.
-    pub owner: Arc<str>,
+    /// Namespaces of its workloads. One is empty if it is that of a gateway of another network.
+    pub owners: BTreeSet<Arc<str>>,
 }
 
 /// Single pass over all hostnames, with the state that each of them needs.

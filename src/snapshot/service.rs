@@ -55,7 +55,11 @@ pub struct TransitSets {
     pub always: Arc<EndpointSet>,
 }
 
-/// Endpoint set of a service port that is built when it is first read.
+/// Number of members from which a set is built by the builder in any case. Below it, the first
+/// tunnel holds its worker up for a few milliseconds at most.
+const EAGER_MEMBERS: usize = 4096;
+
+/// Endpoint set of a service port that is built when it is first read, unless it is large.
 #[derive(Debug)]
 pub struct LazySet {
     set: OnceLock<Arc<EndpointSet>>,
@@ -66,18 +70,17 @@ pub struct LazySet {
 }
 
 impl LazySet {
-    /// Returns the set of a port. If `before`, which it replaces, was built, it is built at once
-    /// and keeps the results of dials.
+    /// Returns the set of a port. If it is large or `before`, which it replaces, was built, it is
+    /// built at once. It keeps the results of dials.
     pub(super) fn new(
         inputs: &Arc<SetInputs>,
         (port, is_passthrough): (u16, bool),
         before: Option<&Self>,
     ) -> Self {
         let before = before.and_then(|before| before.set.get());
-        let built = before.map(|before| {
-            let set = inputs.build(port, is_passthrough);
-            Arc::new(set.with_health_of(Some(before)))
-        });
+        let members: usize = inputs.behind.iter().map(|of| of.members.len()).sum();
+        let built = (before.is_some() || members >= EAGER_MEMBERS)
+            .then(|| Arc::new(inputs.build(port, is_passthrough).with_health_of(before)));
         let set = built.map_or_else(OnceLock::new, OnceLock::from);
         Self { set, inputs: Arc::clone(inputs), port, is_passthrough }
     }
@@ -110,6 +113,7 @@ pub(super) struct SetInputs {
     pub(super) behind: Box<[Behind]>,
     pub(super) alias: Option<Arc<Alias>>,
     pub(super) network: Arc<str>,
+    /// Of this service alone: what it keeps does not grow with the rules of others.
     pub(super) balancing: Arc<Balancing>,
     pub(super) rules: DialRules,
 }
@@ -196,6 +200,7 @@ mod tests {
     use crate::snapshot::builder::{Change, build};
     use crate::snapshot::mesh::{Mesh, Template, Workload};
     use crate::snapshot::tests::samples;
+    use crate::snapshot::traffic::{Traffic, TrafficRule};
 
     fn echo(snapshot: &Snapshot) -> &LazySet {
         &snapshot.services.get("echo.app").expect("a service").ports[&80]
@@ -230,5 +235,20 @@ mod tests {
         assert_eq!(states(echo(&third)), states(echo(&second)));
         // The pod that has not changed has one state in all snapshots, in whatever order.
         assert_eq!(states(echo(&first))[1], states(echo(&third))[1]);
+    }
+
+    #[test]
+    fn what_a_service_keeps_does_not_grow_with_the_rules_of_others() {
+        let rules = |of: &str| {
+            let rule = TrafficRule::default();
+            let traffic = Traffic::new([(of.into(), rule)], TrafficRule::default());
+            Change { traffic: Some(traffic), ..Change::default() }
+        };
+        let first = build(&with_weight(&Snapshot::default(), 1), rules("other.app"));
+        let old = Arc::downgrade(&first.balancing);
+        let second = build(&first, rules("another.app"));
+        drop(first);
+        assert!(second.services.contains_key("echo.app"));
+        assert!(old.upgrade().is_none(), "a service keeps all rules");
     }
 }

@@ -25,12 +25,18 @@ impl Snapshot {
     ) -> Service {
         let before = before.filter(|before| before.namespace == definition.namespace);
         let used = behind.iter().filter(|(of, _)| self.balancing.drained_service(of).is_none());
+        let host = alias.map_or(&*definition.hostname, |alias| alias.name.host.as_str());
+        let balancing = if self.balancing.has_rules_of(host) {
+            Arc::new(self.balancing.only(host))
+        } else {
+            Arc::clone(&self.common_balancing)
+        };
         let inputs = Arc::new(SetInputs {
             definition: Arc::clone(definition),
             behind: used.map(|(of, port)| self.index.part(of, *port)).collect(),
             alias: alias.cloned(),
             network: Arc::clone(&self.index.network),
-            balancing: Arc::clone(&self.balancing),
+            balancing,
             rules: self.dial_rules(),
         });
         let sets = |is_passthrough| -> Sorted<u16, LazySet> {

@@ -331,6 +331,24 @@ impl Balancing {
         next
     }
 
+    /// Returns a copy with the rules of one host alone, for those that keep it while the rules of
+    /// others change.
+    pub(super) fn only(&self, host: &str) -> Self {
+        let own = self.traffic.services.get_key_value(host);
+        let services = own.map(|(host, rules)| (Arc::clone(host), rules.clone()));
+        let traffic = Traffic {
+            services: services.into_iter().collect(),
+            default_rule: self.traffic.default_rule.clone(),
+        };
+        let (position, evacuated) = (self.position.clone(), self.evacuated.clone());
+        Self { position, traffic, evacuated }
+    }
+
+    /// Returns true if a host has rules of its own.
+    pub(super) fn has_rules_of(&self, host: &str) -> bool {
+        self.traffic.services.contains_key(host)
+    }
+
     /// Returns a copy with the locality of the gateway's own workload, or `None` if nothing
     /// changes. Workloads of a mesh as received keep their uids. If the workload
     /// is removed, its last locality stays.

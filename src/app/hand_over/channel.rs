@@ -87,14 +87,16 @@ impl Server {
         let mut own = path.as_os_str().to_owned();
         own.push(format!(".{}", std::process::id()));
         let own = PathBuf::from(own);
-        let socket = seqpacket()?;
+        // One of this name is of a process that has ended.
+        let _ = fs::remove_file(&own);
+        let server = Self { socket: seqpacket()?, own: Some(own.clone()) };
         let bound = || -> io::Result<()> {
-            net::bind(&socket, &SocketAddrUnix::new(&own)?)?;
-            net::listen(&socket, 1)?;
+            net::bind(&server.socket, &SocketAddrUnix::new(&own)?)?;
+            net::listen(&server.socket, 1)?;
             Ok(())
         };
         bound().with_context(|| cannot_listen(path))?;
-        Ok(Self { socket, own: Some(own) })
+        Ok(server)
     }
 
     /// Takes the path from the earlier process.

@@ -202,6 +202,7 @@ impl TypeState {
                 }
             }
         }
+        resources.announce_upserts(type_url, &[]);
         if was_unplaced && !self.has_shared_placeholder {
             resources.remove(self.subscription.type_url, SHARED_PLACEHOLDER);
         }

@@ -121,10 +121,12 @@ impl Dns {
             return Some(again);
         }
         let hosts = snapshot.wanted_hosts();
-        for (name, WantedHost { host, owner }) in &hosts {
-            if !wanted.hosts.contains_key(name) {
-                schedule.add(name, owner);
-            } else if !host.has_addresses() {
+        for (name, WantedHost { host, owners }) in &hosts {
+            let old = wanted.hosts.get(name);
+            if old.is_none_or(|old| old.owners != *owners) {
+                schedule.add(name, owners);
+            }
+            if old.is_some() && !host.has_addresses() {
                 // The hostname was removed and added again since the last scan. The snapshot
                 // has lost its addresses, and a lookup with the same result would not report a
                 // change.

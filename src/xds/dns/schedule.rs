@@ -62,13 +62,29 @@ pub(super) struct Schedule {
     /// Number of names by owner.
     owners: HashMap<Arc<str>, usize>,
     /// Names that wait for a place, with their owners.
-    left_out: BTreeMap<Arc<str>, Arc<str>>,
+    left_out: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
 
 impl Schedule {
-    /// Adds a hostname of an owner, which waits until [`Self::admit`].
-    pub(super) fn add(&mut self, name: &Arc<str>, owner: &Arc<str>) {
-        self.left_out.insert(Arc::clone(name), Arc::clone(owner));
+    /// Adds a hostname of these owners, which waits until [`Self::admit`]. One that has a place
+    /// keeps it, under another owner if its own is none of them.
+    pub(super) fn add(&mut self, name: &Arc<str>, owners: &BTreeSet<Arc<str>>) {
+        let Some(known) = self.names.get_mut(name) else {
+            self.left_out.insert(Arc::clone(name), owners.clone());
+            return;
+        };
+        if let Some(owner) = owners.first().filter(|_| !owners.contains(&known.owner)) {
+            let old = mem::replace(&mut known.owner, Arc::clone(owner));
+            *self.owners.entry(Arc::clone(owner)).or_default() += 1;
+            self.release(&old);
+        }
+    }
+
+    /// Counts one name of an owner less.
+    fn release(&mut self, owner: &str) {
+        if let Some(count) = self.owners.get_mut(owner) {
+            *count -= 1;
+        }
     }
 
     /// Removes a hostname.
@@ -80,29 +96,34 @@ impl Schedule {
         if let Some(next) = old.next {
             self.due.remove(&(next, Arc::clone(name)));
         }
-        if let Some(count) = self.owners.get_mut(&old.owner) {
-            *count -= 1;
-        }
+        self.release(&old.owner);
     }
 
     /// Gives hostnames that wait a place, if their owners may have another one. They are due
     /// immediately.
     pub(super) fn admit(&mut self, now: Instant) {
         let waiting = mem::take(&mut self.left_out).into_iter();
-        let (gateways, others): (Vec<_>, Vec<_>) = waiting.partition(|(_, of)| of.is_empty());
-        for (name, owner) in gateways.into_iter().chain(others) {
-            let own = self.owners.get(&owner).copied().unwrap_or_default();
-            let free = NAMES_MAX - (self.names.len() - own);
-            if own >= if owner.is_empty() { free } else { free / 2 } {
-                self.left_out.insert(name, owner);
+        let is_gateway = |(_, owners): &(_, BTreeSet<Arc<str>>)| owners.contains("");
+        let (gateways, others): (Vec<_>, Vec<_>) = waiting.partition(is_gateway);
+        for (name, owners) in gateways.into_iter().chain(others) {
+            let owner = owners.iter().find(|owner| self.has_room(owner)).cloned();
+            let Some(owner) = owner else {
+                self.left_out.insert(name, owners);
                 continue;
-            }
+            };
             *self.owners.entry(Arc::clone(&owner)).or_default() += 1;
             let state = HostState { owner, ..HostState::default() };
             self.names.insert(Arc::clone(&name), state);
             self.set_due(&name, now);
         }
         self.owners.retain(|_, count| *count > 0);
+    }
+
+    /// Returns whether an owner may have another place.
+    fn has_room(&self, owner: &str) -> bool {
+        let own = self.owners.get(owner).copied().unwrap_or_default();
+        let free = NAMES_MAX - (self.names.len() - own);
+        own < if owner.is_empty() { free } else { free / 2 }
     }
 
     /// Returns the last known addresses of a hostname; none before the first answer.
@@ -253,7 +274,7 @@ mod tests {
     impl One {
         fn new() -> Self {
             let (mut schedule, name, now) = (Schedule::default(), "db".into(), Instant::now());
-            schedule.add(&name, &"app".into());
+            schedule.add(&name, &["app".into()].into());
             schedule.admit(now);
             Self { schedule, name, now }
         }
@@ -385,7 +406,8 @@ mod tests {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
         let name = |owner: &str, number: usize| Arc::<str>::from(format!("{owner}{number:05}"));
         let mut add = |owner: &str, numbers: Range<usize>| {
-            numbers.for_each(|number| schedule.add(&name(owner, number), &owner.into()));
+            let owners = [owner.into()].into();
+            numbers.for_each(|number| schedule.add(&name(owner, number), &owners));
         };
         add("a", 0..NAMES_MAX);
         add("b", 0..NAMES_MAX);
@@ -395,7 +417,7 @@ mod tests {
         schedule.admit(now);
         assert_eq!(["a", "b", ""].map(|owner| held(&schedule, owner)), [5_000, 2_500, 0]);
         for number in 0..NAMES_MAX {
-            schedule.add(&name("", number), &Arc::default());
+            schedule.add(&name("", number), &[Arc::default()].into());
         }
         schedule.admit(now);
         assert_eq!(["a", "b", ""].map(|owner| held(&schedule, owner)), [5_000, 2_500, 2_500]);
@@ -408,5 +430,25 @@ mod tests {
         assert_eq!(["a", "b", ""].map(|owner| held(&schedule, owner)), [4_999, 2_500, 2_501]);
         assert!(schedule.names.contains_key(&name("", 2_500)));
         assert_eq!((schedule.due.len(), schedule.left_out()), (NAMES_MAX, 19_997));
+    }
+
+    #[test]
+    fn a_hostname_of_several_owners_has_a_place_of_any() {
+        let (mut schedule, now) = (Schedule::default(), Instant::now());
+        for number in 0..NAMES_MAX {
+            schedule.add(&format!("a{number:05}").into(), &["a".into()].into());
+        }
+        schedule.admit(now);
+        let shared = Arc::from("shared");
+        schedule.add(&shared, &["a".into()].into());
+        schedule.admit(now);
+        assert!(!schedule.names.contains_key(&shared));
+        // It is a gateway of another network, too.
+        schedule.add(&shared, &["".into(), "a".into()].into());
+        schedule.admit(now);
+        assert_eq!(&*schedule.names[&shared].owner, "");
+        schedule.add(&shared, &["b".into()].into());
+        assert_eq!((schedule.owners[""], schedule.owners["b"]), (0, 1));
+        assert_eq!(&*schedule.names[&shared].owner, "b");
     }
 }

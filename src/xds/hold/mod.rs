@@ -52,6 +52,10 @@ pub(super) struct Hold {
     windows: BTreeMap<&'static str, Window>,
     /// True if a mass removal was recognized on this stream.
     is_mass: bool,
+    /// True if its time has begun.
+    has_begun: bool,
+    /// Time since which removals wait.
+    waits_since: Option<Instant>,
     /// Start of the hold of a mass removal, of this stream or an earlier one.
     since: Option<Instant>,
     removed: BTreeSet<Removed>,
@@ -84,7 +88,7 @@ impl Hold {
 
     pub(super) fn connected(&mut self) {
         self.windows.clear();
-        self.is_mass = false;
+        (self.is_mass, self.has_begun) = (false, false);
     }
 
     /// Begins the window of a type at the time of its first response, or again after a reconnect
@@ -102,7 +106,12 @@ impl Hold {
 
     /// Returns true if nothing waits, and no removal would at this time.
     pub(super) fn is_idle(&self, at: Instant) -> bool {
-        self.removed.is_empty() && self.windows.values().all(|window| window.end <= at)
+        self.removed.is_empty() && self.is_over(at)
+    }
+
+    /// Returns true if all windows have ended.
+    pub(super) fn is_over(&self, at: Instant) -> bool {
+        self.windows.values().all(|window| window.end <= at)
     }
 
     /// Evaluates the removals of a response. `counted` has the number of resources that are
@@ -121,7 +130,6 @@ impl Hold {
         let Some(window) = self.windows.get_mut(type_url).filter(|window| now < window.end) else {
             return;
         };
-        let was_mass = self.is_mass;
         for (most, (total, gone)) in window.most.iter_mut().zip(counted) {
             *most = total.max(*most);
             let missing = *most - total.saturating_sub(gone);
@@ -135,7 +143,11 @@ impl Hold {
         self.is_changed = true;
         // Another mass removal, after most of an earlier one has returned, has a time of its own.
         let new = removals.gone.iter().filter(|name| !self.contains(type_url, name)).count();
-        let begins = self.is_mass && !was_mass && new >= REMOVALS_MIN;
+        let begins = self.is_mass && !self.has_begun && new >= REMOVALS_MIN;
+        self.has_begun |= begins;
+        if self.removed.is_empty() {
+            self.waits_since = Some(now);
+        }
         if begins || self.removed.is_empty() {
             let earlier = if self.removed.is_empty() { 0 } else { self.most };
             self.most = removals.held_of_all.max(earlier);
@@ -171,13 +183,13 @@ impl Hold {
 
     /// Returns the time at which the removals apply; none if none wait, or if no response of this
     /// stream has arrived. A mass removal waits for the end of the minute after a reconnect too, in
-    /// which the control plane sends what it has again.
+    /// which the control plane sends what it has again, but for one minute more at most.
     pub(super) fn due(&self) -> Option<Instant> {
         let end = self.windows.values().map(|window| window.end).max()?;
         let due = match self.since {
-            Some(since) => end.max(since + self.time),
+            Some(since) => end.clamp(since + self.time, since + self.time + WINDOW),
             None if self.is_complete() => end - WINDOW,
-            None => end,
+            None => self.waits_since.map_or(end, |first| end.min(first + WINDOW)),
         };
         (!self.removed.is_empty()).then_some(due)
     }

@@ -126,7 +126,7 @@ impl State {
     fn begin_windows(&mut self) {
         for (&kind, watched) in &mut self.kinds {
             let Some(at) = watched.listed_at.take() else { continue };
-            if self.hold.is_idle(at) {
+            if self.hold.is_over(at) {
                 self.hold.connected();
             }
             self.hold.begin(kind, at);

@@ -45,6 +45,8 @@ pub(super) struct Entries {
     pub(super) services: Vec<Exposed>,
     pub(super) bound: Vec<BoundService>,
     pub(super) traffic: Vec<Traffic>,
+    /// True if the list of services could not be read, so that it may have named any.
+    pub(super) hides_services: bool,
 }
 
 /// Age of an object, in the order of Gateway API's rule for conflicts: by creation time, which
@@ -126,6 +128,7 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<
         services: Vec::new(),
         bound: Vec::new(),
         traffic: Vec::new(),
+        hides_services: kind == "ServiceExpositionPolicy",
     };
     let Some(spec) = top.need("spec", "{}") else {
         return entries;
@@ -133,13 +136,16 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<
     match kind {
         "ServiceExpositionPolicy" => {
             let example = "[{name: echo, port: 80, clusters: [west]}]";
-            let items = list(spec, "exposed", example);
+            let items = spec.fields("spec").and_then(|mut fields| fields.need("exposed", example));
+            entries.hides_services = items.is_none_or(|items| !items.is_list());
+            let items = items.into_iter().flat_map(Value::items);
             let services = items.filter_map(|item| exposed(item, &meta.namespace));
             entries.services.extend(services);
         }
         "RemoteServiceBinding" => {
             let example = "[{cluster: west, services: [{name: echo}]}]";
-            let items = list(spec, "remote", example);
+            let items = spec.fields("spec").and_then(|mut fields| fields.need("remote", example));
+            let items = items.into_iter().flat_map(Value::items);
             let bound = items.flat_map(|item| remote(item, &meta.namespace));
             entries.bound.extend(bound);
         }
@@ -157,16 +163,6 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<
         }
     }
     entries
-}
-
-/// Returns the items of the only key of a `spec`.
-fn list<'a>(
-    spec: Value<'a>,
-    key: &'static str,
-    example: &str,
-) -> impl Iterator<Item = Value<'a>> + use<'a> {
-    let items = spec.fields("spec").and_then(|mut fields| fields.need(key, example));
-    items.into_iter().flat_map(Value::items)
 }
 
 /// Reads a service that clusters may reach. There is one for every readable name, so that an

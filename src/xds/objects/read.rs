@@ -59,7 +59,7 @@ enum Object {
     Export(Export),
     Import(Import),
     Slice(Slice),
-    Entries(Entries),
+    Entries(Entries, Meta),
 }
 
 /// Adds the objects of a file. Returns its findings.
@@ -230,7 +230,7 @@ fn read_supported<'a>(
         }
         "ServiceImport" => Some(Object::Import(import(top, meta))),
         "EndpointSlice" => slice::read(top, value, &meta).map(Object::Slice),
-        _ => Some(Object::Entries(entries::read(kind, top, &meta, value))),
+        _ => Some(Object::Entries(entries::read(kind, top, &meta, value), meta)),
     }
 }
 
@@ -244,7 +244,7 @@ impl Objects {
             Object::Export(export) => self.exports.push(export),
             Object::Import(import) => self.imports.push(import),
             Object::Slice(slice) => self.slices.push(slice),
-            Object::Entries(entries) => self.entries.push(entries),
+            Object::Entries(entries, _) => self.entries.push(entries),
         }
     }
 
@@ -262,7 +262,14 @@ impl Objects {
             Object::Export(_) | Object::Node(_) | Object::Pod(_) => {}
             Object::Import(import) => self.passed_over.imports.push(import),
             Object::Slice(slice) => self.passed_over.slices.push(slice),
-            Object::Entries(entries) => self.entries.push(entries.closed()),
+            Object::Entries(entries, meta) => {
+                if entries.hides_services {
+                    // It may have restricted any service of its namespace.
+                    let name = Arc::clone(&meta.namespace);
+                    self.passed_over.namespaces.push(Meta { name, ..meta });
+                }
+                self.entries.push(entries.closed());
+            }
         }
     }
 }

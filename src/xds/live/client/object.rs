@@ -58,11 +58,15 @@ impl<'de> Deserialize<'de> for TextObject {
 
 impl TextObject {
     /// Returns the object, with the type that items of a list do not have. One that cannot be
-    /// parsed has the reason in place of its content, which no reader accepts.
+    /// parsed has the reason in place of its annotations, which is an error for every kind, and of
+    /// its content.
     pub(super) fn json(&self, resource: &ApiResource) -> Json {
         let parsed = serde_json::from_str(self.text.get());
         let mut json = parsed.unwrap_or_else(|error: serde_json::Error| {
-            json!({"metadata": self.metadata, "spec": format!("cannot be parsed: {error}")})
+            let why = format!("cannot be parsed: {error}");
+            let mut metadata = json!(self.metadata);
+            metadata["annotations"] = why.as_str().into();
+            json!({"metadata": metadata, "spec": why})
         });
         if let Some(fields) = json.as_object_mut() {
             fields.insert("apiVersion".to_owned(), resource.api_version.as_str().into());
