@@ -50,6 +50,8 @@ pub(super) struct Hold {
     rule: WaitRule,
     /// By type, of this stream.
     windows: BTreeMap<&'static str, Window>,
+    /// End of the first window of this stream.
+    first_end: Option<Instant>,
     /// True if a mass removal was recognized on this stream.
     is_mass: bool,
     /// True if its time has begun.
@@ -88,7 +90,7 @@ impl Hold {
 
     pub(super) fn connected(&mut self) {
         self.windows.clear();
-        (self.is_mass, self.has_begun) = (false, false);
+        (self.first_end, self.is_mass, self.has_begun) = (None, false, false);
     }
 
     /// Begins the window of a type at the time of its first response, or again after a reconnect
@@ -97,6 +99,7 @@ impl Hold {
         if self.time.is_zero() {
             return;
         }
+        self.first_end.get_or_insert(at + WINDOW);
         let window = Window { end: at + WINDOW, is_recent: true, most: [0; 2] };
         if self.windows.insert(type_url, window).is_some_and(|old| old.is_recent) {
             let others = self.windows.iter_mut().filter(|(of, _)| **of != type_url);
@@ -183,11 +186,14 @@ impl Hold {
 
     /// Returns the time at which the removals apply; none if none wait, or if no response of this
     /// stream has arrived. A mass removal waits for the end of the minute after a reconnect too, in
-    /// which the control plane sends what it has again, but for one minute more at most.
+    /// which the control plane sends what it has again, and for one minute more at most.
     pub(super) fn due(&self) -> Option<Instant> {
         let end = self.windows.values().map(|window| window.end).max()?;
         let due = match self.since {
-            Some(since) => end.clamp(since + self.time, since + self.time + WINDOW),
+            Some(since) => {
+                let end = self.first_end.map_or(end, |first| end.min(first + WINDOW));
+                end.max(since + self.time)
+            }
             None if self.is_complete() => end - WINDOW,
             None => self.waits_since.map_or(end, |first| end.min(first + WINDOW)),
         };
