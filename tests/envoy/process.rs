@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use strait::tools::dev::Leaf;
@@ -11,8 +12,12 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+use tokio::time::timeout;
 
 use crate::support::{Net, identities, skip, until};
+
+/// Time in which bytes arrive at a stopped Envoy, unless its peer waits for it.
+const UNREAD_WAIT: Duration = Duration::from_secs(1);
 
 /// Prints a line that shows although the test passes: cargo captures only the output of macros.
 pub fn print_uncaptured(line: &str) {
@@ -119,9 +124,17 @@ impl Envoy {
     pub async fn kill_in_the_middle(&mut self, address: SocketAddr) {
         let id = self.process.id().expect("a running Envoy");
         let pid = Pid::from_raw(id.try_into().expect("a pid")).expect("a pid");
-        kill_process(pid, Signal::STOP).expect("a signal");
-        let unread = async || unread(address);
-        until("unread bytes at a stopped Envoy", unread, |&bytes| bytes > 0).await;
+        let has_unread = async || {
+            kill_process(pid, Signal::STOP).expect("a signal");
+            let some = until("unread bytes", async || unread(address), |&bytes| bytes > 0);
+            let is_there = timeout(UNREAD_WAIT, some).await.is_ok();
+            if !is_there {
+                // It was stopped after the window of its peer, and has to give it back.
+                kill_process(pid, Signal::CONT).expect("a signal");
+            }
+            is_there
+        };
+        until("unread bytes at a stopped Envoy", has_unread, |&is_there| is_there).await;
         self.process.kill().await.expect("a stopped Envoy");
     }
 }

@@ -249,6 +249,11 @@ impl tokio_stream::Stream for Lines {
     }
 }
 
+/// Returns the line of an event, with its type first, as an API server writes it.
+fn line(event: &Json) -> String {
+    format!("{{\"type\": {}, \"object\": {}}}", event["type"], event["object"])
+}
+
 fn watch_kind(world: &Arc<World>, kind: &'static str, from: u64) -> Body {
     let (lines, body) = mpsc::channel(LINES);
     let world = Arc::clone(world);
@@ -272,7 +277,7 @@ fn watch_kind(world: &Arc<World>, kind: &'static str, from: u64) -> Body {
                 }
                 let new = state.log.iter().filter(|(at, of, _)| *at > seen && *of == kind);
                 for (_, _, event) in new {
-                    let _ = lines.try_send(event.to_string());
+                    let _ = lines.try_send(line(event));
                 }
                 seen = state.version;
             }

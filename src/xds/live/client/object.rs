@@ -3,6 +3,9 @@
 //! Objects come in pages, and a page of which one object cannot be parsed is an error as a whole.
 //! The text of an object is parsed apart, so that such an object is invalid alone: a tenant can
 //! store one that nests deeper than serde_json reads, where a schema preserves unknown fields.
+//!
+//! The type of a watch event precedes its object, in the order of `metav1.WatchEvent`. In another
+//! order the event is an error, and the kind is listed again.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
