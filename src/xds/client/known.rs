@@ -172,8 +172,7 @@ impl TypeState {
         let added: Vec<_> = response.resources.iter().filter(is_new).collect();
         let removals = Removals { is_first: fresh, held, held_of_all, gone: &gone, added: &added };
         resources.announce(type_url, &removals);
-        // Removals come first, because an address may move from a removed resource to a new
-        // one.
+        // Removals come first: an address may move from a removed resource to a new one.
         for name in removed {
             self.rejected.clear(name);
         }
