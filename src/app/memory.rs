@@ -4,7 +4,8 @@
 //! not known otherwise. Admission uses three quarters of the limit. The rest is for handshakes,
 //! growing buffers and allocations of the kernel in between.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -188,8 +189,12 @@ fn bytes(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
+/// Reads a file of `/proc` or of a cgroup. It reports no size, so that without room for it the
+/// standard library reads 32 bytes at first.
 fn read(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok()
+    let mut text = String::with_capacity(8 * 1024);
+    File::open(path).ok()?.read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 #[cfg(test)]
@@ -208,8 +213,8 @@ mod tests {
         let status = ("proc/self/status", "VmPeak: 9 kB\nVmRSS:\t    1024 kB\n");
         for (name, text) in files.iter().chain([&machine, &status]) {
             let path = root.path().join(name);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-            fs::write(path, text).expect("a file");
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            std::fs::write(path, text).expect("a file");
         }
         Memory::measure(root.path())
     }

@@ -7,7 +7,6 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -135,7 +134,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         self.mailbox.register(cx);
         self.downstream.server.meter.begin_turn(turns::is_shared());
         match self.poll_rounds(cx) {
-            Ok(true) => yield_turn(cx),
+            Ok(true) => turns::yield_turn(cx),
             Ok(false) => {}
             Err(end) => {
                 self.receive_rest(cx, &end);
@@ -586,11 +585,4 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
         self.socket
     }
-}
-
-/// Wakes the task once the other tasks have run and the runtime has polled all sockets. After a
-/// plain wake-up, up to 60 turns of one connection would precede the next poll of the sockets.
-pub(super) fn yield_turn(cx: &mut Context<'_>) {
-    // It is pending, and its waker is called even if it is dropped.
-    let _ = pin!(tokio::task::yield_now()).poll(cx);
 }

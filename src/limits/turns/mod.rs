@@ -10,7 +10,7 @@ mod tree;
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -27,6 +27,9 @@ pub use self::time::{ClusterSettings, ClusterTime, UsedTime, WorkerTime};
 /// Time of selected turns after which the sockets are polled: a task of another source may become
 /// ready then.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// The same while only one source has tasks. Polls after each turn make bulk data 1.05 times as
+/// dear: endpoints are read and written in smaller pieces.
+const LONE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Time after which a turn should end while other sources have tasks.
 const TURN_MAX: Duration = Duration::from_micros(100);
 /// Pause between two turns after which nothing was ready in between. Time of the runtime itself is
@@ -51,6 +54,8 @@ struct Scheduler {
     /// Last time at which the sockets were going to be polled, and the end of the last turn.
     polled: Instant,
     ended: Instant,
+    /// Task that runs once the sockets were polled.
+    yielded: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -93,6 +98,7 @@ impl Scheduler {
             running: None,
             polled: now,
             ended: now,
+            yielded: None,
         }
     }
 
@@ -103,6 +109,10 @@ impl Scheduler {
             return (Turn::Nested, None);
         }
         let (task, now) = (&mut self.tasks[id], Instant::now());
+        if self.yielded == Some(id) {
+            self.yielded = None;
+            self.polled = now;
+        }
         match task.state {
             State::Selected(since) => self.tree.note_wait(task.node, nanos(now - since)),
             State::Ready(_) => {
@@ -139,6 +149,17 @@ impl Scheduler {
         self.select(now, now - self.polled >= POLL_INTERVAL)
     }
 
+    /// Returns true if the task that runs has to yield to the sockets before its next turn.
+    fn must_yield(&mut self) -> bool {
+        let shared = self.tree.is_shared();
+        let interval = if shared { POLL_INTERVAL } else { LONE_POLL_INTERVAL };
+        let must_yield = self.polled.elapsed() >= interval;
+        if must_yield && self.yielded.is_none() {
+            self.yielded = self.running.map(|(id, _)| id);
+        }
+        must_yield
+    }
+
     /// Selects the task that runs next, after the sockets were polled if `is_poll_due`.
     fn select(&mut self, now: Instant, is_poll_due: bool) -> Option<Next> {
         self.selected = self.tree.pop();
@@ -156,6 +177,7 @@ impl Scheduler {
 
     fn remove(&mut self, id: usize) -> (Task, Option<Next>) {
         let task = self.tasks.remove(id);
+        self.yielded = self.yielded.filter(|it| *it != id);
         let mut next = None;
         match task.state {
             State::Idle => {}
@@ -179,13 +201,15 @@ impl Next {
     fn wake(self) {
         match self {
             Self::AtOnce(waker) => waker.wake(),
-            Self::AfterSockets(waker) => {
-                // tokio wakes such a task once all others have run and the sockets were polled.
-                let mut cx = Context::from_waker(&waker);
-                let _ = std::pin::pin!(tokio::task::yield_now()).poll(&mut cx);
-            }
+            Self::AfterSockets(waker) => wake_after_sockets(&mut Context::from_waker(&waker)),
         }
     }
+}
+
+/// Wakes a task once all others have run and the runtime has polled the sockets.
+fn wake_after_sockets(cx: &mut Context<'_>) {
+    // It is pending, and its waker is called even if it is dropped.
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
 }
 
 fn nanos(time: Duration) -> Nanos {
@@ -236,6 +260,16 @@ pub fn is_over() -> bool {
         is_shared && scheduler.running.is_some_and(|(_, begun)| begun.elapsed() >= TURN_MAX)
     };
     scheduled(|scheduler| (is_over(scheduler), None)).unwrap_or(false)
+}
+
+/// Wakes the task that runs for its next turn, after the sockets were polled if that is due. After
+/// plain wake-ups alone, up to 60 turns of one connection would precede the next poll.
+pub fn yield_turn(cx: &mut Context<'_>) {
+    if scheduled(|scheduler| (scheduler.must_yield(), None)).unwrap_or(true) {
+        wake_after_sockets(cx);
+    } else {
+        cx.waker().wake_by_ref();
+    }
 }
 
 /// Returns the future as one whose turns are those of a source on this worker. It is unchanged on

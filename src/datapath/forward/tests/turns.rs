@@ -7,7 +7,7 @@ use tokio::net::UnixStream;
 use super::rig::{Rig, TestGateway, drain};
 use super::wire::{DATA, Frame};
 use super::*;
-use crate::datapath::forward::turn::yield_turn;
+use crate::limits::turns::yield_turn;
 use crate::outer::tests::echo_tunnel;
 
 #[tokio::test(start_paused = true)]

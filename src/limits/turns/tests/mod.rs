@@ -335,6 +335,49 @@ async fn a_future_within_another_has_its_turns() {
     assert_eq!(idle, Some((None, 0)));
 }
 
+/// Counts the turns of a busy task, alone on its worker, until a socket that is ready is served.
+/// `polled` is the time of the last poll of the sockets.
+async fn turns_until_served(polled: Instant) -> (usize, Instant) {
+    let source = cluster("a");
+    let (near, far) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    near.set_nonblocking(true).expect("a socket");
+    let near = tokio::net::UnixStream::from_std(near).expect("a socket");
+    let waiting = tokio::spawn(async move { near.readable().await });
+    for _ in 0..3 {
+        yield_now().await;
+    }
+    std::io::Write::write_all(&mut &far, &[7]).expect("a byte");
+    let with = |scheduler: &mut Scheduler| (scheduler.polled = polled, None);
+    scheduled(with).expect("a scheduler");
+    let mut turns = 0;
+    let busy = std::future::poll_fn(move |cx| {
+        if waiting.is_finished() {
+            return Poll::Ready(turns);
+        }
+        turns += 1;
+        yield_turn(cx);
+        Poll::Pending
+    });
+    let turns = tokio::spawn(of(&source, busy)).await.expect("a task");
+    (turns, scheduled(|scheduler| (scheduler.polled, None)).expect("a scheduler"))
+}
+
+#[tokio::test]
+async fn a_busy_task_lets_the_sockets_be_polled_once_that_is_due() {
+    enter(&Arc::default());
+    let now = Instant::now();
+    let (turns, polled) = turns_until_served(now - LONE_POLL_INTERVAL).await;
+    assert!(turns <= 3 && polled >= now, "{turns}");
+    // Not due: tokio polls them by itself, after 61 tasks.
+    let later = now + Duration::from_secs(3600);
+    let (turns, polled) = turns_until_served(later).await;
+    assert!((10..100).contains(&turns) && polled == later, "{turns}");
+    // Several sources have tasks, so that it is due earlier.
+    let _other = of(&identity("b", "1"), std::future::pending::<()>());
+    let (turns, _) = turns_until_served(Instant::now() - POLL_INTERVAL).await;
+    assert!(turns <= 3, "{turns}");
+}
+
 #[test]
 fn without_a_worker_a_future_is_polled_at_once() {
     let future = of(&cluster("a"), async { 7 });
