@@ -277,6 +277,7 @@ impl Reloader {
             None => self.app.status.missing(self.live_condition(), live.missing()),
         }
         live.report_hold(&self.app.status, &self.app.data_path.metrics);
+        self.app.status.objects_cache.lock().restored = live.restored();
     }
 
     /// Returns the condition of readiness that the objects of an API server fulfil.

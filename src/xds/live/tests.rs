@@ -10,14 +10,14 @@ use crate::config::Config;
 use crate::status::Status;
 use crate::telemetry::Metrics;
 
-fn service(name: &str, port: i64) -> Json {
+pub(super) fn service(name: &str, port: i64) -> Json {
     let metadata = json!({"name": name, "namespace": "app", "resourceVersion": "7"});
     let spec = json!({"ports": [{"port": port}], "clusterIP": "10.1.0.1"});
     json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
 }
 
 /// Lists objects of one kind, as far as they fit.
-fn list_kind(live: &LiveSource, kind: &str, items: &[Json]) {
+pub(super) fn list_kind(live: &LiveSource, kind: &str, items: &[Json]) {
     live.begin(kind);
     if items.iter().all(|item| live.put(kind, item.clone(), true)) {
         live.complete(kind);
@@ -25,13 +25,13 @@ fn list_kind(live: &LiveSource, kind: &str, items: &[Json]) {
 }
 
 /// Lists Services, and nothing of the other kinds.
-fn list(live: &LiveSource, services: &[Json]) {
+pub(super) fn list(live: &LiveSource, services: &[Json]) {
     for (kind, _) in KINDS {
         list_kind(live, kind, if kind == "Service" { services } else { &[] });
     }
 }
 
-fn services(count: usize) -> Vec<Json> {
+pub(super) fn services(count: usize) -> Vec<Json> {
     (0..count).map(|number| service(&format!("s{number}"), 80)).collect()
 }
 
@@ -41,7 +41,7 @@ fn pod(name: &str, address: u8) -> Json {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
 }
 
-fn count(live: &LiveSource) -> usize {
+pub(super) fn count(live: &LiveSource) -> usize {
     live.contents().unwrap().objects.len()
 }
 
