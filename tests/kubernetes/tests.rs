@@ -437,6 +437,23 @@ fn objects_get_conditions_with_what_check_would_print() {
 }
 
 #[test]
+fn a_binding_whose_port_is_in_use_is_not_accepted_until_it_is_open() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let server = Server::start(&cluster, ANY).await;
+        let _gateway = started(net, &server).await;
+        let taken = net.listen(2, 8080).await;
+        cluster.put("RemoteServiceBinding", "far", binding());
+        let far = ("RemoteServiceBinding", "far");
+        let why = format!("cannot listen on {}", net.address(2, 8080));
+        judged(&cluster, far, ("False", "PortUnavailable", &why)).await;
+        drop(taken);
+        judged(&cluster, far, ("True", "Accepted", "")).await;
+    });
+}
+
+#[test]
 fn objects_restrict_what_a_control_plane_exports_before_it_is_asked() {
     run(async {
         let net = Net::new();

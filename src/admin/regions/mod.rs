@@ -198,10 +198,7 @@ impl DrainRequest {
         })?;
         let (subject, why) = (self.subject(), row.error.unwrap_or_default());
         tracing::warn!(listener = %name, error = why, "a listener that is put back is not open");
-        Some(format!(
-            "{subject} is put back, and not open: {why}; it is tried again with the next drain or \
-             change of a file\n"
-        ))
+        Some(format!("{subject} is put back, and not open: {why}; it is tried again every 10 s\n"))
     }
 
     /// Returns whether the order is in force and restarts keep it.

@@ -160,7 +160,7 @@ mod tests {
         let contents = live.contents().unwrap();
         let found = contents.all_findings().lines();
         assert!(found[0].contains("Pod cannot be watched: away"), "{found:?}");
-        live.judge(&contents, &[]);
+        live.judge(&contents, &[], &[]);
         assert!(live.verdicts().borrow().as_ref().unwrap().is_empty(), "nothing is judged");
         assert!(!is_written(&live), "nothing is listed");
 
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(live.restored(), None);
         live.changed(live.version()).await;
         assert_eq!(count(&live), 12, "the policy was removed meanwhile");
-        live.judge(&live.contents().unwrap(), &[]);
+        live.judge(&live.contents().unwrap(), &[], &[]);
         assert!(is_written(&live));
         let live = cached(folder.path());
         assert!(live.restore().is_some());

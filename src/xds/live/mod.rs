@@ -363,23 +363,28 @@ impl LiveSource {
     }
 
     /// Notes that contents are applied, has them written to the cache file, and derives their
-    /// conditions from the findings of their join. Those of the file get none. If there may be more findings than those, objects without one keep their condition in
-    /// namespaces that have some: those of a namespace are never all omitted.
-    pub fn judge(&self, contents: &LiveObjects, found: &[Finding]) {
-        let is_complete = found.len() < WARNINGS_MAX;
-        let namespaces: HashSet<_> = found.iter().map(|one| &*one.namespace).collect();
-        let mut by_place = HashMap::<_, Vec<_>>::new();
-        for one in found {
-            by_place.entry(one.place.file.as_path()).or_default().push(one);
-        }
+    /// conditions from the findings of their join, and those about listeners that are not open.
+    /// Objects of the file get none. If the join may have more findings, objects without one keep
+    /// their condition in namespaces that have some: those of a namespace are never all omitted.
+    pub fn judge(&self, contents: &LiveObjects, joined: &[Finding], closed: &[Finding]) {
+        let is_complete = joined.len() < WARNINGS_MAX;
+        let namespaces: HashSet<_> = joined.iter().map(|one| &*one.namespace).collect();
+        let [joined, closed] = [joined, closed].map(|found| {
+            let mut by_place = HashMap::<_, Vec<_>>::new();
+            for one in found {
+                by_place.entry(one.place.file.as_path()).or_default().push(one);
+            }
+            by_place
+        });
         let judged = contents.objects.iter().filter(|_| !contents.is_restored);
         let judged = judged.filter(|one| JUDGED.contains(&one.kind.0));
         let verdicts = judged.map(|object| {
             let place = format!("{} {}", object.kind.0, object.name);
-            let joined = by_place.get(Path::new(&place)).map_or(&[][..], Vec::as_slice);
+            let [joined, closed] = [&joined, &closed]
+                .map(|found| found.get(Path::new(&place)).map_or(&[][..], Vec::as_slice));
             let has_findings = namespaces.contains(object.namespace());
             let is_known = is_complete || !joined.is_empty() || !has_findings;
-            let condition = is_known.then(|| condition::of(&object.findings.0, joined));
+            let condition = is_known.then(|| condition::of(&object.findings.0, joined, closed));
             (Arc::clone(object), condition)
         });
         self.verdicts.send_replace(Some(Arc::new(verdicts.collect())));

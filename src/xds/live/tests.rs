@@ -122,7 +122,7 @@ fn a_condition_names_the_worst_that_was_found() {
     let warning = finding(Severity::Warning, "w");
     let refusal = finding(Severity::PassedOver, "r");
     let of = |read: &[Finding], joined: &[&Finding]| {
-        let Condition { holds, reason, message } = condition::of(read, joined);
+        let Condition { holds, reason, message } = condition::of(read, joined, &[]);
         (holds, reason, message)
     };
     let accepted = (true, "Accepted", String::new());
@@ -132,6 +132,9 @@ fn a_condition_names_the_worst_that_was_found() {
     assert_eq!(of(&[], &[&warning]), (false, "NoEffect", w.clone()));
     assert_eq!(of(&[], &[&warning, &refusal]), (false, "Refused", format!("{w}\n{r}")));
     assert_eq!(of(&[warning.clone(), refusal], &[&warning]), (false, "Invalid", r));
+    let closed = condition::of(&[], &[], &[&warning]);
+    assert_eq!((closed.holds, closed.reason), (false, "PortUnavailable"));
+    assert_eq!(condition::of(&[], &[&warning], &[&warning]).message, format!("{w}\n{w}"));
     let many = vec![finding(Severity::PassedOver, &"ä".repeat(20_000)); 9];
     assert_eq!(of(&many, &[]).2.chars().count(), condition::MESSAGE_MAX);
 }
@@ -149,7 +152,7 @@ fn objects_without_a_finding_keep_their_condition_if_findings_may_be_omitted() {
     let place = Place { file: "ServiceExport app/a".into(), line: 0 };
     let found = Finding::warning(&place, "w".to_owned(), "").of("app");
     let judged = |found: &[Finding]| {
-        live.judge(&live.contents().unwrap(), found);
+        live.judge(&live.contents().unwrap(), found, &[]);
         let verdicts = live.verdicts().borrow().clone().unwrap();
         verdicts
             .iter()

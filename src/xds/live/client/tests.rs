@@ -32,7 +32,7 @@ fn source(exports: &[Json]) -> Arc<LiveSource> {
     for export in exports {
         assert!(live.put("ServiceExport", export.clone(), false));
     }
-    live.judge(&live.contents().expect("contents"), &[]);
+    live.judge(&live.contents().expect("contents"), &[], &[]);
     Arc::new(live)
 }
 
