@@ -91,8 +91,8 @@ pub struct LiveObject {
     /// Number of its last change by a user.
     pub generation: Option<i64>,
     uid: Box<str>,
-    /// Its condition when it was read.
-    pub condition: Option<Json>,
+    /// Its condition at the API server, as far as that is known.
+    pub condition: Mutex<Option<Json>>,
     bytes: usize,
     hash: u64,
     /// Its entry in the cache file; empty without a file.
@@ -197,6 +197,14 @@ impl LiveSource {
             let is_same = (known.generation, &known.uid) == (generation, &uid);
             known.hash == hash && (is_same || !is_judged)
         });
+        if let Some(known) = known.as_ref().filter(|_| is_judged) {
+            let mut found = known.condition.lock();
+            if *found != condition {
+                found.clone_from(&condition);
+                // Another replica has written it, or nobody yet.
+                self.verdicts.send_modify(|_| ());
+            }
+        }
         let object = known.unwrap_or_else(|| {
             let place = format!("{kind} {name}");
             let version = json.get("apiVersion").and_then(Json::as_str).unwrap_or_default();
@@ -216,7 +224,7 @@ impl LiveSource {
                 name,
                 generation,
                 uid,
-                condition,
+                condition: Mutex::new(condition),
                 bytes,
                 hash,
                 entry,
