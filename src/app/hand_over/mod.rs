@@ -127,9 +127,7 @@ impl HandOver {
 
     /// Waits for a successor in a thread of its own.
     fn wait(self: &Arc<Self>, mut server: Server, app: &App) -> anyhow::Result<()> {
-        if let Some(path) = &self.path {
-            server.replace(path)?;
-        }
+        server.replace()?;
         let (own, app) = (Arc::clone(self), app.clone());
         let wait = move || own.wait_for_successor(&server, &app);
         thread::Builder::new().name("strait-take-over".to_owned()).spawn(wait)?;
