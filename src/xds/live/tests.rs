@@ -290,6 +290,26 @@ async fn a_list_of_far_fewer_objects_waits_for_its_time_or_an_operator() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn another_mass_removal_of_objects_waits_for_its_own_time() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    list(&live, &services(24));
+    assert_eq!(count(&live), 24);
+    let begun = Instant::now();
+    list(&live, &[]);
+    assert_eq!(count(&live), 24);
+    // All but two return, and go again.
+    advance(Duration::from_secs(300)).await;
+    list(&live, &services(24)[2..]);
+    assert_eq!(count(&live), 24);
+    advance(Duration::from_secs(61)).await;
+    list(&live, &[]);
+    assert_eq!(count(&live), 24);
+    live.changed(live.version()).await;
+    assert_eq!(begun.elapsed().as_secs(), 361 + 600);
+    assert_eq!(count(&live), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn other_removals_of_objects_apply_at_once() {
     let hold = Duration::from_secs(600);
     for (time, seconds, left) in [(hold, 0, 3), (hold, 61, 0), (Duration::ZERO, 0, 0)] {
