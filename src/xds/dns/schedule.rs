@@ -12,8 +12,8 @@ use tokio::time::Instant;
 /// Limit of hostnames. At a TTL of 30 s it causes some 300 lookups per second. A namespace has at
 /// most half of what the others leave, and gateways of other networks all of it.
 pub(super) const NAMES_MAX: usize = 10_000;
-/// Limit of concurrent lookups, of two queries each. They are divided as hostnames are: lookups that
-/// time out hold those of their namespace only.
+/// Limit of concurrent lookups, of two queries each. They are divided as hostnames are, so that
+/// lookups that time out delay those of their namespace only.
 pub(super) const LOOKUPS_MAX: usize = 64;
 /// Limit of addresses per hostname, twice what fits into a DNS answer over UDP.
 pub(super) const ADDRESSES_MAX: usize = 64;

@@ -185,10 +185,7 @@ impl LiveSource {
         let uid = json.pointer("/metadata/uid").and_then(Json::as_str).unwrap_or_default();
         let uid: Box<str> = uid.into();
         let is_judged = JUDGED.contains(kind);
-        let conditions = json.pointer("/status/conditions").and_then(Json::as_array);
-        let conditions = conditions.into_iter().flatten().filter(|_| is_judged);
-        let mut conditions = conditions.filter(|one| one["type"] == condition::TYPE);
-        let condition = conditions.next().cloned();
+        let condition = is_judged.then(|| condition_of(&json)).flatten();
         let (json, text) = trim(kind, json);
         let hash = self.hasher.hash_one(&text);
         let bytes = text.len();
@@ -197,14 +194,10 @@ impl LiveSource {
             let is_same = (known.generation, &known.uid) == (generation, &uid);
             known.hash == hash && (is_same || !is_judged)
         });
-        if let Some(known) = known.as_ref().filter(|_| is_judged) {
-            let mut found = known.condition.lock();
-            if *found != condition {
-                found.clone_from(&condition);
-                // Another replica has written it, or nobody yet.
-                self.verdicts.send_modify(|_| ());
-            }
-        }
+        known
+            .iter()
+            .filter(|_| is_judged)
+            .for_each(|known| self.observe(known, condition.as_ref()));
         let object = known.unwrap_or_else(|| {
             let place = format!("{kind} {name}");
             let version = json.get("apiVersion").and_then(Json::as_str).unwrap_or_default();
@@ -251,6 +244,15 @@ impl LiveSource {
             !in_list
         });
         fits
+    }
+
+    /// Notes the condition that an object has, which another replica may have written.
+    fn observe(&self, object: &LiveObject, condition: Option<&Json>) {
+        let mut known = object.condition.lock();
+        if known.as_ref() != condition {
+            *known = condition.cloned();
+            self.verdicts.send_modify(|_| ());
+        }
     }
 
     /// Removes an object.
@@ -539,6 +541,12 @@ fn name_of(json: &Json) -> Option<String> {
     let name = metadata.get("name")?.as_str()?;
     let namespace = metadata.get("namespace").and_then(Json::as_str);
     Some(namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}")))
+}
+
+/// Returns the condition that this gateway writes, as an object has it.
+fn condition_of(json: &Json) -> Option<Json> {
+    let mut conditions = json.pointer("/status/conditions")?.as_array()?.iter();
+    conditions.find(|one| one["type"] == condition::TYPE).cloned()
 }
 
 /// Removes the parts that the reader ignores and that are large or change often. Returns the text
