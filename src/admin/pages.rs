@@ -132,6 +132,7 @@ pub struct MeshCounts {
 }
 
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct SourceRow {
     /// `file`, `istio` or `envoy`.
     pub kind: String,
@@ -139,6 +140,9 @@ pub struct SourceRow {
     pub place: String,
     /// State of the stream to a control plane.
     pub stream: Option<Discovery>,
+    /// Description of the objects restored from disk, until an API server has listed all kinds.
+    #[serde(default)]
+    pub objects_from_disk: Option<String>,
     /// Removals by an API server that are held.
     #[serde(default)]
     pub hold: Option<HeldRemovals>,

@@ -22,6 +22,7 @@ use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
 use crate::status::Status;
 use crate::wire::DrainTarget;
+use crate::yaml::Finding;
 
 use super::hand_over::sockets::{NamedSocket, Reserved, SocketName, SocketSource, Transport};
 use super::supervise::{self, spawn_task, spawn_thread};
@@ -89,6 +90,8 @@ struct DataPathThreads {
 pub(super) struct ClosedListeners {
     pub(super) own: Vec<String>,
     pub(super) of_objects: Vec<String>,
+    /// Findings about the latter, for the conditions of the objects.
+    pub(super) findings: Vec<Finding>,
 }
 
 impl ClosedListeners {
@@ -265,6 +268,11 @@ impl Listeners {
         self.state.lock().closed()
     }
 
+    pub(super) fn has_closed(&self) -> bool {
+        let is_closed = |entry: &Entry| matches!(entry.socket, SocketState::Closed(_));
+        self.state.lock().entries.iter().any(is_closed)
+    }
+
     /// Stops accepting, drains the connections, and resets the remaining ones at the deadline.
     fn remove(&self, state: &mut State, entry: Entry) {
         let (SocketState::Open(open), Some(threads)) = (entry.socket, &state.threads) else {
@@ -333,11 +341,12 @@ impl State {
             };
             let config = &entry.listener.rules().config;
             let (line, name) = (&config.line, &config.name);
-            let message = format!(
-                "{line}: listener `{name}` is not open: {why}; it is tried again with the \
-                 next change of a file"
-            );
-            closed.push(config.is_of_object(), message);
+            let message =
+                format!("listener `{name}` is not open: {why}; it is tried again every 10 s");
+            closed.push(config.is_of_object(), format!("{line}: {message}"));
+            if config.is_of_object() {
+                closed.findings.push(Finding::warning(&line.0, message, ""));
+            }
         }
         closed
     }

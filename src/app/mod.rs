@@ -41,6 +41,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::admin::{self, Limits};
+use crate::config::pod::Pod;
 use crate::config::{Config, Discovery, Source};
 use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
@@ -55,6 +56,7 @@ use crate::snapshot::Publisher;
 use crate::status::{ProbeResult, Status};
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, InboundTls};
+use crate::xds::cache::Cache;
 use crate::xds::dns::{self, Dns};
 use crate::xds::live::LiveSource;
 #[cfg(feature = "kubernetes")]
@@ -197,7 +199,11 @@ impl App {
         let listeners =
             Listeners::new((&data_path, &front.status), others, config.drain.deadline, from);
         memory::adapt(&data_path, memory, configured);
-        let live = config.kubernetes().map(LiveSource::new).map(Arc::new);
+        let live = config.kubernetes().map(|api| {
+            let Pod { cluster, network, .. } = source.who(&config);
+            let cache = api.cache.clone().map(|file| Cache { file, cluster, network });
+            Arc::new(LiveSource::new(api).with_cache(cache))
+        });
         let app = Self {
             config: Arc::new(ArcSwap::new(config)),
             live,
@@ -291,7 +297,12 @@ impl App {
         };
         let lifecycle = self.data_path.lifecycle.clone();
         let may_write = move || lifecycle.phase() == Phase::Running;
-        let watches = client::run(api.kubeconfig.clone(), live, may_write);
+        let (kubeconfig, status) = (api.kubeconfig.clone(), Arc::clone(&self.status));
+        let watches = async move {
+            status.objects_cache.lock().saved = live.restore();
+            tokio::spawn(Arc::clone(&live).write(status));
+            client::run(kubeconfig, live, may_write).await;
+        };
         spawn_thread(&self.status, "strait-kubernetes", watches).map(drop)
     }
 

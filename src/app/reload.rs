@@ -26,7 +26,7 @@ use crate::watch::FileWatcher;
 use crate::xds;
 use crate::xds::live::LiveSource;
 use crate::xds::objects::{self, object_files};
-use crate::yaml::FILE_BYTES_MAX;
+use crate::yaml::{FILE_BYTES_MAX, Finding};
 
 use super::certificates::SharedCertificates;
 use super::inputs::{Files, Inputs};
@@ -41,8 +41,8 @@ const LIVE_INTERVAL: Duration = Duration::from_millis(100);
 /// Limit of the findings in one line of the log. `strait status` has all.
 const LINES_MAX: usize = 50;
 
-/// Interval at which rejected certificates are tried again.
-const CERTIFICATE_RETRY: Duration = Duration::from_secs(10);
+/// Interval at which rejected certificates and listeners that are not open are tried again.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// Fingerprints of the files when they were last read. They are taken before the reading, so that
 /// a concurrent change is found afterwards.
@@ -76,9 +76,12 @@ pub(super) struct Reloader {
     live: Option<Arc<LiveSource>>,
     /// Number of their contents in force, and the time at which these were read.
     live_read: (u64, Instant),
+    /// Findings about live objects by which they were judged: those of the join, and those about
+    /// their listeners.
+    judged: [Vec<Finding>; 2],
     /// Time that the last reconciliation took.
     took: Duration,
-    /// Time at which rejected certificates are tried again.
+    /// Time of the next [`RETRY`].
     retry_at: Instant,
     /// Outcome of the last reload of each kind.
     outcomes: BTreeMap<ReloadSource, Outcome>,
@@ -113,8 +116,9 @@ impl Reloader {
             files: inputs.files.clone(),
             live: app.live.clone(),
             live_read: (0, Instant::now()),
+            judged: [Vec::new(), Vec::new()],
             took: Duration::ZERO,
-            retry_at: Instant::now() + CERTIFICATE_RETRY,
+            retry_at: Instant::now() + RETRY,
             outcomes: BTreeMap::new(),
             files_of_rejected: Vec::new(),
             last_warnings: HashSet::new(),
@@ -160,7 +164,8 @@ impl Reloader {
     }
 
     /// Waits for an event of the watcher, or for SIGHUP. Rejected certificates are tried again
-    /// meanwhile: they become usable without a change if they were not valid yet.
+    /// meanwhile: they become usable without a change if they were not valid yet. So are listeners,
+    /// whose addresses others may release.
     async fn next_change(&mut self, watcher: Option<&mut FileWatcher>) {
         let changed = async {
             match watcher {
@@ -182,9 +187,11 @@ impl Reloader {
             () = changed => {}
             () = live_changed => self.reconcile(&BTreeSet::new(), &BTreeSet::new()),
             () = sleep_until(self.retry_at) => {
-                self.retry_at = Instant::now() + CERTIFICATE_RETRY;
-                if self.has_failed(ReloadSource::Certificates) {
-                    self.reconcile(&[ReloadSource::Certificates].into(), &BTreeSet::new());
+                self.retry_at = Instant::now() + RETRY;
+                let has_failed = self.has_failed(ReloadSource::Certificates);
+                if has_failed || self.app.listeners.has_closed() {
+                    let due = has_failed.then_some(ReloadSource::Certificates);
+                    self.reconcile(&due.into_iter().collect(), &BTreeSet::new());
                 }
             }
             () = self.app.status.release_objects.notified() => {
@@ -259,7 +266,12 @@ impl Reloader {
         self.record(&old, changed);
         if let Some((live, contents)) = self.live.as_ref().zip(self.files.live.as_ref()) {
             self.app.status.clear_pending(self.live_condition());
-            of_live.iter().for_each(|found| live.judge(contents, found));
+            let [joined, old] = &mut self.judged;
+            let (is_joined, closed) = (of_live.is_some(), self.app.listeners.closed().findings);
+            if is_joined || closed != *old {
+                (*joined, *old) = (of_live.unwrap_or_else(|| mem::take(joined)), closed);
+                live.judge(contents, joined, old);
+            }
         }
         self.took = started.elapsed();
     }
@@ -277,6 +289,7 @@ impl Reloader {
             None => self.app.status.missing(self.live_condition(), live.missing()),
         }
         live.report_hold(&self.app.status, &self.app.data_path.metrics);
+        self.app.status.objects_cache.lock().restored = live.restored();
     }
 
     /// Returns the condition of readiness that the objects of an API server fulfil.

@@ -199,6 +199,17 @@ impl Sections {
             let what = "is for `discovery.kind: istio` and `envoy`";
             value.error(what, "`discovery: {kind: kubernetes}` alone");
         }
+        let cache = exposure.kubernetes.as_ref().and_then(|api| api.cache.as_ref());
+        for value in root.find("exposure.kubernetes.cache") {
+            if let Some(
+                Discovery::Istio { cache: Some(of_plane), .. }
+                | Discovery::Envoy { cache: Some(of_plane), .. },
+            ) = &self.discovery
+                && cache == Some(of_plane)
+            {
+                value.error("is the file of `discovery.cache` as well", "another file");
+            }
+        }
         if is_live || exposure.kubernetes.is_some() || !exposure.files.is_empty() {
             return;
         }

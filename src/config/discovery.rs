@@ -82,6 +82,10 @@ section! {
         /// Namespaces whose objects are read, by the labels of their Namespace objects. Those
         /// of the others have no effect, their restrictions included.
         namespaces: Option<Selector> = default(None, "every namespace") since "0.1.0";
+        /// File for the last objects, for a start without the API server. It is written and read as
+        /// that of a control plane, and has to be another one.
+        cache: Option<PathBuf> as Option<NewFile> = default(
+            None, "nothing is stored") since "0.1.0";
         /// Time for which a mass removal is held: of more than half of the objects of a kind, and
         /// at least 10, within a minute of a list of that kind. All that is removed in that minute
         /// stays in force until the time has passed or `strait release` is typed. `0s` obeys at

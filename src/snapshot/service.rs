@@ -91,6 +91,12 @@ impl LazySet {
         self.set.get_or_init(build)
     }
 
+    /// Returns whether no endpoint may be dialled. A set that nobody has read is not kept.
+    pub fn is_empty(&self) -> bool {
+        let build = || self.inputs.build(self.port, self.is_passthrough).endpoints.is_empty();
+        self.set.get().map_or_else(build, |set| set.endpoints.is_empty())
+    }
+
     #[cfg(test)]
     pub(crate) fn is_built(&self) -> bool {
         self.set.get().is_some()

@@ -119,6 +119,25 @@ pub struct HostnameStatuses {
     pub left_out: usize,
 }
 
+/// State of a cache file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheStatus {
+    /// Description of what is served from it.
+    pub restored: Option<String>,
+    /// Time of its content.
+    pub saved: Option<SystemTime>,
+    /// Error of the last write, if it failed.
+    pub save_error: Option<String>,
+}
+
+impl CacheStatus {
+    /// Notes a write.
+    pub fn note(&mut self, written: Result<SystemTime, String>) {
+        self.save_error = written.as_ref().err().cloned();
+        self.saved = written.ok().or(self.saved);
+    }
+}
+
 /// Status of the process; share it in an `Arc`.
 #[derive(Debug, Default)]
 pub struct Status {
@@ -137,6 +156,8 @@ pub struct Status {
     /// True while a successor starts, which would not learn of an order to drain.
     pub is_handing_over: AtomicBool,
     hosts: Mutex<(BTreeMap<String, HostnameStatus>, usize)>,
+    /// Cache file of the objects of an API server.
+    pub objects_cache: Mutex<CacheStatus>,
     /// Removals by an API server that are held.
     pub held_objects: Mutex<Option<HeldRemovals>>,
     /// Request of an operator to make the removals by the control plane that are held.

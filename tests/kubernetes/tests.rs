@@ -78,11 +78,11 @@ fn settings(net: Net) -> Settings<'static> {
 
 /// Starts a gateway with a server as the source of its mesh.
 fn spawn(net: Net, server: &Server) -> Gateway {
-    spawn_with(&settings(net), server, LIVE)
+    spawn_with(&settings(net), server.address, LIVE)
 }
 
 /// Starts a gateway with this discovery, and a kubeconfig for a server.
-fn spawn_with(settings: &Settings<'_>, server: &Server, discovery: &str) -> Gateway {
+fn spawn_with(settings: &Settings<'_>, server: SocketAddr, discovery: &str) -> Gateway {
     Gateway::spawn(settings, |folder| {
         let file = folder.join("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
@@ -90,7 +90,7 @@ fn spawn_with(settings: &Settings<'_>, server: &Server, discovery: &str) -> Gate
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "stub",
             "clusters": [{"name": "stub", "cluster": {
-                "server": format!("http://{}", server.address),
+                "server": format!("http://{server}"),
             }}],
             "users": [{"name": "stub", "user": {}}],
             "contexts": [{"name": "stub", "context": {"cluster": "stub", "user": "stub"}}],
@@ -229,6 +229,50 @@ fn an_api_server_that_goes_leaves_the_last_state_until_it_is_back() {
 }
 
 #[test]
+fn a_start_without_the_api_server_serves_the_cached_objects_until_it_is_back() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let server = Server::start(&cluster, ANY).await;
+        let _endpoint = named(net.listen(11, 9000).await, 11);
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("objects");
+        let keys = format!("kubeconfig: kubeconfig, cache: {}", file.display());
+        let discovery = format!("discovery: {{kind: kubernetes, {keys}}}");
+        let mut gateway = spawn_with(&settings(net), server.address, &discovery);
+        gateway.ready().await;
+        until("the file", async || file.exists(), |exists| *exists).await;
+        gateway.kill().await;
+        let address = server.address;
+        drop(server);
+
+        let mut gateway = spawn_with(&settings(net), address, &discovery);
+        gateway.ready().await;
+        let client = gateway.client(identities()).await;
+        answers(&client, Some(11)).await;
+        let notice = "the API server has not listed every kind yet; serving those of ";
+        shown(&gateway, notice, true).await;
+        cluster.remove("ServiceExport", "echo");
+        let server = Server::start(&cluster, address).await;
+        answers(&client, None).await;
+        shown(&gateway, notice, false).await;
+        gateway.kill().await;
+        drop(server);
+
+        // Beside a control plane: it is asked, since the objects that restrict it are known.
+        let plane = net.listen(13, 15012).await;
+        let mut settings = Settings::new(net, identities());
+        settings.exposure = format!("    []\n  kubernetes: {{{keys}}}\n");
+        let plane_address = net.address(13, 15012);
+        let discovery =
+            format!("discovery: {{kind: istio, address: \"{plane_address}\", roots: SYSTEM}}");
+        let _gateway = spawn_with(&settings, address, &discovery);
+        let asked = async || tokio::time::timeout(SHORT, plane.accept()).await.is_ok();
+        until("the control plane", asked, |asked| *asked).await;
+    });
+}
+
+#[test]
 fn forgotten_changes_are_listed_again() {
     run(async {
         let net = Net::new();
@@ -259,7 +303,7 @@ fn a_list_of_far_fewer_objects_is_held_until_an_operator_releases_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut settings = settings(net);
         settings.take_over = Some(folder.path().join("take-over"));
-        let mut gateway = spawn_with(&settings, &server, LIVE);
+        let mut gateway = spawn_with(&settings, server.address, LIVE);
         gateway.ready().await;
         let client = gateway.client(identities()).await;
         answers(&client, Some(11)).await;
@@ -276,7 +320,7 @@ fn a_list_of_far_fewer_objects_is_held_until_an_operator_releases_it() {
         let (_, text, _) = gateway.run_command(&question).await;
         assert!(text.contains("removed by the API server, kept by `discovery.hold`"), "{text}");
 
-        let mut next = spawn_with(&settings, &server, LIVE);
+        let mut next = spawn_with(&settings, server.address, LIVE);
         assert!(!next.exited().await.success(), "it would start with what is listed now");
         assert!(next.log().contains("removals by the API server are held"), "{}", next.log());
 
@@ -285,6 +329,39 @@ fn a_list_of_far_fewer_objects_is_held_until_an_operator_releases_it() {
         answers(&client, None).await;
         shown(&gateway, "are held", false).await;
         assert_eq!(gateway.metric("strait_xds_held_removals").await, 0.0);
+    });
+}
+
+#[test]
+fn a_process_that_holds_removals_of_objects_is_replaced_by_one_with_a_cache() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let others: Vec<_> = (0..12).map(|number| format!("other-{number}")).collect();
+        others.iter().for_each(|name| cluster.put("Service", name, service()));
+        let server = Server::start(&cluster, ANY).await;
+        let _endpoint = named(net.listen(11, 9000).await, 11);
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("objects");
+        let discovery = format!(
+            "discovery: {{kind: kubernetes, kubeconfig: kubeconfig, cache: {}}}",
+            file.display()
+        );
+        let mut settings = settings(net);
+        settings.take_over = Some(folder.path().join("take-over"));
+        let mut gateway = spawn_with(&settings, server.address, &discovery);
+        gateway.ready().await;
+        until("the file", async || file.exists(), |exists| *exists).await;
+        cluster.forget(|cluster| {
+            others.iter().for_each(|name| cluster.remove("Service", name));
+            cluster.remove("Service", "echo");
+            cluster.remove("ServiceExport", "echo");
+        });
+        gateway.logged("far fewer objects; the removals are held").await;
+        let next = spawn_with(&settings, server.address, &discovery);
+        next.logged("took over from the process that served").await;
+        next.logged("far fewer objects; the removals are held").await;
+        answers(&next.client(identities()).await, Some(11)).await;
     });
 }
 
@@ -360,6 +437,23 @@ fn objects_get_conditions_with_what_check_would_print() {
 }
 
 #[test]
+fn a_binding_whose_port_is_in_use_is_not_accepted_until_it_is_open() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let server = Server::start(&cluster, ANY).await;
+        let _gateway = started(net, &server).await;
+        let taken = net.listen(2, 8080).await;
+        cluster.put("RemoteServiceBinding", "far", binding());
+        let far = ("RemoteServiceBinding", "far");
+        let why = format!("cannot listen on {}", net.address(2, 8080));
+        judged(&cluster, far, ("False", "PortUnavailable", &why)).await;
+        drop(taken);
+        judged(&cluster, far, ("True", "Accepted", "")).await;
+    });
+}
+
+#[test]
 fn objects_restrict_what_a_control_plane_exports_before_it_is_asked() {
     run(async {
         let net = Net::new();
@@ -373,7 +467,7 @@ fn objects_restrict_what_a_control_plane_exports_before_it_is_asked() {
         let address = net.address(13, 15012);
         let discovery =
             format!("discovery: {{kind: istio, address: \"{address}\", roots: SYSTEM}}");
-        let gateway = spawn_with(&settings, &server, &discovery);
+        let gateway = spawn_with(&settings, server.address, &discovery);
         let readiness = async || gateway.readiness().await;
         let waits = |(status, why): &(u16, String)| *status == 500 && why.contains("objects");
         until("readiness", readiness, waits).await;

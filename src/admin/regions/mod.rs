@@ -19,7 +19,7 @@ use crate::labels::{escape_control, join_first};
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::{Drained, Override, is_part_of, is_service};
 use crate::snapshot::{
-    BoundEndpoints, EndpointSet, LazySet, Locality, RemoteGateway, Service, Shards, Snapshot,
+    BoundEndpoints, LazySet, Locality, RemoteGateway, Service, Shards, Snapshot,
 };
 use crate::wire::DrainTarget;
 
@@ -198,10 +198,7 @@ impl DrainRequest {
         })?;
         let (subject, why) = (self.subject(), row.error.unwrap_or_default());
         tracing::warn!(listener = %name, error = why, "a listener that is put back is not open");
-        Some(format!(
-            "{subject} is put back, and not open: {why}; it is tried again with the next drain or \
-             change of a file\n"
-        ))
+        Some(format!("{subject} is put back, and not open: {why}; it is tried again every 10 s\n"))
     }
 
     /// Returns whether the order is in force and restarts keep it.
@@ -422,9 +419,10 @@ fn loses_endpoints(
     before: &Snapshot,
     (old, new): (&Service, &Service),
 ) -> bool {
-    let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
-    let by_transit = |of: &Service, port: u16, transit| {
-        is_empty(of.endpoints_by(port, transit).or_else(|| of.ports.get(&port).map(LazySet::get)))
+    let is_empty = |set: Option<&LazySet>| set.is_none_or(LazySet::is_empty);
+    let by_transit = |of: &Service, port: u16, transit| match of.endpoints_by(port, transit) {
+        Some(set) => set.endpoints.is_empty(),
+        None => is_empty(of.ports.get(&port)),
     };
     let limits: BTreeSet<_> = listeners
         .iter()
@@ -441,10 +439,9 @@ fn loses_endpoints(
             .any(|transit| !by_transit(old, *port, transit) && by_transit(new, *port, transit))
     };
     let mut passthrough = old.passthrough_ports.iter();
-    let passthrough_now = |port: &u16| new.passthrough_ports.get(port).map(LazySet::get);
     old.ports.keys().any(is_lost)
         || passthrough
-            .any(|(port, set)| !is_empty(Some(set.get())) && is_empty(passthrough_now(port)))
+            .any(|(port, set)| !set.is_empty() && is_empty(new.passthrough_ports.get(port)))
 }
 
 /// Returns the bindings that lose their last gateway.

@@ -148,6 +148,19 @@ async fn a_service_that_only_a_binding_names_is_drained() {
 }
 
 #[tokio::test]
+async fn an_order_and_its_preview_keep_no_set_of_a_service_that_nobody_uses() {
+    let fixture = fixture();
+    located(&fixture, &["us-east", "us-west"]);
+    for method in ["GET", "POST"] {
+        let (status, text) = request(&fixture, method, "/drain/region?region=us-east").await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+        let snapshot = fixture.state.reader.snapshot();
+        let mut sets = snapshot.services.values().flat_map(|service| service.ports.values());
+        assert!(sets.all(|set| !set.is_built()), "{method}");
+    }
+}
+
+#[tokio::test]
 async fn an_order_that_cannot_be_stored_is_in_force_and_may_be_repeated() {
     let mut fixture = fixture();
     located(&fixture, &["us-east", "us-west"]);

@@ -184,8 +184,14 @@ fn source(state: &AdminState, config: &Config) -> SourceRow {
         Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
         Discovery::Envoy { plane, .. } => ("envoy", plane.address.to_string()),
     };
-    let hold = state.status.held_objects.lock().clone();
-    SourceRow { kind: kind.to_owned(), place, stream: state.status.discovery(), hold }
+    let status = &state.status;
+    SourceRow {
+        kind: kind.to_owned(),
+        place,
+        stream: status.discovery(),
+        objects_from_disk: status.objects_cache.lock().restored.clone(),
+        hold: status.held_objects.lock().clone(),
+    }
 }
 
 fn certificate_row(certificate: Certificate) -> CertificateRow {

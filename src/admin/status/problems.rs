@@ -58,6 +58,7 @@ fn of_inputs(page: &StatusPage) -> Vec<String> {
             problems.push(format!("{} of {} are rejected", kind.rejected_count(), kind.name));
         }
     }
+    problems.extend(page.source.objects_from_disk.clone());
     problems.extend(page.source.hold.as_ref().map(ToString::to_string));
     for reload in &page.reloads {
         let lines = reload.error.iter().flat_map(|error| error.lines());

@@ -77,7 +77,9 @@ pub(super) struct Channel(OwnedFd);
 #[derive(Debug)]
 pub(super) struct Server {
     socket: OwnedFd,
-    /// Its path until it has that of the earlier process.
+    /// Path that the earlier process has.
+    path: PathBuf,
+    /// Its own path until it has that one.
     own: Option<PathBuf>,
 }
 
@@ -89,7 +91,7 @@ impl Server {
         let own = PathBuf::from(own);
         // One of this name is of a process that has ended.
         let _ = fs::remove_file(&own);
-        let server = Self { socket: seqpacket()?, own: Some(own.clone()) };
+        let server = Self { socket: seqpacket()?, path: path.to_owned(), own: Some(own.clone()) };
         let bound = || -> io::Result<()> {
             net::bind(&server.socket, &SocketAddrUnix::new(&own)?)?;
             net::listen(&server.socket, 1)?;
@@ -100,10 +102,11 @@ impl Server {
     }
 
     /// Takes the path from the earlier process.
-    pub(super) fn replace(&mut self, path: &Path) -> anyhow::Result<()> {
+    pub(super) fn replace(&mut self) -> anyhow::Result<()> {
         if let Some(own) = self.own.take() {
-            let renamed = fs::rename(&own, path).inspect_err(|_| drop(fs::remove_file(&own)));
-            renamed.with_context(|| cannot_listen(path))?;
+            let renamed = fs::rename(&own, &self.path);
+            let renamed = renamed.inspect_err(|_| drop(fs::remove_file(&own)));
+            renamed.with_context(|| cannot_listen(&self.path))?;
         }
         Ok(())
     }
@@ -268,7 +271,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("take-over");
         let mut first = Server::bind(&path).expect("a server");
-        first.replace(&path).expect("a free path");
+        first.replace().expect("a free path");
         let second = Server::bind(&path).expect("a second server");
         let reached = |server: &Server| {
             let channel = Channel::connect(&path).expect("a path").expect("a server");
@@ -280,7 +283,7 @@ mod tests {
         reached(&first);
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
         let mut third = Server::bind(&path).expect("a third server");
-        third.replace(&path).expect("the path");
+        third.replace().expect("the path");
         reached(&third);
     }
 }

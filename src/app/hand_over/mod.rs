@@ -21,7 +21,9 @@ use sd_notify::NotifyState;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::config::Discovery;
 use crate::lifecycle::Phase;
+use crate::status::HeldRemovals;
 
 use super::state::App;
 use channel::{Channel, Message, PACKET_DEADLINE, Server, check_folder};
@@ -125,9 +127,7 @@ impl HandOver {
 
     /// Waits for a successor in a thread of its own.
     fn wait(self: &Arc<Self>, mut server: Server, app: &App) -> anyhow::Result<()> {
-        if let Some(path) = &self.path {
-            server.replace(path)?;
-        }
+        server.replace()?;
         let (own, app) = (Arc::clone(self), app.clone());
         let wait = move || own.wait_for_successor(&server, &app);
         thread::Builder::new().name("strait-take-over".to_owned()).spawn(wait)?;
@@ -190,23 +190,27 @@ impl HandOver {
 /// Refuses a hand-over while removals are held, unless the cache has what they keep: the first
 /// state of a successor would be the mesh without it.
 fn check_hold(app: &App) -> anyhow::Result<()> {
-    if app.status.held_objects.lock().is_some() {
-        bail!(
-            "removals by the API server are held, and the next process would not have what they \
-             keep; start it again after `discovery.hold` or `strait release`"
-        );
-    }
-    let discovery = app.status.discovery().unwrap_or_default();
-    let lack = match (discovery.save_error, discovery.saved) {
-        _ if discovery.hold.is_none() => return Ok(()),
-        (None, Some(_)) => return Ok(()),
-        (None, None) => "there is no `discovery.cache`".to_owned(),
-        (Some(error), _) => format!("the last write of `discovery.cache` failed ({error}),"),
+    let stream = app.status.discovery().unwrap_or_default();
+    let objects = app.status.objects_cache.lock().clone();
+    let caches = [(stream.saved, stream.save_error), (objects.saved, objects.save_error)];
+    let of_objects = match app.config.load().discovery {
+        Discovery::Kubernetes(_) => "discovery.cache",
+        _ => "exposure.kubernetes.cache",
     };
-    bail!(
-        "removals by the control plane are held, and {lack} from which the next process would \
-         have what they keep; start it again after `discovery.hold` or `strait release`"
-    )
+    let keys = ["discovery.cache", of_objects];
+    for ((hold, cache), key) in app.status.held().into_iter().zip(caches).zip(keys) {
+        let Some(by) = hold.as_ref().map(HeldRemovals::by) else { continue };
+        let lack = match cache {
+            (Some(_), None) => continue,
+            (None, None) => format!("there is no `{key}`"),
+            (_, Some(error)) => format!("the last write of `{key}` failed ({error}),"),
+        };
+        bail!(
+            "removals by {by} are held, and {lack} from which the next process would have what \
+             they keep; start it again after `discovery.hold` or `strait release`"
+        )
+    }
+    Ok(())
 }
 
 /// Reports a state of this process to the predecessor, and waits for its answer. One that has ended

@@ -30,7 +30,7 @@ const RESOURCES_MAX: u64 = 1_000_000;
 
 /// First message of the payload.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct Header {
+pub(in crate::xds) struct Header {
     #[prost(string, tag = "1")]
     pub(super) cluster: String,
     #[prost(string, tag = "2")]
@@ -69,10 +69,10 @@ impl Entry {
 }
 
 /// Entry whose type and name are kept apart from the rest of it.
-pub(super) type Split = (&'static str, Arc<str>, Bytes);
+pub(in crate::xds) type Split = (&'static str, Arc<str>, Bytes);
 
 /// Resource of an entry, and the part of the entry without type and name, as in [`Split`].
-pub(super) type Restored = (Resource, Bytes);
+pub(in crate::xds) type Restored = (Resource, Bytes);
 
 /// Returns the length of an entry and its first fields. The rest of the entry follows them.
 fn first((type_url, name, rest): &Split) -> Vec<u8> {

@@ -2,7 +2,8 @@
 //!
 //! A [`Recorder`] wraps a [`MeshStore`] and keeps each accepted resource as received, if a file is
 //! configured. Removals that `hold` holds back reach neither. A separate task writes the file
-//! every five seconds, or up to every minute if writes are slow.
+//! every five seconds, or up to every minute if writes are slow. Live objects have a file of their
+//! own ([`CacheFile`]).
 
 mod file;
 #[cfg(test)]
@@ -10,7 +11,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::mem;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -26,6 +28,8 @@ use super::envoy::ENDPOINT;
 use super::hold::Hold;
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER, is_workload};
 use super::tables::{MeshStore, Tables};
+
+pub(super) use self::file::Split;
 
 /// Factor of the pause after a write over its duration, because each write covers the whole state.
 /// The pause is also bounded below and above.
@@ -44,6 +48,20 @@ pub struct Cache {
     pub file: PathBuf,
     pub cluster: String,
     pub network: String,
+}
+
+/// Cache file, and the trigger of its writer.
+#[derive(Debug)]
+pub(super) struct CacheFile {
+    cache: Cache,
+    write_requested: Notify,
+}
+
+/// State that a cache file keeps.
+pub(super) trait Cached: Send + Sync + 'static {
+    /// Returns the entries, if they have changed since the last call, or if `is_retry`. None of a
+    /// state that is not complete.
+    fn entries(&self, is_retry: bool) -> Option<Vec<Split>>;
 }
 
 /// Store with an optional record of the accepted resources.
@@ -67,12 +85,11 @@ enum Use {
     AsReceived(&'static str),
 }
 
-/// Content of the file, and the trigger of its writer.
+/// File, and its content.
 #[derive(Debug)]
 struct Kept {
-    cache: Cache,
+    file: Arc<CacheFile>,
     state: Mutex<State>,
-    write_requested: Notify,
 }
 
 /// Encoded resources by type and name; the encoding leaves these two out.
@@ -104,38 +121,23 @@ impl Recorder {
     /// client. An unusable file is logged and ignored. The call blocks, so it must not run on a
     /// runtime.
     pub fn restore(cache: Cache, store: Box<dyn MeshStore>, client: &mut Client) -> Self {
-        let path = cache.file.clone();
-        let read = file::read(&path).and_then(|read| match read {
-            Some((header, _))
-                if (&header.cluster, &header.network) != (&cache.cluster, &cache.network) =>
-            {
-                Err(format!(
-                    "it is of cluster {:?} and network {:?}",
-                    header.cluster, header.network
-                ))
-            }
-            read => Ok(read),
-        });
-        let mut recorder = Self {
-            kept: Some(Arc::new(Kept {
-                cache,
-                state: Mutex::default(),
-                write_requested: Notify::new(),
-            })),
-            ..Self::new(store)
-        };
-        match read {
-            Ok(Some((header, entries))) => recorder.fill(&path, &header, entries, client),
-            Ok(None) => info!(file = %path.display(), "no state is cached yet"),
-            Err(error) => {
-                let file = path.display();
-                warn!(%file, %error, "the cached state cannot be used and is ignored");
-            }
+        let file = CacheFile::new(cache);
+        let read = file.read();
+        let kept = Kept { file: Arc::clone(&file), state: Mutex::default() };
+        let mut recorder = Self { kept: Some(Arc::new(kept)), ..Self::new(store) };
+        if let Some((header, entries)) = read {
+            recorder.fill(&file, &header, entries, client);
         }
         recorder
     }
 
-    fn fill(&mut self, path: &Path, header: &Header, entries: Vec<Restored>, client: &mut Client) {
+    fn fill(
+        &mut self,
+        of: &CacheFile,
+        header: &Header,
+        entries: Vec<Restored>,
+        client: &mut Client,
+    ) {
         let began = Instant::now();
         let (total, mut held) = (entries.len(), 0);
         let of_addresses = entries.iter().filter(|(resource, _)| resource.body_type == ADDRESS);
@@ -150,7 +152,7 @@ impl Recorder {
                 restored.entry(type_url).or_default().push((name, rest));
             }
         }
-        let file = path.display();
+        let file = of.cache.file.display();
         if held == 0 && total > 0 {
             warn!(%file, total, "no part of the cached state is usable; it is ignored");
             return;
@@ -163,18 +165,12 @@ impl Recorder {
             }
             state.changed = held < total;
         }
-        let saved = UNIX_EPOCH + Duration::from_secs(header.saved.min(LAST_SECOND));
-        let age = SystemTime::now().duration_since(saved).unwrap_or_default();
-        let age = Duration::from_secs(age.as_secs());
+        let (saved, text) = of.describe(header);
         let took = began.elapsed();
-        info!(%file, ?age, resources = held, left_out = total - held, ?took,
+        info!(%file, state = text, resources = held, left_out = total - held, ?took,
             "no control plane yet; serving the cached state");
         self.saved = Some(saved);
-        let age = humantime::format_duration(age);
-        let saved = humantime::format_rfc3339_seconds(saved);
-        self.restored = Some(format!(
-            "no control plane yet; serving the state of {saved} from {file}, {age} old at the start"
-        ));
+        self.restored = Some(format!("no control plane yet; serving the state of {text}"));
     }
 
     /// Restores a resource from the file into the store and the client.
@@ -211,7 +207,7 @@ impl Recorder {
         if let Some(kept) = &self.kept
             && kept.state().changed
         {
-            kept.write_requested.notify_one();
+            kept.file.request_write();
         }
     }
 
@@ -224,10 +220,111 @@ impl Recorder {
         let kept = self.kept.clone();
         async move {
             if let Some(kept) = kept {
-                kept.run(report).await;
+                Arc::clone(&kept.file).run(kept, report).await;
             }
         }
     }
+}
+
+impl CacheFile {
+    pub(super) fn new(cache: Cache) -> Arc<Self> {
+        Arc::new(Self { cache, write_requested: Notify::new() })
+    }
+
+    /// Reads the file. An unusable one is logged and ignored.
+    pub(super) fn read(&self) -> Option<(Header, Vec<Restored>)> {
+        let Cache { file, cluster, network } = &self.cache;
+        let read = file::read(file).and_then(|read| match read {
+            Some((header, _)) if (&header.cluster, &header.network) != (cluster, network) => {
+                let Header { cluster, network, .. } = header;
+                Err(format!("it is of cluster {cluster:?} and network {network:?}"))
+            }
+            read => Ok(read),
+        });
+        match read {
+            Ok(Some(read)) => return Some(read),
+            Ok(None) => info!(file = %file.display(), "no state is cached yet"),
+            Err(error) => self.ignore(&error),
+        }
+        None
+    }
+
+    /// Logs the reason for which the content of the file is not used.
+    pub(super) fn ignore(&self, error: &str) {
+        let file = self.cache.file.display();
+        warn!(%file, error, "the cached state cannot be used and is ignored");
+    }
+
+    /// Returns the time at which the content was saved, and describes it.
+    pub(super) fn describe(&self, header: &Header) -> (SystemTime, String) {
+        let saved = UNIX_EPOCH + Duration::from_secs(header.saved.min(LAST_SECOND));
+        let age = SystemTime::now().duration_since(saved).unwrap_or_default();
+        let age = humantime::format_duration(Duration::from_secs(age.as_secs()));
+        let (file, at) = (self.cache.file.display(), humantime::format_rfc3339_seconds(saved));
+        (saved, format!("{at} from {file}, {age} old at the start"))
+    }
+
+    pub(super) fn request_write(&self) {
+        self.write_requested.notify_one();
+    }
+
+    /// Writes the entries of a state after each request, and reports the writes. It never returns.
+    pub(super) async fn run(
+        self: Arc<Self>,
+        state: Arc<impl Cached>,
+        report: impl Fn(Result<SystemTime, String>),
+    ) {
+        let (mut next, mut failed) = (Instant::now(), None);
+        loop {
+            self.write_requested.notified().await;
+            sleep_until(next.max(Instant::now() + SETTLE)).await;
+            let (file, state, began) = (Arc::clone(&self), Arc::clone(&state), Instant::now());
+            let is_retry = failed.is_some();
+            let write = move || file.write(&*state, is_retry);
+            // The task fails only while the process exits.
+            let Ok(written) = tokio::task::spawn_blocking(write).await else {
+                return;
+            };
+            next = Instant::now() + pause(began.elapsed());
+            if let Ok(Some(at)) = written {
+                report(Ok(at));
+            }
+            let error = written.err();
+            if let Some(error) = &error {
+                report(Err(error.to_string()));
+                self.request_write();
+                if failed != Some(error.kind()) {
+                    let file = self.cache.file.display();
+                    warn!(%file, %error, "cannot save the state; the old file stays");
+                }
+            }
+            failed = error.map(|error| error.kind());
+        }
+    }
+
+    /// Writes the file if the state has changed. Returns the time of the write.
+    pub(super) fn write(
+        &self,
+        state: &impl Cached,
+        is_retry: bool,
+    ) -> io::Result<Option<SystemTime>> {
+        let Some(entries) = state.entries(is_retry) else { return Ok(None) };
+        let now = SystemTime::now();
+        let since = now.duration_since(UNIX_EPOCH);
+        let header = Header {
+            cluster: self.cache.cluster.clone(),
+            network: self.cache.network.clone(),
+            saved: since.unwrap_or_default().as_secs(),
+            resources: u64::try_from(entries.len()).unwrap_or(u64::MAX),
+        };
+        file::write(&self.cache.file, &header, &entries)?;
+        Ok(Some(now))
+    }
+}
+
+/// Returns an entry without its type and name.
+pub(super) fn entry(version: &str, body: Bytes) -> Bytes {
+    Entry { version: version.to_owned(), body, ..Entry::default() }.encode()
 }
 
 /// Returns the pause after a write of this duration.
@@ -350,8 +447,7 @@ impl Kept {
     /// Records a resource, with its body if the store uses it.
     fn put(&self, type_url: &'static str, resource: &Resource, reads: bool) {
         let body = resource.body.clone().filter(|_| reads).unwrap_or_default();
-        let entry = Entry { version: resource.version.to_string(), body, ..Entry::default() };
-        self.keep(type_url, &resource.name, entry.encode());
+        self.keep(type_url, &resource.name, entry(&resource.version, body));
     }
 
     /// Records an encoded entry, without its type and name.
@@ -367,60 +463,20 @@ impl Kept {
         state.changed = true;
     }
 
-    async fn run(self: Arc<Self>, report: impl Fn(Result<SystemTime, String>)) {
-        let (mut next, mut failed) = (Instant::now(), None);
-        loop {
-            self.write_requested.notified().await;
-            sleep_until(next.max(Instant::now() + SETTLE)).await;
-            let (kept, began) = (Arc::clone(&self), Instant::now());
-            // The task fails only while the process exits.
-            let Ok(written) = tokio::task::spawn_blocking(move || kept.write()).await else {
-                return;
-            };
-            next = Instant::now() + pause(began.elapsed());
-            if let Ok(Some(at)) = written {
-                report(Ok(at));
-            }
-            let error = written.err();
-            if let Some(error) = &error {
-                report(Err(error.to_string()));
-                self.write_requested.notify_one();
-                if failed != Some(error.kind()) {
-                    let file = self.cache.file.display();
-                    warn!(%file, %error, "cannot save the state; the old file stays");
-                }
-            }
-            failed = error.map(|error| error.kind());
-        }
-    }
-
-    /// Writes the file if the state has changed since the last write. Returns the time of the
-    /// write.
-    fn write(&self) -> io::Result<Option<SystemTime>> {
-        let entries: Vec<_> = {
-            let mut state = self.state();
-            if !std::mem::take(&mut state.changed) {
-                return Ok(None);
-            }
-            let entries = state.entries.iter();
-            let entries = entries.flat_map(|(of, entries)| entries.iter().map(move |it| (*of, it)));
-            let entries = entries.map(|(of, (name, rest))| (of, Arc::clone(name), rest.clone()));
-            entries.collect()
-        };
-        let now = SystemTime::now();
-        let since = now.duration_since(UNIX_EPOCH);
-        let header = Header {
-            cluster: self.cache.cluster.clone(),
-            network: self.cache.network.clone(),
-            saved: since.unwrap_or_default().as_secs(),
-            resources: u64::try_from(entries.len()).unwrap_or(u64::MAX),
-        };
-        let written = file::write(&self.cache.file, &header, &entries);
-        self.state().changed |= written.is_err();
-        written.map(|()| Some(now))
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+}
+
+impl Cached for Kept {
+    fn entries(&self, is_retry: bool) -> Option<Vec<Split>> {
+        let mut state = self.state();
+        if !mem::take(&mut state.changed) && !is_retry {
+            return None;
+        }
+        let entries = state.entries.iter();
+        let entries = entries.flat_map(|(of, entries)| entries.iter().map(move |it| (*of, it)));
+        let entries = entries.map(|(of, (name, rest))| (of, Arc::clone(name), rest.clone()));
+        Some(entries.collect())
     }
 }

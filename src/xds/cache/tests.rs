@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use super::*;
 use crate::xds::client::{Mode, Response, Subscription};
@@ -28,7 +29,12 @@ fn filled(folder: &Path) -> Recorder {
 }
 
 fn write(recorder: &Recorder) -> io::Result<()> {
-    recorder.kept.as_ref().unwrap().write().map(drop)
+    write_again(recorder, false)
+}
+
+fn write_again(recorder: &Recorder, is_retry: bool) -> io::Result<()> {
+    let kept = recorder.kept.as_ref().unwrap();
+    kept.file.write(&**kept, is_retry).map(drop)
 }
 
 fn versions(client: &mut Client) -> Vec<(String, String)> {
@@ -241,7 +247,7 @@ fn a_write_that_fails_leaves_the_old_file_and_is_tried_again() {
     fs::remove_dir(&in_the_way).unwrap();
     // Remains of a process that was killed.
     fs::write(&in_the_way, "half").unwrap();
-    write(&recorder).unwrap();
+    write_again(&recorder, true).unwrap();
     assert_ne!(fs::read(&path).unwrap(), old);
     assert!(!in_the_way.exists());
     folder.close().unwrap();

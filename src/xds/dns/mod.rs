@@ -16,14 +16,11 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use self::lookup::DnsClient;
-use self::schedule::{Answers, Schedule};
+use self::schedule::{Answers, LOOKUPS_MAX, Schedule};
 use super::sleep_until_some;
 use crate::snapshot::builder::Change;
 use crate::snapshot::{Publisher, WantedHost};
 use crate::status::Status;
-
-/// Limit of concurrent lookups, of two queries each.
-const LOOKUPS_MAX: usize = 64;
 
 /// Minimum interval between two scans of all hostnames. The cost of a scan is proportional to
 /// all hostnames and services, however little has changed.

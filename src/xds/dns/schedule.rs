@@ -12,6 +12,9 @@ use tokio::time::Instant;
 /// Limit of hostnames. At a TTL of 30 s it causes some 300 lookups per second. A namespace has at
 /// most half of what the others leave, and gateways of other networks all of it.
 pub(super) const NAMES_MAX: usize = 10_000;
+/// Limit of concurrent lookups, of two queries each. They are divided as hostnames are, so that
+/// lookups that time out delay those of their namespace only.
+pub(super) const LOOKUPS_MAX: usize = 64;
 /// Limit of addresses per hostname, twice what fits into a DNS answer over UDP.
 pub(super) const ADDRESSES_MAX: usize = 64;
 /// Lower and upper bound of a TTL.
@@ -61,6 +64,8 @@ pub(super) struct Schedule {
     due: BTreeSet<(Instant, Arc<str>)>,
     /// Number of names by owner.
     owners: HashMap<Arc<str>, usize>,
+    /// Names that are looked up, with their owners.
+    running: HashMap<Arc<str>, Arc<str>>,
     /// Names that wait for a place, with their owners.
     left_out: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
@@ -122,8 +127,7 @@ impl Schedule {
     /// Returns whether an owner may have another place.
     fn has_room(&self, owner: &str) -> bool {
         let own = self.owners.get(owner).copied().unwrap_or_default();
-        let free = NAMES_MAX - (self.names.len() - own);
-        own < if owner.is_empty() { free } else { free / 2 }
+        may_take(owner, own, self.names.len(), NAMES_MAX)
     }
 
     /// Returns the last known addresses of a hostname; none before the first answer.
@@ -137,18 +141,32 @@ impl Schedule {
         self.left_out.len()
     }
 
+    /// Returns the time of the next lookup; none until one has ended if there is no room.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _)| *at)
+        self.next_lookup().map(|(at, _)| *at)
+    }
+
+    /// Returns the first hostname, and its time, whose owner may have another lookup.
+    fn next_lookup(&self) -> Option<&(Instant, Arc<str>)> {
+        let mut running = HashMap::<&str, usize>::new();
+        for owner in self.running.values() {
+            *running.entry(owner).or_default() += 1;
+        }
+        let has_room = |name: &Arc<str>| {
+            let owner = self.names.get(name).map_or("", |known| &known.owner);
+            let own = running.get(owner).copied().unwrap_or_default();
+            may_take(owner, own, self.running.len(), LOOKUPS_MAX)
+        };
+        self.due.iter().find(|(_, name)| has_room(name))
     }
 
     /// Starts the lookup of a hostname that is due, and returns it.
     pub(super) fn start_next_lookup(&mut self, now: Instant) -> Option<Arc<str>> {
-        let (at, name) = self.due.first()?;
-        if *at > now {
-            return None;
-        }
+        let (_, name) = self.next_lookup().filter(|(at, _)| *at <= now)?;
         let name = Arc::clone(name);
-        self.names.get_mut(&name)?.lookup_started = Some(now);
+        let known = self.names.get_mut(&name)?;
+        known.lookup_started = Some(now);
+        self.running.insert(Arc::clone(&name), Arc::clone(&known.owner));
         self.set_due(&name, now + LOOKUP_LOST_AFTER);
         Some(name)
     }
@@ -172,6 +190,7 @@ impl Schedule {
         answers: Answers,
         now: Instant,
     ) -> Option<Outcome> {
+        self.running.remove(name);
         let known = self.names.get_mut(name)?;
         let (outcome, ttl) = known.merge(answers);
         let wait = match &outcome.error {
@@ -199,6 +218,13 @@ impl Schedule {
             self.due.insert((at, Arc::clone(name)));
         }
     }
+}
+
+/// Returns whether an owner that has `own` of `all` places that are taken may take another one: up
+/// to half of what others leave, and a gateway of another network all of it.
+fn may_take(owner: &str, own: usize, all: usize, max: usize) -> bool {
+    let free = max.saturating_sub(all - own);
+    own < if owner.is_empty() { free } else { free / 2 }
 }
 
 impl HostState {
@@ -399,6 +425,31 @@ mod tests {
         one.schedule.remove(&one.name);
         assert_eq!(one.schedule.next(), None);
         assert_eq!(one.schedule.apply_answers(&one.name, [failed(), failed()], one.now), None);
+    }
+
+    #[test]
+    fn lookups_that_do_not_end_leave_room_to_those_of_others() {
+        let (mut schedule, now) = (Schedule::default(), Instant::now());
+        for number in 0..1000 {
+            schedule.add(&format!("a{number:03}").into(), &["a".into()].into());
+        }
+        schedule.admit(now);
+        let start = |schedule: &mut Schedule| {
+            std::iter::from_fn(|| schedule.start_next_lookup(now)).collect::<Vec<_>>()
+        };
+        let hanging = start(&mut schedule);
+        assert_eq!((hanging.len(), schedule.next()), (LOOKUPS_MAX / 2, None), "it does not spin");
+        schedule.add(&"b".into(), &["b".into()].into());
+        schedule.add(&"gateway".into(), &["".into()].into());
+        schedule.admit(now);
+        assert_eq!(schedule.next(), Some(now));
+        assert_eq!(start(&mut schedule), ["b".into(), "gateway".into()]);
+        // The place of a lookup that has ended is free, also if its hostname is gone.
+        for name in &hanging[..3] {
+            schedule.remove(name);
+            assert_eq!(schedule.apply_answers(name, [failed(), failed()], now), None);
+        }
+        assert_eq!(start(&mut schedule).len(), 2, "half of what the others leave");
     }
 
     #[test]

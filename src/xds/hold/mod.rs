@@ -148,12 +148,12 @@ impl Hold {
         let new = removals.gone.iter().filter(|name| !self.contains(type_url, name)).count();
         let begins = self.is_mass && !self.has_begun && new >= REMOVALS_MIN;
         self.has_begun |= begins;
-        if self.removed.is_empty() {
-            self.waits_since = Some(now);
+        let is_first = self.removed.is_empty();
+        if is_first {
+            (self.waits_since, self.most) = (Some(now), 0);
         }
-        if begins || self.removed.is_empty() {
-            let earlier = if self.removed.is_empty() { 0 } else { self.most };
-            self.most = removals.held_of_all.max(earlier);
+        if begins || is_first {
+            self.most = self.most.max(removals.held_of_all);
         }
         if self.is_mass {
             self.since = self.since.filter(|_| !begins).or(Some(now));

@@ -17,20 +17,26 @@ pub struct Condition {
     /// Its status.
     pub holds: bool,
     /// `Accepted`, `Invalid` (it cannot be read, and only restricts), `Refused` (a part of it must
-    /// not have an effect) or `NoEffect` (a part of it has none).
+    /// not have an effect), `NoEffect` (a part of it has none) or `PortUnavailable` (a listener of
+    /// it is not open).
     pub reason: &'static str,
     /// Findings as `strait check` prints them.
     pub message: String,
 }
 
-/// Returns the condition of an object, given the findings when it was read and those of the join.
-pub(super) fn of(read: &[Finding], joined: &[&Finding]) -> Condition {
+/// Returns the condition of an object, given the findings when it was read, those of the join, and
+/// those about its listeners that are not open.
+pub(super) fn of(read: &[Finding], joined: &[&Finding], closed: &[&Finding]) -> Condition {
     let is_wrong = |one: &&Finding| one.severity != Severity::Warning;
     let wrong: Vec<_> = read.iter().filter(is_wrong).collect();
     let is_refused = joined.iter().any(is_wrong);
-    let (holds, reason, found) = match (&*wrong, joined) {
-        ([], []) => (true, "Accepted", read.iter().collect()),
-        ([], joined) => (false, if is_refused { "Refused" } else { "NoEffect" }, joined.to_vec()),
+    let (holds, reason, found) = match (&*wrong, joined, closed) {
+        ([], [], []) => (true, "Accepted", read.iter().collect()),
+        ([], [], closed) => (false, "PortUnavailable", closed.to_vec()),
+        ([], joined, closed) => {
+            let reason = if is_refused { "Refused" } else { "NoEffect" };
+            (false, reason, [joined, closed].concat())
+        }
         _ => (false, "Invalid", wrong),
     };
     let lines = found.into_iter().take(FINDINGS_MAX).map(|one| match &*one.how {

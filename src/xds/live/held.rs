@@ -64,6 +64,7 @@ impl LiveSource {
         if let Some(objects) = &mut state.usable {
             objects.retain(|one| !is_released(one));
         }
+        state.is_unsaved = true;
         self.version.send_modify(|version| *version += 1);
     }
 

@@ -4,8 +4,10 @@
 //! Each object is read by [`objects`] as the document that a file would contain, once for each of
 //! its changes. A list replaces the former one when it is complete, so an API server that is away
 //! or answers 410 removes nothing. Beyond the limits nothing changes either: to leave an object out
-//! could widen what others may reach. A list without most of what was there is held.
+//! could widen what others may reach. A list without most of what was there is held. A cache file
+//! keeps the lists for a start without the API server.
 
+mod cached;
 #[cfg(feature = "kubernetes")]
 pub mod client;
 mod condition;
@@ -18,11 +20,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::Value as Json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::cache::{self, CacheFile};
 use super::hold::Hold;
 use super::objects::{self, KINDS, Objects, WARNINGS_MAX, limit_findings};
 use crate::config::{KubernetesApi, Selector};
@@ -53,6 +57,7 @@ pub struct LiveSource {
     version: watch::Sender<u64>,
     /// Conditions of all judged objects; none until the first objects are applied.
     verdicts: watch::Sender<Option<Arc<Vec<Verdict>>>>,
+    file: Option<Arc<CacheFile>>,
     namespaces: Option<Selector>,
     limits: (usize, usize),
     hasher: RandomState,
@@ -68,6 +73,8 @@ pub struct LiveObjects {
     pub objects: Vec<Arc<LiveObject>>,
     /// Findings about the source itself.
     pub findings: Findings,
+    /// True if the API server has not answered for some of them yet.
+    is_restored: bool,
 }
 
 /// Object of an API server.
@@ -84,10 +91,12 @@ pub struct LiveObject {
     /// Number of its last change by a user.
     pub generation: Option<i64>,
     uid: Box<str>,
-    /// Its condition when it was read.
-    pub condition: Option<Json>,
+    /// Its condition at the API server, as far as that is known.
+    pub condition: Mutex<Option<Json>>,
     bytes: usize,
     hash: u64,
+    /// Its entry in the cache file; empty without a file.
+    entry: Bytes,
 }
 
 /// Reason for which a kind cannot be watched.
@@ -106,11 +115,17 @@ struct State {
     /// kind was listed.
     usable: Option<Vec<Arc<LiveObject>>>,
     hold: Hold,
+    /// Description of the content of the cache file, if it was restored.
+    restored: Option<String>,
+    /// True after a change that the cache file does not have.
+    is_unsaved: bool,
 }
 
 #[derive(Debug, Default)]
 struct Watched {
     is_listed: bool,
+    /// True while its objects are those of the cache file.
+    is_restored: bool,
     /// Time of the last complete list, or of the answer that there is no such kind, until the hold
     /// has learned of it.
     listed_at: Option<Instant>,
@@ -137,11 +152,12 @@ impl LiveSource {
     fn with_limits(api: &KubernetesApi, objects: usize, bytes: usize) -> Self {
         let kinds = KINDS.iter().map(|(kind, _)| (*kind, Watched::default()));
         let hold = Hold::with(api.hold, held::RULE);
-        let state = State { kinds: kinds.collect(), usable: None, hold };
+        let state = State { kinds: kinds.collect(), hold, ..State::default() };
         Self {
             state: Mutex::new(state),
             version: watch::Sender::new(0),
             verdicts: watch::Sender::new(None),
+            file: None,
             namespaces: api.namespaces.clone(),
             limits: (objects, bytes),
             hasher: RandomState::new(),
@@ -169,10 +185,7 @@ impl LiveSource {
         let uid = json.pointer("/metadata/uid").and_then(Json::as_str).unwrap_or_default();
         let uid: Box<str> = uid.into();
         let is_judged = JUDGED.contains(kind);
-        let conditions = json.pointer("/status/conditions").and_then(Json::as_array);
-        let conditions = conditions.into_iter().flatten().filter(|_| is_judged);
-        let mut conditions = conditions.filter(|one| one["type"] == condition::TYPE);
-        let condition = conditions.next().cloned();
+        let condition = is_judged.then(|| condition_of(&json)).flatten();
         let (json, text) = trim(kind, json);
         let hash = self.hasher.hash_one(&text);
         let bytes = text.len();
@@ -181,6 +194,10 @@ impl LiveSource {
             let is_same = (known.generation, &known.uid) == (generation, &uid);
             known.hash == hash && (is_same || !is_judged)
         });
+        known
+            .iter()
+            .filter(|_| is_judged)
+            .for_each(|known| self.observe(known, condition.as_ref()));
         let object = known.unwrap_or_else(|| {
             let place = format!("{kind} {name}");
             let version = json.get("apiVersion").and_then(Json::as_str).unwrap_or_default();
@@ -190,10 +207,21 @@ impl LiveSource {
             findings.0.sort_by_key(|one| one.severity == Severity::Warning);
             findings.0.truncate(condition::FINDINGS_MAX);
             findings.0.shrink_to_fit();
+            let entry = || cache::entry("", text.into());
+            let entry = self.file.as_ref().map_or_else(Bytes::default, |_| entry());
             let name = name.clone();
-            let object =
-                LiveObject { read, findings, kind, name, generation, uid, condition, bytes, hash };
-            Arc::new(object)
+            Arc::new(LiveObject {
+                read,
+                findings,
+                kind,
+                name,
+                generation,
+                uid,
+                condition: Mutex::new(condition),
+                bytes,
+                hash,
+                entry,
+            })
         });
         let mut fits = true;
         self.change(kind, |watched, others| {
@@ -218,6 +246,15 @@ impl LiveSource {
         fits
     }
 
+    /// Notes the condition that an object has, which another replica may have written.
+    fn observe(&self, object: &LiveObject, condition: Option<&Json>) {
+        let mut known = object.condition.lock();
+        if known.as_ref() != condition {
+            *known = condition.cloned();
+            self.verdicts.send_modify(|_| ());
+        }
+    }
+
     /// Removes an object.
     pub fn remove(&self, kind: &str, json: &Json) {
         let Some(name) = name_of(json) else { return };
@@ -232,9 +269,12 @@ impl LiveSource {
     pub fn complete(&self, kind: &str) {
         self.change(kind, |watched, _| {
             let next = watched.next.take();
-            let is_same = watched.is_listed && !watched.is_over && watched.problem.is_none();
+            let is_same = watched.is_listed
+                && !watched.is_restored
+                && !watched.is_over
+                && watched.problem.is_none();
             let changed = next.as_ref().is_none_or(|next| !next.is(&watched.objects));
-            watched.is_listed = true;
+            (watched.is_listed, watched.is_restored) = (true, false);
             watched.listed_at = Some(Instant::now());
             watched.problem = None;
             watched.is_over = false;
@@ -251,6 +291,7 @@ impl LiveSource {
             is_new = watched.problem.as_ref() != Some(&problem);
             let is_missing = problem == Problem::Missing;
             watched.is_listed |= is_missing;
+            watched.is_restored &= !is_missing;
             if is_missing && is_new {
                 watched.listed_at = Some(Instant::now());
             }
@@ -293,12 +334,16 @@ impl LiveSource {
 
     /// Returns the contents; none until each kind was listed.
     pub fn contents(&self) -> Option<LiveObjects> {
-        let mut state = self.state.lock();
+        self.contents_of(&mut self.state.lock())
+    }
+
+    fn contents_of(&self, state: &mut State) -> Option<LiveObjects> {
         let lists = || KINDS.iter().filter_map(|(kind, _)| Some((*kind, state.kinds.get(kind)?)));
         if !lists().all(|(_, one)| one.is_listed) {
             return None;
         }
         let is_over = lists().any(|(_, one)| one.is_over);
+        let is_restored = lists().any(|(_, one)| one.is_restored);
         let mut found = problems(lists());
         if is_over {
             let (objects, bytes) = (self.limits.0, self.limits.1 >> 20);
@@ -324,29 +369,36 @@ impl LiveSource {
             state.usable = Some(objects);
         }
         let objects = state.usable.clone()?;
-        Some(LiveObjects { objects, findings: Findings(found) })
+        Some(LiveObjects { objects, findings: Findings(found), is_restored })
     }
 
-    /// Notes that contents are applied, and derives their conditions from the findings of their
-    /// join. If there may be more findings than those, objects without one keep their condition in
-    /// namespaces that have some: those of a namespace are never all omitted.
-    pub fn judge(&self, contents: &LiveObjects, found: &[Finding]) {
-        let is_complete = found.len() < WARNINGS_MAX;
-        let namespaces: HashSet<_> = found.iter().map(|one| &*one.namespace).collect();
-        let mut by_place = HashMap::<_, Vec<_>>::new();
-        for one in found {
-            by_place.entry(one.place.file.as_path()).or_default().push(one);
-        }
-        let judged = contents.objects.iter().filter(|one| JUDGED.contains(&one.kind.0));
+    /// Notes that contents are applied, has them written to the cache file, and derives their
+    /// conditions from the findings of their join, and those about listeners that are not open.
+    /// Objects of the file get none. If the join may have more findings, objects without one keep
+    /// their condition in namespaces that have some: those of a namespace are never all omitted.
+    pub fn judge(&self, contents: &LiveObjects, joined: &[Finding], closed: &[Finding]) {
+        let is_complete = joined.len() < WARNINGS_MAX;
+        let namespaces: HashSet<_> = joined.iter().map(|one| &*one.namespace).collect();
+        let [joined, closed] = [joined, closed].map(|found| {
+            let mut by_place = HashMap::<_, Vec<_>>::new();
+            for one in found {
+                by_place.entry(one.place.file.as_path()).or_default().push(one);
+            }
+            by_place
+        });
+        let judged = contents.objects.iter().filter(|_| !contents.is_restored);
+        let judged = judged.filter(|one| JUDGED.contains(&one.kind.0));
         let verdicts = judged.map(|object| {
             let place = format!("{} {}", object.kind.0, object.name);
-            let joined = by_place.get(Path::new(&place)).map_or(&[][..], Vec::as_slice);
+            let [joined, closed] = [&joined, &closed]
+                .map(|found| found.get(Path::new(&place)).map_or(&[][..], Vec::as_slice));
             let has_findings = namespaces.contains(object.namespace());
             let is_known = is_complete || !joined.is_empty() || !has_findings;
-            let condition = is_known.then(|| condition::of(&object.findings.0, joined));
+            let condition = is_known.then(|| condition::of(&object.findings.0, joined, closed));
             (Arc::clone(object), condition)
         });
         self.verdicts.send_replace(Some(Arc::new(verdicts.collect())));
+        self.file.iter().for_each(|file| file.request_write());
     }
 
     /// Waits until objects are applied.
@@ -380,6 +432,7 @@ impl LiveSource {
         // A list without a change may be what a removal waits for.
         let is_awaited = |watched: &Watched| watched.listed_at.is_some() && !is_idle;
         if change(watched, others) || is_awaited(watched) {
+            state.is_unsaved = true;
             self.version.send_modify(|version| *version += 1);
         }
     }
@@ -488,6 +541,12 @@ fn name_of(json: &Json) -> Option<String> {
     let name = metadata.get("name")?.as_str()?;
     let namespace = metadata.get("namespace").and_then(Json::as_str);
     Some(namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}")))
+}
+
+/// Returns the condition that this gateway writes, as an object has it.
+fn condition_of(json: &Json) -> Option<Json> {
+    let mut conditions = json.pointer("/status/conditions")?.as_array()?.iter();
+    conditions.find(|one| one["type"] == condition::TYPE).cloned()
 }
 
 /// Removes the parts that the reader ignores and that are large or change often. Returns the text

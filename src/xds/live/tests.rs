@@ -10,14 +10,14 @@ use crate::config::Config;
 use crate::status::Status;
 use crate::telemetry::Metrics;
 
-fn service(name: &str, port: i64) -> Json {
+pub(super) fn service(name: &str, port: i64) -> Json {
     let metadata = json!({"name": name, "namespace": "app", "resourceVersion": "7"});
     let spec = json!({"ports": [{"port": port}], "clusterIP": "10.1.0.1"});
     json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
 }
 
 /// Lists objects of one kind, as far as they fit.
-fn list_kind(live: &LiveSource, kind: &str, items: &[Json]) {
+pub(super) fn list_kind(live: &LiveSource, kind: &str, items: &[Json]) {
     live.begin(kind);
     if items.iter().all(|item| live.put(kind, item.clone(), true)) {
         live.complete(kind);
@@ -25,13 +25,13 @@ fn list_kind(live: &LiveSource, kind: &str, items: &[Json]) {
 }
 
 /// Lists Services, and nothing of the other kinds.
-fn list(live: &LiveSource, services: &[Json]) {
+pub(super) fn list(live: &LiveSource, services: &[Json]) {
     for (kind, _) in KINDS {
         list_kind(live, kind, if kind == "Service" { services } else { &[] });
     }
 }
 
-fn services(count: usize) -> Vec<Json> {
+pub(super) fn services(count: usize) -> Vec<Json> {
     (0..count).map(|number| service(&format!("s{number}"), 80)).collect()
 }
 
@@ -41,7 +41,7 @@ fn pod(name: &str, address: u8) -> Json {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
 }
 
-fn count(live: &LiveSource) -> usize {
+pub(super) fn count(live: &LiveSource) -> usize {
     live.contents().unwrap().objects.len()
 }
 
@@ -122,7 +122,7 @@ fn a_condition_names_the_worst_that_was_found() {
     let warning = finding(Severity::Warning, "w");
     let refusal = finding(Severity::PassedOver, "r");
     let of = |read: &[Finding], joined: &[&Finding]| {
-        let Condition { holds, reason, message } = condition::of(read, joined);
+        let Condition { holds, reason, message } = condition::of(read, joined, &[]);
         (holds, reason, message)
     };
     let accepted = (true, "Accepted", String::new());
@@ -132,6 +132,9 @@ fn a_condition_names_the_worst_that_was_found() {
     assert_eq!(of(&[], &[&warning]), (false, "NoEffect", w.clone()));
     assert_eq!(of(&[], &[&warning, &refusal]), (false, "Refused", format!("{w}\n{r}")));
     assert_eq!(of(&[warning.clone(), refusal], &[&warning]), (false, "Invalid", r));
+    let closed = condition::of(&[], &[], &[&warning]);
+    assert_eq!((closed.holds, closed.reason), (false, "PortUnavailable"));
+    assert_eq!(condition::of(&[], &[&warning], &[&warning]).message, format!("{w}\n{w}"));
     let many = vec![finding(Severity::PassedOver, &"ä".repeat(20_000)); 9];
     assert_eq!(of(&many, &[]).2.chars().count(), condition::MESSAGE_MAX);
 }
@@ -149,7 +152,7 @@ fn objects_without_a_finding_keep_their_condition_if_findings_may_be_omitted() {
     let place = Place { file: "ServiceExport app/a".into(), line: 0 };
     let found = Finding::warning(&place, "w".to_owned(), "").of("app");
     let judged = |found: &[Finding]| {
-        live.judge(&live.contents().unwrap(), found);
+        live.judge(&live.contents().unwrap(), found, &[]);
         let verdicts = live.verdicts().borrow().clone().unwrap();
         verdicts
             .iter()
@@ -284,6 +287,26 @@ async fn a_list_of_far_fewer_objects_waits_for_its_time_or_an_operator() {
         assert!(status.held_objects.lock().is_none());
         assert!(metrics.encode().contains("strait_xds_held_removals 0\n"));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_mass_removal_of_objects_waits_for_its_own_time() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    list(&live, &services(24));
+    assert_eq!(count(&live), 24);
+    let begun = Instant::now();
+    list(&live, &[]);
+    assert_eq!(count(&live), 24);
+    // All but two return, and go again.
+    advance(Duration::from_secs(300)).await;
+    list(&live, &services(24)[2..]);
+    assert_eq!(count(&live), 24);
+    advance(Duration::from_secs(61)).await;
+    list(&live, &[]);
+    assert_eq!(count(&live), 24);
+    live.changed(live.version()).await;
+    assert_eq!(begun.elapsed().as_secs(), 361 + 600);
+    assert_eq!(count(&live), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -55,7 +55,7 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 /// Delay before conditions that could not be written are tried again.
 const WRITE_RETRY: Duration = Duration::from_secs(60);
 
-/// Longest time without a look at the conditions.
+/// Longest time without a look at the conditions, and between two corrections of one.
 const WRITE_IDLE: Duration = Duration::from_secs(3600);
 
 /// Owner of the conditions at the API server: that of all replicas.
@@ -212,8 +212,8 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
     }
 }
 
-/// Writes the conditions that differ from those at the API server, after each application.
-/// Ends when they may not be written any more: a successor may judge otherwise.
+/// Writes the conditions that differ from those at the API server, after each application and each
+/// change of those. Ends when they may not be written any more: a successor may judge otherwise.
 async fn write_conditions(
     client: Client,
     live: Arc<LiveSource>,
@@ -225,17 +225,21 @@ async fn write_conditions(
     let mut last_error = None;
     let mut last_namespace = String::new();
     loop {
-        let now = verdicts.borrow_and_update().clone().unwrap_or_default();
-        let objects: HashSet<_> = now.iter().map(|(object, _)| key(object)).collect();
+        let all = verdicts.borrow_and_update().clone().unwrap_or_default();
+        let objects: HashSet<_> = all.iter().map(|(object, _)| key(object)).collect();
+        let (now, mut next) = (Instant::now(), Instant::now() + WRITE_IDLE);
         written.retain(|key, _| objects.contains(key));
-        again.retain(|key, at| objects.contains(key) && *at > Instant::now());
-        let due = now.iter().filter_map(|(object, condition)| {
+        again.retain(|key, at| objects.contains(key) && *at > now);
+        let due = all.iter().filter_map(|(object, condition)| {
             let (condition, key) = (condition.as_ref()?, key(object));
-            let is_there = match written.get(&key) {
-                Some(known) if Arc::ptr_eq(&known.object, object) => known.condition == *condition,
-                _ => is_found(object, condition),
-            };
-            (!is_there && !again.contains_key(&key)).then_some((object, condition))
+            if is_found(object, condition) {
+                return None;
+            }
+            let last = written.get(&key).filter(|last| last.is_of(object, condition));
+            let at = again.get(&key).copied().max(last.map(|last| last.correct_at));
+            let Some(at) = at.filter(|at| *at > now) else { return Some((object, condition)) };
+            next = next.min(at);
+            None
         });
         for (object, condition) in in_turns(due.collect(), &last_namespace) {
             if !may_write() {
@@ -243,27 +247,30 @@ async fn write_conditions(
             }
             let key = key(object);
             object.namespace().clone_into(&mut last_namespace);
-            let since = transition(object, condition, written.get(&key));
-            let done = write(&client, object, condition, &since);
-            let done = timeout(WRITE_DEADLINE, done).await;
+            let new = Written::new(object, condition, written.get(&key));
+            // Before the write, so that an event after it is not forgotten.
+            let before = object.condition.lock().replace(new.json());
+            let done = timeout(WRITE_DEADLINE, write(&client, &new)).await;
             if let Err(error) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
-                again.insert(key, Instant::now() + WRITE_RETRY);
+                if is_found(object, condition) {
+                    *object.condition.lock() = before;
+                }
+                let at = Instant::now() + WRITE_RETRY;
+                again.insert(key, at);
+                next = next.min(at);
                 let error = Some((object.kind.0, error));
                 if let Some((kind, error)) = error.as_ref().filter(|_| error != last_error) {
                     warn!(kind, error, "cannot write conditions of Kubernetes objects");
                 }
                 last_error = error;
             } else {
-                let (object, condition) = (Arc::clone(object), condition.clone());
-                written.insert(key, Written { object, condition, since });
+                written.insert(key, new);
             }
             // Only after a write, so that each pass has some progress.
             if verdicts.has_changed().unwrap_or_default() {
                 break;
             }
         }
-        let next = again.values().min().copied();
-        let next = next.unwrap_or_else(|| Instant::now() + WRITE_IDLE);
         // The sender lives as long as `live`.
         let _ = timeout_at(next, verdicts.changed()).await;
     }
@@ -274,6 +281,47 @@ struct Written {
     object: Arc<LiveObject>,
     condition: Condition,
     since: Json,
+    /// Number of corrections in a row: another replica has overwritten the same condition.
+    corrections: u32,
+    /// Time before which it is not corrected again. Replicas that do not agree would otherwise
+    /// write without end.
+    correct_at: Instant,
+}
+
+impl Written {
+    /// Returns the next write, after the last one of an object of that name.
+    fn new(object: &Arc<LiveObject>, condition: &Condition, last: Option<&Self>) -> Self {
+        let now = Instant::now();
+        let same = last.filter(|last| last.is_of(object, condition));
+        let corrections = same.map_or(0, |last| {
+            let is_recent = now < last.correct_at + WRITE_IDLE;
+            1 + if is_recent { last.corrections } else { 0 }
+        });
+        let doubled = |times| WRITE_RETRY.saturating_mul(2_u32.saturating_pow(times));
+        let wait = corrections.checked_sub(1).map_or(Duration::ZERO, doubled);
+        Self {
+            object: Arc::clone(object),
+            condition: condition.clone(),
+            since: transition(object, condition, last),
+            corrections,
+            correct_at: now + wait.min(WRITE_IDLE),
+        }
+    }
+
+    /// Returns the condition as the API server has it.
+    fn json(&self) -> Json {
+        let Self { object, condition, since, .. } = self;
+        json!({
+            "type": condition::TYPE, "status": status(condition), "reason": condition.reason,
+            "message": condition.message, "observedGeneration": object.generation,
+            "lastTransitionTime": since,
+        })
+    }
+
+    /// Returns whether the same condition of the same object would be written again.
+    fn is_of(&self, object: &Arc<LiveObject>, condition: &Condition) -> bool {
+        Arc::ptr_eq(&self.object, object) && self.condition == *condition
+    }
 }
 
 /// Sorts the conditions so that namespaces take turns, beginning after the one that was last: one
@@ -302,8 +350,8 @@ fn transition(object: &LiveObject, condition: &Condition, last: Option<&Written>
     let since = match last {
         Some(last) => (last.condition.holds == condition.holds).then(|| last.since.clone()),
         None => {
-            let found = object.condition.as_ref();
-            let same = found.filter(|one| one["status"] == status(condition));
+            let found = object.condition.lock();
+            let same = found.as_ref().filter(|one| one["status"] == status(condition));
             same.map(|one| one["lastTransitionTime"].clone()).filter(Json::is_string)
         }
     };
@@ -318,9 +366,9 @@ fn key(object: &LiveObject) -> Key {
     (object.kind.0, object.name.clone())
 }
 
-/// Returns whether an object had a condition when it was read.
+/// Returns whether an object has a condition.
 fn is_found(object: &LiveObject, wanted: &Condition) -> bool {
-    object.condition.as_ref().is_some_and(|one| {
+    object.condition.lock().as_ref().is_some_and(|one| {
         one["status"] == status(wanted)
             && one["reason"] == wanted.reason
             && one["message"] == *wanted.message
@@ -333,21 +381,12 @@ fn status(condition: &Condition) -> &'static str {
 }
 
 /// Writes the condition of an object. One that is gone, or whose kind has no status, gets none.
-async fn write(
-    client: &Client,
-    object: &LiveObject,
-    condition: &Condition,
-    since: &Json,
-) -> Result<(), String> {
-    let Some((namespace, name)) = object.name.split_once('/') else { return Ok(()) };
-    let (kind, version) = &object.kind;
+async fn write(client: &Client, new: &Written) -> Result<(), String> {
+    let Some((namespace, name)) = new.object.name.split_once('/') else { return Ok(()) };
+    let (kind, version) = &new.object.kind;
     let patch = json!({
         "apiVersion": version, "kind": kind, "metadata": {"name": name},
-        "status": {"conditions": [{
-            "type": condition::TYPE, "status": status(condition), "reason": condition.reason,
-            "message": condition.message, "observedGeneration": object.generation,
-            "lastTransitionTime": since,
-        }]},
+        "status": {"conditions": [new.json()]},
     });
     let resource = resource(kind, version);
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);

@@ -32,7 +32,7 @@ fn source(exports: &[Json]) -> Arc<LiveSource> {
     for export in exports {
         assert!(live.put("ServiceExport", export.clone(), false));
     }
-    live.judge(&live.contents().expect("contents"), &[]);
+    live.judge(&live.contents().expect("contents"), &[], &[]);
     Arc::new(live)
 }
 
@@ -89,6 +89,74 @@ async fn a_namespace_whose_conditions_cannot_be_written_delays_another_one_by_on
     assert!(asked[1].contains("/namespaces/b/"), "{asked:?}");
 }
 
+/// Each write is overwritten by another replica that does not agree.
+#[tokio::test(start_paused = true)]
+async fn a_condition_that_another_replica_overwrites_is_corrected_ever_later() {
+    let live = source(&[export("a", "e", "x")]);
+    let (writes, mut asked) = mpsc::channel(1);
+    let server = service_fn(move |request: Request<kube::client::Body>| {
+        let writes = writes.clone();
+        async move {
+            assert_eq!(request.method(), Method::PATCH);
+            writes.send(Instant::now()).await.expect("a test");
+            let object = export("a", "e", "x").to_string();
+            Ok::<_, Infallible>(Response::new(Body::from(object)))
+        }
+    });
+    let writer = write_conditions(Client::new(server, "default"), Arc::clone(&live), || true);
+    let begun = Instant::now();
+    let overwrites = async {
+        let mut times = Vec::new();
+        while let Some(at) = asked.recv().await {
+            times.push((at - begun).as_secs());
+            let (count, mut other) = (times.len(), export("a", "e", "x"));
+            if count == 10 {
+                break;
+            }
+            other["status"]["conditions"][0]["message"] = json!(format!("other {count}"));
+            assert!(live.put("ServiceExport", other, false));
+        }
+        times
+    };
+    let times = tokio::select! {
+        () = writer => panic!("the writer has ended"),
+        times = overwrites => times,
+    };
+    let waits: Vec<_> = times.windows(2).map(|two| two[1] - two[0]).collect();
+    assert_eq!(waits, [0, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_events_of_own_conditions_cause_no_write() {
+    let live = source(&[export("a", "e", "x")]);
+    let (writes, mut asked) = mpsc::channel(4);
+    let server = service_fn(move |request: Request<kube::client::Body>| {
+        let writes = writes.clone();
+        async move {
+            let body = request.into_body().collect_bytes().await.expect("a body");
+            let patch: Json = serde_json::from_slice(&body).expect("a patch");
+            writes.send(patch["status"].clone()).await.expect("a test");
+            let object = export("a", "e", "x").to_string();
+            Ok::<_, Infallible>(Response::new(Body::from(object)))
+        }
+    });
+    let writer = write_conditions(Client::new(server, "default"), Arc::clone(&live), || true);
+    let events = async {
+        let mut own = export("a", "e", "x");
+        own["status"] = asked.recv().await.expect("a write");
+        assert!(live.put("ServiceExport", own.clone(), false));
+        assert!(timeout(2 * WRITE_IDLE, asked.recv()).await.is_err());
+        own["status"]["conditions"][0]["reason"] = json!("Invalid");
+        assert!(live.put("ServiceExport", own, false));
+        let status = asked.recv().await.expect("a correction");
+        assert_eq!(status["conditions"][0]["reason"], "Accepted");
+    };
+    tokio::select! {
+        () = writer => panic!("the writer has ended"),
+        () = events => {}
+    }
+}
+
 #[test]
 fn namespaces_take_turns_from_the_one_after_the_last() {
     let names = ["a/1", "a/2", "a/3", "b/1", "c/1", "c/2"];
@@ -114,6 +182,8 @@ fn the_time_of_a_transition_is_that_of_the_last_change_of_the_status() {
         object: Arc::clone(&object),
         condition: condition(holds),
         since: json!("written"),
+        corrections: 0,
+        correct_at: Instant::now(),
     };
     let since = |holds, last: Option<&Written>| match transition(&object, &condition(holds), last) {
         Json::String(time) if time.starts_with("20") => "now".to_owned(),

@@ -1,0 +1,226 @@
+//! Objects in a cache file, for a start without the API server.
+//!
+//! The file has the objects of all namespaces: another selector may need them after a restart.
+//! Objects whose removal waits are among them. Each kind has an entry without a name, so that a
+//! kind of which an older build knew nothing is listed before anything is served.
+
+use std::mem;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use tracing::info;
+
+use super::{KINDS, LiveObject, LiveSource, Watched};
+use crate::status::Status;
+use crate::xds::cache::{Cache, CacheFile, Cached, Split};
+use crate::xds::client::Resource;
+
+impl LiveSource {
+    /// Adds a cache file.
+    #[must_use]
+    pub fn with_cache(self, cache: Option<Cache>) -> Self {
+        Self { file: cache.map(CacheFile::new), ..self }
+    }
+
+    /// Restores the objects of the cache file, if there are any, before the first list. An unusable
+    /// file is logged and ignored. Returns the time at which the objects were saved. It blocks.
+    pub fn restore(&self) -> Option<SystemTime> {
+        let file = self.file.as_ref()?;
+        let (header, entries) = file.read()?;
+        for (resource, _) in &entries {
+            if let Err(error) = self.take(resource) {
+                file.ignore(&error);
+                self.state.lock().kinds.values_mut().for_each(|kind| *kind = Watched::default());
+                return None;
+            }
+        }
+        let (saved, text) = file.describe(&header);
+        info!(state = text, objects = entries.len(), "no API server yet; serving cached objects");
+        let mut state = self.state.lock();
+        state.restored =
+            Some(format!("the API server has not listed every kind yet; serving those of {text}"));
+        for watched in state.kinds.values_mut() {
+            if let Some(next) = watched.next.take() {
+                watched.objects = next;
+                (watched.is_listed, watched.is_restored) = (true, true);
+            }
+        }
+        // What the first lists do not have is compared with this.
+        self.contents_of(&mut state);
+        self.version.send_modify(|version| *version += 1);
+        Some(saved)
+    }
+
+    /// Adds an entry of the file to the list of its kind, which one without a name begins.
+    fn take(&self, resource: &Resource) -> Result<(), String> {
+        let mut kinds = KINDS.iter().map(|(kind, _)| *kind);
+        let Some(kind) = kinds.find(|kind| *kind == resource.body_type) else { return Ok(()) };
+        if resource.name.is_empty() {
+            self.begin(kind);
+            return Ok(());
+        }
+        let body = resource.body.as_deref().unwrap_or_default();
+        let json = serde_json::from_slice(body);
+        let json = json.map_err(|error| format!("{kind} {}: {error}", resource.name))?;
+        let fits = self.put(kind, json, true);
+        fits.then_some(()).ok_or_else(|| "it has more objects than the limits permit".to_owned())
+    }
+
+    /// Describes the objects of the cache file, until the API server has answered for each kind.
+    pub fn restored(&self) -> Option<String> {
+        let state = self.state.lock();
+        let is_restored = state.kinds.values().any(|one| one.is_restored);
+        state.restored.clone().filter(|_| is_restored)
+    }
+
+    /// Writes the cache file after changes, and never returns. Without a file it ends at once.
+    pub async fn write(self: Arc<Self>, status: Arc<Status>) {
+        if let Some(file) = self.file.clone() {
+            file.run(self, |written| status.objects_cache.lock().note(written)).await;
+        }
+    }
+}
+
+impl Cached for LiveSource {
+    fn entries(&self, is_retry: bool) -> Option<Vec<Split>> {
+        let mut state = self.state.lock();
+        let is_complete = |one: &Watched| one.is_listed && !one.is_restored && !one.is_over;
+        if !state.kinds.values().all(is_complete) || !(mem::take(&mut state.is_unsaved) || is_retry)
+        {
+            return None;
+        }
+        let state = &*state;
+        let listed = state.kinds.values().flat_map(|one| one.objects.objects.values());
+        let held = state.usable.iter().flatten();
+        let held = held.filter(|one| state.hold.contains(one.kind.0, &one.name));
+        let kinds = state.kinds.keys().map(|kind| (*kind, Arc::default(), Bytes::new()));
+        let entry =
+            |one: &Arc<LiveObject>| (one.kind.0, one.name.as_str().into(), one.entry.clone());
+        Some(kinds.chain(listed.chain(held).map(entry)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use serde_json::{Value as Json, json};
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::config::KubernetesApi;
+    use crate::xds::live::tests::{count, list, list_kind, service, services};
+    use crate::xds::live::{BYTES_MAX, Problem};
+
+    fn cached(folder: &Path) -> LiveSource {
+        limited(folder, 100)
+    }
+
+    fn limited(folder: &Path, objects: usize) -> LiveSource {
+        let cache = Cache { file: folder.join("cache"), cluster: "e".into(), network: "n".into() };
+        let live = LiveSource::with_limits(&KubernetesApi::default(), objects, BYTES_MAX);
+        live.with_cache(Some(cache))
+    }
+
+    /// Writes the file, and returns whether there was something to write.
+    fn is_written(live: &LiveSource) -> bool {
+        let file = live.file.as_ref().expect("a file");
+        file.write(live, false).expect("a write").is_some()
+    }
+
+    fn policy() -> Json {
+        let mut policy = service("policy", 80);
+        policy["kind"] = json!("ServiceExpositionPolicy");
+        policy["apiVersion"] = json!("multicluster.istio.io/v1alpha1");
+        policy
+    }
+
+    /// Writes a file with 12 Services and a policy.
+    fn fill(folder: &Path) {
+        let live = cached(folder);
+        list(&live, &services(12));
+        assert!(live.put("ServiceExpositionPolicy", policy(), false));
+        assert!(is_written(&live));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn cached_objects_serve_until_each_kind_is_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        fill(folder.path());
+        let mode = fs::metadata(folder.path().join("cache")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let live = cached(folder.path());
+        assert!(live.restore().is_some());
+        assert_eq!((count(&live), live.missing()), (13, vec![]));
+        live.failed("Pod", Problem::Failed("away".to_owned()));
+        let contents = live.contents().unwrap();
+        let found = contents.all_findings().lines();
+        assert!(found[0].contains("Pod cannot be watched: away"), "{found:?}");
+        live.judge(&contents, &[], &[]);
+        assert!(live.verdicts().borrow().as_ref().unwrap().is_empty(), "nothing is judged");
+        assert!(!is_written(&live), "nothing is listed");
+
+        let all = KINDS.map(|(kind, _)| kind);
+        for kind in all.into_iter().filter(|kind| *kind != "Service") {
+            assert!(live.restored().unwrap().contains("/cache, "));
+            list_kind(&live, kind, &[]);
+            assert_eq!(count(&live), 13, "{kind} is listed before the others");
+        }
+        list_kind(&live, "Service", &services(12));
+        assert_eq!(live.restored(), None);
+        live.changed(live.version()).await;
+        assert_eq!(count(&live), 12, "the policy was removed meanwhile");
+        live.judge(&live.contents().unwrap(), &[], &[]);
+        assert!(is_written(&live));
+        let live = cached(folder.path());
+        assert!(live.restore().is_some());
+        assert_eq!(count(&live), 12);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_first_list_of_far_fewer_objects_than_are_cached_is_held() {
+        let folder = tempfile::tempdir().unwrap();
+        fill(folder.path());
+        for _ in 0..2 {
+            let live = cached(folder.path());
+            assert!(live.restore().is_some());
+            list(&live, &[]);
+            assert_eq!(count(&live), 13);
+            advance(Duration::from_secs(61)).await;
+            assert_eq!(count(&live), 13);
+            assert!(is_written(&live), "with what is held, for a successor");
+        }
+        let live = cached(folder.path());
+        assert!(live.restore().is_some());
+        list(&live, &[]);
+        assert_eq!(count(&live), 13);
+        live.changed(live.version()).await;
+        assert_eq!(count(&live), 0, "the time of the hold is over");
+    }
+
+    #[test]
+    fn a_file_that_lacks_a_kind_or_exceeds_the_limits_serves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(cached(folder.path()).restore(), None, "no file");
+        fill(folder.path());
+        let live = limited(folder.path(), 5);
+        assert_eq!(live.restore(), None);
+        assert_eq!(live.missing().len(), KINDS.len());
+
+        let without_pods = cached(folder.path());
+        list(&without_pods, &services(12));
+        without_pods.state.lock().kinds.remove("Pod");
+        assert!(is_written(&without_pods));
+        let live = cached(folder.path());
+        assert!(live.restore().is_some());
+        assert_eq!(live.missing(), ["Pod"]);
+        assert!(live.contents().is_none());
+        list_kind(&live, "Pod", &[]);
+        assert_eq!(count(&live), 12);
+        assert!(!is_written(&live), "the other kinds are not listed");
+    }
+}
