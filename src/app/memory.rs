@@ -43,8 +43,7 @@ impl Memory {
         let cgroups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
         let groups = cgroups.lines().filter_map(|line| Cgroup::parse(root, line));
         let resident = || read_kib(&root.join("proc/self/status"), "VmRSS:").unwrap_or(0);
-        let limited = groups.flat_map(|group| group.measure(resident));
-        let limited = limited.filter(|own| machine.is_none_or(|machine| own.limit < machine));
+        let limited = groups.flat_map(|group| group.measure(machine, resident));
         // Of several limits the one with the least left counts: other processes share the limits
         // of parent groups.
         let nearest = limited.min_by_key(|own| own.limit.saturating_sub(own.used));
@@ -146,22 +145,21 @@ impl Cgroup {
         })
     }
 
-    /// Returns the limits of this group and of its ancestors, each with the use of that group. If
-    /// a group does not report its use, that of its nearest descendant counts.
-    fn measure(&self, resident: impl Fn() -> u64) -> Vec<Memory> {
-        let mut used = None;
-        let mut measured = Vec::new();
+    /// Returns the limits of this group and of its ancestors below the memory of the machine, each
+    /// with the use of that group. If a group does not report its use, that of its nearest
+    /// descendant counts. The use of groups without a limit is not read, which costs more.
+    fn measure(&self, machine: Option<u64>, resident: impl Fn() -> u64) -> Vec<Memory> {
         // In a container, only the mount itself may be visible.
-        let groups = self.own.ancestors();
-        for group in groups.take_while(|group| group.starts_with(&self.mount)) {
-            used = self.used(group).or(used);
+        let groups = self.own.ancestors().take_while(|group| group.starts_with(&self.mount));
+        let groups: Vec<&Path> = groups.collect();
+        let limited = groups.iter().enumerate().filter_map(|(place, group)| {
             let limits = self.limits.iter().map(|file| group.join(file));
-            let limit = limits.filter_map(|file| read(&file)?.trim().parse().ok());
-            measured.extend(
-                limit.min().map(|limit| Memory { limit, used: used.unwrap_or_else(&resident) }),
-            );
-        }
-        measured
+            let limits = limits.filter_map(|file| read(&file)?.trim().parse().ok());
+            let limit = limits.min().filter(|&limit| machine.is_none_or(|all| limit < all))?;
+            let used = groups.iter().take(place + 1).rev().find_map(|group| self.used(group));
+            Some(Memory { limit, used: used.unwrap_or_else(&resident) })
+        });
+        limited.collect()
     }
 
     /// Returns the use of a group without the page cache, which the kernel reclaims before it
