@@ -32,7 +32,7 @@ pub struct Directives {
 }
 
 impl Directives {
-    /// Parses directives. `EnvFilter` is less strict: it takes a misspelt level for the name of a
+    /// Parses directives. `Targets` is less strict: it takes a misspelt level for the name of a
     /// target, and then logs nothing else.
     ///
     /// # Errors

@@ -15,9 +15,10 @@ use parking_lot::Mutex;
 use tracing::subscriber::set_global_default;
 use tracing::{Subscriber, error};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
-use tracing_subscriber::{EnvFilter, Registry, reload};
+use tracing_subscriber::{Registry, reload};
 
 use super::json_line::JsonLine;
 use crate::config::{Directives, Log, LogFormat};
@@ -45,7 +46,7 @@ pub enum LogError {
 pub struct LogHandle(Arc<Inner>);
 
 struct Inner {
-    reload: reload::Handle<EnvFilter, Registry>,
+    reload: reload::Handle<Targets, Registry>,
     configured: Mutex<String>,
     current: Mutex<String>,
     drops: Option<ErrorCounter>,
@@ -188,9 +189,9 @@ where
 
 /// Returns the filter of some directives. The client of Kubernetes logs each page that it cannot
 /// read, with the objects of all tenants in it, so it is silent unless a directive names it.
-fn filter(directives: &str) -> Result<EnvFilter, String> {
+fn filter(directives: &str) -> Result<Targets, String> {
     let silent = if directives.contains("kube_client") { "" } else { ",kube_client=off" };
-    EnvFilter::try_new(format!("{directives}{silent}")).map_err(|error| error.to_string())
+    format!("{directives}{silent}").parse::<Targets>().map_err(|error| error.to_string())
 }
 
 impl LogHandle {
