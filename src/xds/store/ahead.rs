@@ -13,9 +13,11 @@ use crate::xds::interner::Interner;
 
 /// Number of resources from which a thread saves time.
 const RESOURCES_MIN: usize = 2_048;
-/// Number of resources that are handed over together.
+/// Limits of the resources that are handed over together: their number, and the bytes of all of
+/// their bodies but the last.
 const BATCH: usize = 128;
-/// Limit of batches that wait. A decoded resource takes about a kilobyte.
+const BATCH_BYTES: usize = 128 * 1024;
+/// Limit of batches that wait.
 const BATCHES_MAX: usize = 8;
 
 type Decoded = (Arc<str>, Result<Address, String>);
@@ -42,17 +44,21 @@ impl Ahead {
         let (decoded, batches) = sync_channel(BATCHES_MAX);
         let (mut interner, mut alike) = (mem::take(interner), Alike::default());
         let decode = move || {
-            let mut resources = resources.into_iter();
-            loop {
-                let batch = resources.by_ref().take(BATCH).map(|(name, body)| {
-                    let address = alike.read(&name, body, &mut interner);
-                    (name, address)
-                });
-                let batch: Vec<_> = batch.collect();
-                if batch.is_empty() || decoded.send(batch).is_err() {
-                    return interner;
+            let (mut batch, mut bytes) = (Vec::with_capacity(BATCH), 0);
+            for (name, body) in resources {
+                bytes += body.len();
+                let address = alike.read(&name, body, &mut interner);
+                batch.push((name, address));
+                if batch.len() == BATCH || bytes > BATCH_BYTES {
+                    bytes = 0;
+                    if decoded.send(mem::replace(&mut batch, Vec::with_capacity(BATCH))).is_err() {
+                        return interner;
+                    }
                 }
             }
+            // The receiver may be gone, as it skips what it does not need.
+            let _ = decoded.send(batch);
+            interner
         };
         // If no thread can be started, the resources are decoded one by one, and share no strings
         // with earlier ones.

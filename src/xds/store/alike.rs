@@ -25,14 +25,15 @@ const UID: u32 = 20;
 /// Field number of the map of services.
 const SERVICES: u32 = 22;
 
-/// Limits of the workloads that others are compared with, and of their common fields in bytes.
-const KNOWN_MAX: usize = 1 << 15;
-const COMMON_BYTES_MAX: usize = 2_048;
+/// Limit of the workloads that others are compared with, in bytes. Each counts with its common
+/// fields as received and its fixed size: 20,000 Deployments of 600 bytes.
+const KNOWN_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Alike {
     /// First workload with these common fields, encoded one after the other.
     known: HashMap<Box<[u8]>, Workload>,
+    known_bytes: usize,
     common: Vec<u8>,
 }
 
@@ -74,9 +75,11 @@ impl Alike {
         }
         let is_first = own.is_some() && known.is_none();
         let address = read_address(name, body.clone(), interner)?;
-        let has_room = self.known.len() < KNOWN_MAX && self.common.len() <= COMMON_BYTES_MAX;
+        let bytes = self.known_bytes + self.common.len() + size_of::<(Box<[u8]>, Workload)>();
+        let has_room = bytes <= KNOWN_BYTES_MAX;
         if let (Address::Workload(workload), true) = (&address, is_first && has_room) {
             self.known.insert(self.common.as_slice().into(), workload.clone());
+            self.known_bytes = bytes;
         }
         Ok(address)
     }
@@ -190,6 +193,20 @@ mod tests {
             change(&mut pod);
             assert!(!compare(&mut alike, &mut interner, "east//Pod/app/4", &encoded(pod)));
         }
+    }
+
+    #[test]
+    fn the_workloads_that_others_are_compared_with_are_bounded_in_bytes() {
+        let (mut alike, mut interner) = (Alike::default(), Interner::default());
+        for index in 0..20 {
+            let host = format!("{index:02}").repeat(1 << 19);
+            let pod = proto::Workload { hostname: host, ..pod(0) };
+            let name = pod.uid.clone();
+            assert!(compare(&mut alike, &mut interner, &name, &encoded(pod)));
+        }
+        let bytes: usize = alike.known.keys().map(|common| common.len()).sum();
+        assert!(alike.known.len() == 15 && bytes < alike.known_bytes);
+        assert!(alike.known_bytes <= KNOWN_BYTES_MAX);
     }
 
     #[test]

@@ -51,8 +51,9 @@ pub struct Store {
     policies: BTreeMap<Arc<str>, Arc<Policy>>,
     /// Number of list entries, compared with the limit.
     endpoints: usize,
-    /// Number of parts of the policies of each namespace.
+    /// Number of parts of the policies of each namespace, and of all.
     policy_parts: HashMap<String, usize>,
+    all_policy_parts: usize,
     /// Of addresses; `ahead` has it while that decodes.
     interner: Interner,
     ahead: Option<Ahead>,
@@ -67,6 +68,7 @@ impl Default for Store {
             policies: BTreeMap::new(),
             endpoints: 0,
             policy_parts: HashMap::new(),
+            all_policy_parts: 0,
             interner: Interner::default(),
             ahead: None,
             policies_changed: false,
@@ -192,7 +194,7 @@ impl Store {
     fn check_policy_parts(&self, name: &str, policy: &Policy) -> Result<(), String> {
         let old = self.policies.get(name).map_or(0, |old| old.size());
         let own = self.policy_parts.get(&policy.namespace).copied().unwrap_or_default();
-        let others = self.policy_parts.values().sum::<usize>() - own;
+        let others = self.all_policy_parts - own;
         let parts = own.saturating_sub(old) + policy.size();
         let most = POLICY_PARTS_MAX.saturating_sub(others) / 2;
         if parts > most && policy.size() > old {
@@ -210,15 +212,19 @@ impl Store {
             Some(old) if **old == new => Arc::clone(old),
             _ => Arc::new(new),
         });
-        if let Some(old) = &old
-            && let Some(parts) = self.policy_parts.get_mut(&old.namespace)
-        {
-            *parts -= old.size();
+        if let Some(old) = &old {
+            self.all_policy_parts -= old.size();
+            if let Some(parts) = self.policy_parts.get_mut(&old.namespace) {
+                *parts -= old.size();
+                if *parts == 0 {
+                    self.policy_parts.remove(&old.namespace);
+                }
+            }
         }
         if let Some(new) = &new {
+            self.all_policy_parts += new.size();
             *self.policy_parts.entry(new.namespace.clone()).or_default() += new.size();
         }
-        self.policy_parts.retain(|_, parts| *parts > 0);
         if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
             self.policies_changed = true;
         }

@@ -86,6 +86,7 @@ fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
     // The namespace of the policy and another one.
     for (of, parts, most) in [("app", 499_997, 500_000), ("other", 999_993, 3)] {
         store.policy_parts = [(of.to_owned(), parts)].into();
+        store.all_policy_parts = parts;
         let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
         let parts = if of == "app" { parts + 4 } else { 4 };
         let want = format!(
@@ -94,12 +95,16 @@ fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
         );
         assert_eq!(why, want);
     }
+    store.remove(AUTHORIZATION, "app/p");
     store.policy_parts = [("other".to_owned(), 999_992)].into();
+    store.all_policy_parts = 999_992;
     store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
     store.upsert(AUTHORIZATION, &policy(0, 81)).unwrap();
     assert_eq!(store.policy_parts["app"], 4, "an update counts once");
+    assert_eq!(store.all_policy_parts, 999_996);
     store.remove(AUTHORIZATION, "app/p");
     assert!(!store.policy_parts.contains_key("app"));
+    assert_eq!(store.all_policy_parts, 999_992);
     let long = Resource { body: Some(vec![0; BODY_BYTES_MAX + 1].into()), ..workload("c", "") };
     let why = store.upsert(ADDRESS, &long).unwrap_err();
     assert_eq!(why, "resource: 2097153 bytes, want at most 2097152");
@@ -259,6 +264,8 @@ fn every_list_counts_and_a_service_without_ports_too() {
 fn what_another_thread_decodes_is_stored_as_if_this_one_did() {
     let one = |index: usize| {
         let (name, node) = (format!("w{index}"), format!("node-{}", index % 5));
+        // Alone in their batch.
+        let node = if index % 1_000 == 4 { node.repeat(1 << 15) } else { node };
         let good = workload(&name, &node);
         match index % 9 {
             0 => service(&name, false),

@@ -7,10 +7,12 @@ mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::park_timeout;
 use std::time::{Duration, SystemTime};
 
 use h2::Reason;
 use tokio::sync::{Notify, mpsc};
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status as GrpcStatus;
@@ -296,7 +298,12 @@ impl Feed {
             let changes = self.publish(state);
             next = Instant::now();
             self.metrics.times().propagated(next - heard);
-            next += if drained? > 1 { BATCHES_APART } else { SNAPSHOTS_APART };
+            next += match drained? {
+                ..=1 => SNAPSHOTS_APART,
+                // There may be more.
+                MESSAGES_MAX.. => Duration::ZERO,
+                _ => BATCHES_APART,
+            };
             self.send_all(requests, changes).await?;
             *useful = true;
             self.status.set_discovery(|known| known.retries = 0);
@@ -328,6 +335,9 @@ impl Feed {
 
     /// Applies a message and those that arrive before the next snapshot is due. Returns their
     /// number.
+    ///
+    /// Until then the thread waits, rather than the task, so that they do not wake it one by one:
+    /// a thread that wakes a thousand times a second delays the tunnels of its core.
     async fn drain_batch(
         &self,
         first: Push,
@@ -336,6 +346,10 @@ impl Feed {
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
         state: &mut State,
     ) -> Result<usize, Ended> {
+        park_timeout(due.saturating_duration_since(Instant::now()));
+        // The first turn of the runtime finds the socket readable, the second reads it.
+        yield_now().await;
+        yield_now().await;
         let (mut next, mut count) = (Some(first), 0);
         while let Some(push) = next.take() {
             let response = push.response;
