@@ -249,10 +249,11 @@ impl TunnelCopy {
         if bytes == 0 {
             return;
         }
+        let mut grows = false;
         if downstream.pace == Pace::Paused {
             downstream.server.withhold(self.key, bytes);
         } else {
-            downstream.server.release(self.key, bytes);
+            grows = downstream.server.release(self.key, bytes);
         }
         downstream.moved += bytes;
         self.flags.may_owe_acks = true;
@@ -266,9 +267,8 @@ impl TunnelCopy {
         }
         let count = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.unblocked_bytes = self.unblocked_bytes.saturating_add(count);
-        if self.unblocked_bytes >= downstream.server.window(self.key)
-            && downstream.pace == Pace::Free
-        {
+        grows |= self.unblocked_bytes >= downstream.server.window(self.key);
+        if grows && downstream.pace == Pace::Free {
             self.unblocked_bytes = 0;
             downstream.server.grow(self.key);
         }

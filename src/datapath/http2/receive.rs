@@ -389,6 +389,7 @@ impl Server {
         payload: &[u8],
     ) -> Result<(), ConnectionError> {
         if header.has(flag::ACK) {
+            self.measure_rtt();
             return Ok(());
         }
         self.has_settings = true;

@@ -6,8 +6,10 @@
 //! connection sends in order with its DATA frames.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use h2::Reason as ErrorCode;
+use tokio::time::Instant;
 
 use crate::reason::Reason;
 
@@ -137,6 +139,10 @@ pub struct Server {
     /// True if the next header block begins with a table size update (RFC 7541 section 4.2).
     pub(super) owes_table_update: bool,
     is_ping_unanswered: bool,
+    /// Time of the SETTINGS or PING that is not acknowledged yet.
+    probed_at: Option<Instant>,
+    /// Least round trip time so far.
+    rtt: Option<Duration>,
     /// Events of the input that is being received; empty in between.
     pub(super) events: Vec<Event>,
     /// Frames to send, except DATA.
@@ -174,6 +180,8 @@ impl Default for Server {
             peer_is_leaving: false,
             owes_table_update: false,
             is_ping_unanswered: false,
+            probed_at: Some(Instant::now()),
+            rtt: None,
             events: Vec::new(),
             control,
         }
@@ -357,12 +365,15 @@ impl Server {
         }
     }
 
-    /// Gives back window for bytes of a stream that the driver has forwarded or dropped.
-    pub fn release(&mut self, key: StreamKey, bytes: usize) {
+    /// Gives back window for bytes of a stream that the driver has forwarded or dropped. Returns
+    /// true if the window may be what limits the peer: half of it was used within two round trips,
+    /// as in the flow control of Chromium's QUIC.
+    pub fn release(&mut self, key: StreamKey, bytes: usize) -> bool {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        if let Some(increment) = self.streams.release(key, bytes) {
-            frame::push_window_update(&mut self.control, key.id, increment);
-        }
+        let Some(increment) = self.streams.release(key, bytes) else { return false };
+        frame::push_window_update(&mut self.control, key.id, increment);
+        let used_in = self.streams.restart_clock(key);
+        used_in.zip(self.rtt).is_some_and(|(used_in, rtt)| used_in < 2 * rtt)
     }
 
     /// Notes such bytes whose window is given back with a later [`Self::release`].
@@ -415,6 +426,7 @@ impl Server {
             return false;
         }
         self.is_ping_unanswered = true;
+        self.probed_at = Some(Instant::now());
         frame::push(&mut self.control, kind::PING, 0, 0, &KEEPALIVE_PING);
         true
     }
@@ -422,9 +434,16 @@ impl Server {
     pub(super) fn receive_pong(&mut self, payload: &[u8]) {
         if payload == KEEPALIVE_PING {
             self.is_ping_unanswered = false;
+            self.measure_rtt();
         } else if payload == GOAWAY_PING && self.goaway == GoAway::Announced {
             self.shut_down(ErrorCode::NO_ERROR);
         }
+    }
+
+    /// Notes the round trip time of the SETTINGS or PING that was acknowledged.
+    pub(super) fn measure_rtt(&mut self) {
+        let sample = self.probed_at.take().map(|at| at.elapsed());
+        self.rtt = self.rtt.into_iter().chain(sample).min();
     }
 
     /// Applies a new initial window of the peer to all streams (RFC 9113 section 6.9.2).

@@ -1,8 +1,10 @@
 //! Streams of one connection: their states and flow-control windows (RFC 9113 sections 5.1, 5.2).
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use foldhash::HashMap;
+use tokio::time::Instant;
 
 use super::frame::{DEFAULT_WINDOW, WINDOW_MAX};
 use super::meter::FirstPeerId;
@@ -50,6 +52,8 @@ pub struct Stream {
     released: u32,
     /// Size of the receive window, which grows.
     window: u32,
+    /// Time of the last increment.
+    announced_at: Instant,
     /// First peer that its frames are charged to, besides the connection.
     pub first_peer: Option<FirstPeerId>,
     state: State,
@@ -120,6 +124,7 @@ impl Streams {
             receive_window: i64::from(STREAM_WINDOW_MIN),
             released: 0,
             window: STREAM_WINDOW_MIN,
+            announced_at: Instant::now(),
             first_peer: None,
             state: State::default(),
             is_blocked: false,
@@ -284,6 +289,12 @@ impl Streams {
         }
         let is_due = stream.released > 0 && stream.released >= stream.window / 2;
         is_due.then(|| stream.announce())
+    }
+
+    /// Returns the time since the last increment, which was announced now.
+    pub fn restart_clock(&mut self, key: StreamKey) -> Option<Duration> {
+        let (stream, now) = (self.get_mut(key)?, Instant::now());
+        Some(now - std::mem::replace(&mut stream.announced_at, now))
     }
 
     /// Doubles the receive window of a stream if all windows together stay within their limit.

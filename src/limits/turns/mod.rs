@@ -49,6 +49,8 @@ struct Scheduler {
     /// Task that was taken from the tree and was woken, or runs. There is one whenever the tree is
     /// not empty.
     selected: Option<usize>,
+    /// A task with credit has run since the selected one was woken.
+    is_overtaken: bool,
     /// Task that runs, and the start of its turn.
     running: Option<(usize, Instant)>,
     /// Last time at which the sockets were going to be polled, and the end of the last turn.
@@ -95,6 +97,7 @@ impl Scheduler {
             tree: Tree::new(time),
             tasks: Slab::new(),
             selected: None,
+            is_overtaken: false,
             running: None,
             polled: now,
             ended: now,
@@ -114,6 +117,12 @@ impl Scheduler {
             self.polled = now;
         }
         match task.state {
+            // A task with credit wakes others, such as that of a CONNECT, and a connection to an
+            // endpoint of this host is open at once. They have credit too.
+            State::Selected(_) if std::mem::take(&mut self.is_overtaken) => {
+                self.polled = now;
+                return (Turn::Later, Some(Next::AfterSockets(cx.waker().clone())));
+            }
             State::Selected(since) => self.tree.note_wait(task.node, nanos(now - since)),
             State::Ready(_) => {
                 task.set_waker(cx);
@@ -121,7 +130,7 @@ impl Scheduler {
             }
             State::Idle => {
                 let node = task.node;
-                if self.tree.is_empty() && now - self.ended > IDLE_GAP {
+                if self.selected.is_none() && now - self.ended > IDLE_GAP {
                     self.tree.note_idle();
                 }
                 if self.tree.is_shared() && !self.tree.has_credit(node) {
@@ -144,6 +153,7 @@ impl Scheduler {
         self.ended = now;
         self.tree.charge(task.node, nanos(now - begun));
         if !matches!(std::mem::replace(&mut task.state, State::Idle), State::Selected(_)) {
+            self.is_overtaken = true;
             return None;
         }
         self.select(now, now - self.polled >= POLL_INTERVAL)
@@ -163,6 +173,7 @@ impl Scheduler {
     /// Selects the task that runs next, after the sockets were polled if `is_poll_due`.
     fn select(&mut self, now: Instant, is_poll_due: bool) -> Option<Next> {
         self.selected = self.tree.pop();
+        self.is_overtaken = false;
         let task = &mut self.tasks[self.selected?];
         if let State::Ready(since) = task.state {
             task.state = State::Selected(since);

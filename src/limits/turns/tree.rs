@@ -153,6 +153,7 @@ impl Tree {
         self.nodes.len()
     }
 
+    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.nodes[ROOT].ready == 0 && self.nodes[UNVERIFIED].ready == 0
     }

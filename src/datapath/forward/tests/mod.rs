@@ -1,4 +1,5 @@
-//! Tests of a connection's turns: a model, idle hours, mended defects, bounds, pauses, and a panic.
+//! Tests of a connection's turns: a model, idle hours, mended defects, bounds, windows, pauses, and
+//! a panic.
 
 mod idle;
 mod mended;
@@ -7,6 +8,7 @@ mod panic;
 mod paused;
 mod rig;
 mod turns;
+mod windows;
 mod wire;
 
 use std::future::poll_fn;

@@ -228,18 +228,8 @@ fn compute(time: Duration) {
 async fn a_task_with_credit_precedes_all_tasks_of_a_source_without() {
     enter(&Arc::default());
     let (noisy, quiet) = (identity("noisy", "1"), identity("quiet", "1"));
-    let turns = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
-    for _ in 0..100 {
-        let turns = Arc::clone(&turns);
-        tasks.spawn(of(&noisy, async move {
-            loop {
-                compute(Duration::from_micros(50));
-                turns.fetch_add(1, Ordering::Relaxed);
-                yield_now().await;
-            }
-        }));
-    }
+    let turns = spawn_busy(&mut tasks, &noisy, 100);
     let (called, answered) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (call, answer) = (Arc::clone(&called), Arc::clone(&answered));
     tasks.spawn(of(&quiet, async move {
@@ -261,6 +251,67 @@ async fn a_task_with_credit_precedes_all_tasks_of_a_source_without() {
     between.sort_unstable();
     assert!(between[25] <= 10, "{between:?}");
     assert!(turns.load(Ordering::Relaxed) > 100, "the worker does not rest");
+}
+
+/// Starts tasks of a source that are always ready. Returns the number of their turns.
+fn spawn_busy(tasks: &mut JoinSet<()>, source: &Source, count: usize) -> Arc<AtomicUsize> {
+    let turns = Arc::new(AtomicUsize::new(0));
+    for _ in 0..count {
+        let turns = Arc::clone(&turns);
+        tasks.spawn(of(source, async move {
+            loop {
+                compute(Duration::from_micros(50));
+                turns.fetch_add(1, Ordering::Relaxed);
+                yield_now().await;
+            }
+        }));
+    }
+    turns
+}
+
+#[tokio::test]
+async fn all_that_a_task_with_credit_wakes_precedes_the_tasks_of_a_source_without() {
+    // More than the turns in a round of the other source.
+    const CHAIN: usize = 30;
+    enter(&Arc::default());
+    let (noisy, quiet) = (identity("noisy", "1"), identity("quiet", "1"));
+    let mut tasks = JoinSet::new();
+    let turns = spawn_busy(&mut tasks, &noisy, 100);
+    let links: Vec<_> = (0..=CHAIN).map(|_| Arc::new(Notify::new())).collect();
+    for link in links.windows(2) {
+        let (called, next) = (Arc::clone(&link[0]), Arc::clone(&link[1]));
+        tasks.spawn(of(&quiet, async move {
+            loop {
+                called.notified().await;
+                next.notify_one();
+            }
+        }));
+    }
+    let mut between = Vec::new();
+    for _ in 0..50 {
+        for _ in 0..5 {
+            yield_now().await;
+        }
+        let before = turns.load(Ordering::Relaxed);
+        links[0].notify_one();
+        links[CHAIN].notified().await;
+        between.push(turns.load(Ordering::Relaxed) - before);
+    }
+    between.sort_unstable();
+    assert!(between[25] < CHAIN / 2, "{between:?}");
+}
+
+#[tokio::test]
+async fn a_selected_task_waits_for_others_with_credit_only() {
+    enter(&Arc::default());
+    let mut tasks = JoinSet::new();
+    let counts = [("a", 100), ("b", 1)]
+        .map(|(name, count)| spawn_busy(&mut tasks, &identity(name, "1"), count));
+    let turns = || counts.each_ref().map(|turns| turns.load(Ordering::Relaxed));
+    while turns().iter().sum::<usize>() < 500 {
+        yield_now().await;
+    }
+    assert!(turns().iter().all(|&turns| turns > 50), "{:?}", turns());
 }
 
 #[tokio::test]
