@@ -5,8 +5,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Replaces `path` by what `fill` writes, which only this user can read. Until it is complete, the
-/// name of the file ends in `.new`. On failure the old file remains.
+/// Replaces `path` by what `fill` writes, which only this user can read. `fill` may keep a copy of
+/// the file to read it later. Until it is complete, its name ends in `.new`. On failure the old
+/// file remains.
 pub(crate) fn replace_file(
     path: &Path,
     fill: impl FnOnce(File) -> io::Result<File>,
@@ -18,7 +19,7 @@ pub(crate) fn replace_file(
         return Err(error);
     }
     let mut options = OpenOptions::new();
-    let file = options.write(true).create_new(true).mode(0o600).open(new);
+    let file = options.read(true).write(true).create_new(true).mode(0o600).open(new);
     let written = file.and_then(fill).and_then(|file| file.sync_all());
     if let Err(error) = written.and_then(|()| fs::rename(new, path)) {
         // If the removal of an incomplete file fails, the next write removes it.

@@ -50,6 +50,10 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
     where
         K: Borrow<Q>,
     {
+        // Nothing is hashed while the first state is joined with none.
+        if self.is_empty() {
+            return None;
+        }
         let hash = hash(key);
         let shard = self.shard(hash)?;
         let place = find(shard, hash, key).ok()?;
@@ -66,9 +70,7 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
 
     /// Sets the value of a key. Returns the previous value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        if self.len >= SHARD_MEAN_MAX << self.bits && self.bits < BITS_MAX {
-            self.split();
-        }
+        self.reserve(self.len + 1);
         let hash = hash(&key);
         let shard = self.shard_mut(hash)?;
         match find(shard, hash, &key) {
@@ -161,9 +163,18 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
         changes
     }
 
-    /// Doubles the number of shards.
-    fn split(&mut self) {
-        let bits = self.bits + 1;
+    /// Makes as many shards as a map of `len` entries has.
+    pub fn reserve(&mut self, len: usize) {
+        let mut bits = self.bits;
+        while len > SHARD_MEAN_MAX << bits && bits < BITS_MAX {
+            bits += 1;
+        }
+        if bits > self.bits {
+            self.split(bits);
+        }
+    }
+
+    fn split(&mut self, bits: u32) {
         // Doubling capacities would leave a fourth of the memory unused.
         let shard = |_| Vec::with_capacity(SHARD_MEAN_MAX / 2 + SPARE);
         let mut shards: Vec<Vec<Entry<K, V>>> = (0..1 << bits).map(shard).collect();

@@ -85,31 +85,43 @@ fn resources(message: &[u8]) -> Result<usize, String> {
     Ok(resources)
 }
 
-/// Decodes a resource, which shares the version of the one before it, `last`, if that is the same.
+/// Decodes a resource. `last` is the one before it.
 fn resource(message: &Bytes, value: &[u8], last: Option<&Resource>) -> Result<Resource, String> {
-    let (mut name, mut version) = ("", "");
+    let (mut name, mut version, mut body_type) = ("", "", "");
     let mut resource = Resource::default();
     for_each_field(value, |number, wire, value| {
         match number {
             VERSION => version = text(wire, value)?,
-            BODY => any(message, delimited(wire, value)?, &mut resource)?,
+            BODY => {
+                let body = resource.body.get_or_insert_default();
+                any(message, delimited(wire, value)?, (&mut body_type, body))?;
+            }
             NAME => name = text(wire, value)?,
             _ => {}
         }
         Ok(())
     })?;
     resource.name = name.into();
-    let last = last.map(|last| &last.version).filter(|last| ***last == *version);
-    resource.version = last.map_or_else(|| version.into(), Arc::clone);
+    resource.version = share(version, last.map(|last| &last.version));
+    resource.body_type = share(body_type, last.map(|last| &last.body_type));
     Ok(resource)
 }
 
+/// Returns the same text of another resource, `last`, or a new copy.
+pub(super) fn share(text: &str, last: Option<&Arc<str>>) -> Arc<str> {
+    let last = last.filter(|last| ***last == *text);
+    last.map_or_else(|| text.into(), Arc::clone)
+}
+
 /// Decodes a body. As in protobuf, the last value of a repeated scalar field wins.
-fn any(message: &Bytes, value: &[u8], into: &mut Resource) -> Result<(), String> {
-    let body = into.body.get_or_insert_default();
+fn any<'a>(
+    message: &Bytes,
+    value: &'a [u8],
+    (body_type, body): (&mut &'a str, &mut Bytes),
+) -> Result<(), String> {
     for_each_field(value, |number, wire, value| {
         match number {
-            ANY_TYPE => text(wire, value)?.clone_into(&mut into.body_type),
+            ANY_TYPE => *body_type = text(wire, value)?,
             ANY_VALUE => *body = message.slice_ref(delimited(wire, value)?),
             _ => {}
         }
@@ -168,8 +180,8 @@ mod tests {
         let message = DeltaDiscoveryResponse::decode(message).ok()?;
         let resources = message.resources.into_iter().map(|resource| {
             let (body_type, body) = match resource.resource {
-                Some(any) => (any.type_url, Some(any.value.into())),
-                None => (String::new(), None),
+                Some(any) => (any.type_url.into(), Some(any.value.into())),
+                None => (Arc::default(), None),
             };
             Resource {
                 name: resource.name.into(),

@@ -1,12 +1,16 @@
 //! Format of the cache file, its atomic replacement, and its validation.
 //!
 //! A file consists of a head (magic, format, length of the payload), the payload (a [`Header`] and
-//! its [`Entry`] messages, all length-delimited) and the SHA-256 digest of both.
+//! its [`Entry`] messages, all length-delimited) and the SHA-256 digest of both. Entries are in the
+//! order of their types and names, so that a file can be merged with changes.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Seek as _, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
 use bytes::Bytes;
@@ -14,7 +18,7 @@ use prost::Message;
 
 use crate::replace_file::replace_file;
 use crate::xds::client::Resource;
-use crate::xds::push::{delimited, text};
+use crate::xds::push::{delimited, share, text};
 use crate::xds::unknown::for_each_field;
 
 const MAGIC: [u8; 8] = *b"\xf5strait\n";
@@ -68,44 +72,43 @@ impl Entry {
     }
 }
 
-/// Entry whose type and name are kept apart from the rest of it.
-pub(in crate::xds) type Split = (&'static str, Arc<str>, Bytes);
+/// Entries by type and name: without these two, encoded, or `None` for one that was removed.
+pub(in crate::xds) type Changes = BTreeMap<(&'static str, Arc<str>), Option<Bytes>>;
 
-/// Resource of an entry, and the part of the entry without type and name, as in [`Split`].
-pub(in crate::xds) type Restored = (Resource, Bytes);
-
-/// Returns the length of an entry and its first fields. The rest of the entry follows them.
-fn first((type_url, name, rest): &Split) -> Vec<u8> {
-    let first = named(type_url, name);
-    let mut bytes = Vec::new();
-    // Writing to a vector cannot fail.
-    let _ = prost::encode_length_delimiter(first.encoded_len() + rest.len(), &mut bytes);
-    bytes.extend(first.encode_to_vec());
-    bytes
-}
-
-/// Replaces the file atomically. The old one is kept if that fails.
-pub(super) fn write(path: &Path, header: &Header, entries: &[Split]) -> io::Result<()> {
+/// Replaces the file atomically by the entries of `base`, an earlier file, with changes. The header
+/// gets their number. Returns the new file. The old one is kept if that fails.
+pub(super) fn write(
+    path: &Path,
+    mut header: Header,
+    base: Option<&File>,
+    changes: &Changes,
+) -> io::Result<File> {
+    let base = base.map_or_else(|| Ok(Bytes::new()), |file| entries(&content(file)?));
+    let merged = base.as_ref().map_err(String::clone).and_then(|base| merge(base, changes));
+    let (resources, parts) = merged.map_err(|why| {
+        io::Error::new(ErrorKind::InvalidData, format!("the last file cannot be read: {why}"))
+    })?;
+    header.resources = resources;
     let header = header.encode_length_delimited_to_vec();
-    let lengths = entries.iter().map(|split| first(split).len() + split.2.len());
-    let length = header.len() + lengths.sum::<usize>();
+    let length = header.len() + parts.iter().map(|part| part.len()).sum::<usize>();
     if length > FILE_BYTES_MAX - HEAD_BYTES - DIGEST_BYTES {
         return Err(ErrorKind::FileTooLarge.into());
     }
-    let head = head(length);
-    let parts = entries.iter().map(|split| (first(split), &*split.2));
-    let parts = [(head, &*header)].into_iter().chain(parts);
-    replace_file(path, |file| fill(file, parts))
+    let parts = [head(length).into(), header.into()].into_iter().chain(parts);
+    let mut copy = None;
+    replace_file(path, |file| {
+        copy = Some(file.try_clone()?);
+        fill(file, parts)
+    })?;
+    copy.ok_or_else(|| ErrorKind::NotFound.into())
 }
 
-fn fill<'a>(file: File, parts: impl Iterator<Item = (Vec<u8>, &'a [u8])>) -> io::Result<File> {
+fn fill<'a>(file: File, parts: impl Iterator<Item = Cow<'a, [u8]>>) -> io::Result<File> {
     let mut file = BufWriter::with_capacity(256 * 1024, file);
     let mut context = Context::new(&SHA256);
-    for (first, rest) in parts {
-        for part in [&*first, rest] {
-            context.update(part);
-            file.write_all(part)?;
-        }
+    for part in parts {
+        context.update(&part);
+        file.write_all(&part)?;
     }
     file.write_all(context.finish().as_ref())?;
     Ok(file.into_inner()?)
@@ -117,8 +120,76 @@ fn head(length: usize) -> Vec<u8> {
     parts.concat()
 }
 
-/// Reads a file. Returns `None` if there is none.
-pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Restored>)>, String> {
+/// Encoded entries. Unchanged neighbours are one part.
+type Parts<'a> = Vec<Cow<'a, [u8]>>;
+
+/// Merges encoded entries with changes. Returns the number of the results, and their bytes.
+fn merge<'a>(base: &'a [u8], changes: &'a Changes) -> Result<(u64, Parts<'a>), String> {
+    let mut changes = changes.iter().peekable();
+    let (mut resources, mut parts) = (0, Vec::new());
+    // Unchanged entries that are in no part so far begin at `run`.
+    let (mut run, mut rest, mut last) = (base, base, None);
+    loop {
+        let entry = rest;
+        let own = if rest.is_empty() { None } else { Some(key(next_entry(&mut rest)?)?) };
+        if own.is_some() && own <= last {
+            return Err("its entries are not in order".to_owned());
+        }
+        let mut stays = own.is_some();
+        while let Some(((type_url, name), new)) =
+            changes.next_if(|((of, name), _)| own.is_none_or(|own| (*of, &**name) <= own))
+        {
+            parts.push(Cow::Borrowed(&run[..run.len() - entry.len()]));
+            let is_own = own == Some((*type_url, &**name));
+            (run, stays) = if is_own { (rest, false) } else { (entry, stays) };
+            if let Some(new) = new {
+                parts.extend([Cow::Owned(first(type_url, name, new)), Cow::Borrowed(&**new)]);
+                resources += 1;
+            }
+        }
+        resources += u64::from(stays);
+        if own.is_none() {
+            parts.push(Cow::Borrowed(run));
+            return Ok((resources, parts));
+        }
+        last = own;
+    }
+}
+
+/// Returns the length of an entry and its first fields. The rest of the entry follows them.
+fn first(type_url: &str, name: &str, rest: &[u8]) -> Vec<u8> {
+    let first = Entry { type_url: type_url.to_owned(), name: name.to_owned(), ..Entry::default() };
+    let mut bytes = Vec::new();
+    // Writing to a vector cannot fail.
+    let _ = prost::encode_length_delimiter(first.encoded_len() + rest.len(), &mut bytes);
+    bytes.extend(first.encode_to_vec());
+    bytes
+}
+
+/// Returns the type and the name of an entry.
+fn key(entry: &[u8]) -> Result<(&str, &str), String> {
+    let (mut type_url, mut name) = ("", "");
+    for_each_field(entry, |number, wire, value| {
+        match number {
+            TYPE_URL => type_url = text(wire, value)?,
+            NAME => name = text(wire, value)?,
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok((type_url, name))
+}
+
+/// Removes the first entry from encoded ones. Returns it without its length.
+fn next_entry<'a>(bytes: &mut &'a [u8]) -> Result<&'a [u8], String> {
+    let length = prost::decode_length_delimiter(&mut *bytes).map_err(|error| error.to_string())?;
+    let (entry, rest) = bytes.split_at_checked(length).ok_or("an entry is cut off")?;
+    *bytes = rest;
+    Ok(entry)
+}
+
+/// Reads a file. Returns it with its content, or `None` if there is none.
+pub(super) fn read(path: &Path) -> Result<Option<(File, Header, Vec<Resource>)>, String> {
     let metadata = match path.metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         metadata => metadata.map_err(|error| error.to_string())?,
@@ -126,18 +197,58 @@ pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Restored>)>, Strin
     if !metadata.is_file() {
         return Err("it is not a file".to_owned());
     }
-    let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX);
-    if metadata.len() > limit {
-        return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
-    }
-    let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0) + 1);
-    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
-    read.map_err(|error| error.to_string())?;
-    parse(&bytes.into()).map(Some)
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let (header, resources) = parse(&content(&file)?)?;
+    Ok(Some((file, header, resources)))
 }
 
-/// Parses a file. Entries are slices of it: no body is copied.
-pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
+fn content(mut file: &File) -> Result<Bytes, String> {
+    let length = file.metadata().map_err(|error| error.to_string())?.len();
+    let length = usize::try_from(length).ok().filter(|length| *length <= FILE_BYTES_MAX);
+    let length = length.ok_or_else(|| format!("it has more than {FILE_BYTES_MAX} bytes"))?;
+    let mut bytes = vec![0; length];
+    let read = file.rewind().and_then(|()| file.read_exact(&mut bytes));
+    read.map_err(|error| error.to_string())?;
+    Ok(bytes.into())
+}
+
+/// Parses a file. Bodies are slices of it. Another thread computes the checksum meanwhile.
+pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Resource>), String> {
+    check_head(bytes)?;
+    thread::scope(|scope| {
+        let check = || check_digest(bytes);
+        let checked = thread::Builder::new().spawn_scoped(scope, check);
+        let parsed = resources(bytes);
+        let checked = checked.ok().and_then(|thread| thread.join().ok());
+        checked.unwrap_or_else(check)?;
+        parsed
+    })
+}
+
+fn resources(bytes: &Bytes) -> Result<(Header, Vec<Resource>), String> {
+    let (header, entries) = payload(bytes)?;
+    let wrong = |error: String| format!("it cannot be decoded: {error}");
+    let mut rest = &*entries;
+    let mut resources = Vec::with_capacity(usize::try_from(header.resources).unwrap_or_default());
+    for _ in 0..header.resources {
+        let entry = next_entry(&mut rest).map_err(wrong)?;
+        resources.push(resource(&entries, entry, resources.last()).map_err(wrong)?);
+    }
+    if !rest.is_empty() {
+        return Err(format!("{} bytes follow its last resource", rest.len()));
+    }
+    Ok((header, resources))
+}
+
+/// Returns the encoded entries of a file that is valid.
+fn entries(bytes: &Bytes) -> Result<Bytes, String> {
+    check_head(bytes)?;
+    check_digest(bytes)?;
+    Ok(payload(bytes)?.1)
+}
+
+/// Checks the magic, the format and the length of a file.
+fn check_head(bytes: &[u8]) -> Result<(), String> {
     let Some((magic, rest)) = bytes.split_first_chunk() else {
         return Err("it is too short".to_owned());
     };
@@ -160,68 +271,44 @@ pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
         let what = if have < want { "cut off" } else { "too long" };
         return Err(format!("it is {what}: {have} bytes after its head, not {want}"));
     }
-    let Some((summed, sum)) = bytes.split_last_chunk::<DIGEST_BYTES>() else {
-        return Err("it is too short".to_owned());
-    };
-    if digest(&SHA256, summed).as_ref() != sum {
-        return Err("it is damaged: the checksum differs".to_owned());
-    }
-    payload(bytes.slice_ref(&summed[HEAD_BYTES..]))
+    Ok(())
 }
 
-fn payload(mut bytes: Bytes) -> Result<(Header, Vec<Restored>), String> {
-    let wrong = |error: String| format!("it cannot be decoded: {error}");
-    let header = Header::decode_length_delimited(&mut bytes);
-    let header = header.map_err(|error| wrong(error.to_string()))?;
+fn check_digest(bytes: &[u8]) -> Result<(), String> {
+    match bytes.split_last_chunk::<DIGEST_BYTES>() {
+        Some((summed, sum)) if digest(&SHA256, summed).as_ref() == sum => Ok(()),
+        _ => Err("it is damaged: the checksum differs".to_owned()),
+    }
+}
+
+/// Decodes the header. Returns it with the encoded entries.
+fn payload(bytes: &Bytes) -> Result<(Header, Bytes), String> {
+    let mut payload = bytes.slice(HEAD_BYTES..bytes.len().saturating_sub(DIGEST_BYTES));
+    let header = Header::decode_length_delimited(&mut payload);
+    let header = header.map_err(|error| format!("it cannot be decoded: {error}"))?;
     if header.resources > RESOURCES_MAX {
         return Err(format!("it has more than {RESOURCES_MAX} resources"));
     }
-    let mut entries = Vec::with_capacity(usize::try_from(header.resources).unwrap_or_default());
-    for _ in 0..header.resources {
-        entries.push(entry(&mut bytes).map_err(wrong)?);
-    }
-    if !bytes.is_empty() {
-        return Err(format!("{} bytes follow its last resource", bytes.len()));
-    }
-    Ok((header, entries))
+    Ok((header, payload))
 }
 
-/// Decodes the first entry.
-fn entry(bytes: &mut Bytes) -> Result<Restored, String> {
-    let length = prost::decode_length_delimiter(&mut *bytes).map_err(|error| error.to_string())?;
-    if length > bytes.len() {
-        return Err("an entry is cut off".to_owned());
-    }
-    let whole = bytes.split_to(length);
-    let (mut resource, mut body) = (Resource::default(), Bytes::new());
-    for_each_field(&whole, |number, wire, value| {
+/// Decodes an entry. Its body is a slice of `all`. `last` is the resource before it.
+fn resource(all: &Bytes, entry: &[u8], last: Option<&Resource>) -> Result<Resource, String> {
+    let (mut name, mut version, mut body_type, mut body) = ("", "", "", Bytes::new());
+    for_each_field(entry, |number, wire, value| {
         match number {
-            TYPE_URL => text(wire, value)?.clone_into(&mut resource.body_type),
-            NAME => resource.name = text(wire, value)?.into(),
-            VERSION => resource.version = text(wire, value)?.into(),
-            BODY => body = whole.slice_ref(delimited(wire, value)?),
+            TYPE_URL => body_type = text(wire, value)?,
+            NAME => name = text(wire, value)?,
+            VERSION => version = text(wire, value)?,
+            BODY => body = all.slice_ref(delimited(wire, value)?),
             _ => {}
         }
         Ok(())
     })?;
-    let Resource { body_type, name, version, .. } = &resource;
-    let first = field_bytes(body_type.len()) + field_bytes(name.len());
-    // This build writes version and body last.
-    let rest = if first + field_bytes(version.len()) + field_bytes(body.len()) == whole.len() {
-        whole.slice(first..)
-    } else {
-        let (version, body) = (version.to_string(), body.clone());
-        Entry { version, body, ..Entry::default() }.encode()
-    };
-    resource.body = Some(body);
-    Ok((resource, rest))
-}
-
-/// Returns the length of an encoded field whose value has this length. A tag takes one byte.
-fn field_bytes(value: usize) -> usize {
-    if value == 0 { 0 } else { 1 + prost::length_delimiter_len(value) + value }
-}
-
-fn named(type_url: &str, name: &str) -> Entry {
-    Entry { type_url: type_url.to_owned(), name: name.to_owned(), ..Entry::default() }
+    Ok(Resource {
+        name: name.into(),
+        version: share(version, last.map(|last| &last.version)),
+        body: Some(body),
+        body_type: share(body_type, last.map(|last| &last.body_type)),
+    })
 }

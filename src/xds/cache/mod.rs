@@ -1,15 +1,17 @@
 //! Last good state of the control plane on disk, for a start without a control plane.
 //!
 //! A [`Recorder`] wraps a [`MeshStore`] and keeps each accepted resource as received, if a file is
-//! configured. Removals that `hold` holds back reach neither. A separate task writes the file
-//! every five seconds, or up to every minute if writes are slow. Live objects have a file of their
-//! own ([`CacheFile`]).
+//! configured: until it is written in memory, and then in the file alone, which each write merges
+//! with the changes since. Removals that `hold` holds back reach neither. A separate task writes
+//! the file every five seconds, or up to every minute if writes are slow. Live objects have a file
+//! of their own ([`CacheFile`]).
 
 mod file;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::mem;
 use std::path::PathBuf;
@@ -22,14 +24,14 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use self::file::{Entry, Header, Restored};
+use self::file::{Entry, Header};
 use super::client::{Client, Removals, Resource, ResourceStore, Response, SHARED_PLACEHOLDER};
 use super::envoy::ENDPOINT;
 use super::hold::Hold;
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER, is_workload};
 use super::tables::{MeshStore, Tables};
 
-pub(super) use self::file::Split;
+pub(super) use self::file::Changes;
 
 /// Factor of the pause after a write over its duration, because each write covers the whole state.
 /// The pause is also bounded below and above.
@@ -57,11 +59,17 @@ pub(super) struct CacheFile {
     write_requested: Notify,
 }
 
+/// What a write has: an earlier file, if it is to be merged, and the changes since.
+pub(super) type Unwritten = (Option<File>, Changes);
+
 /// State that a cache file keeps.
 pub(super) trait Cached: Send + Sync + 'static {
-    /// Returns the entries, if they have changed since the last call, or if `is_retry`. None of a
-    /// state that is not complete.
-    fn entries(&self, is_retry: bool) -> Option<Vec<Split>>;
+    /// Takes what has changed since the last call. None of a state that is not complete, or if
+    /// nothing has.
+    fn take_changes(&self) -> Option<Unwritten>;
+
+    /// Notes the new file, or that the next write has to have the same changes too.
+    fn note_write(&self, result: Result<File, Unwritten>);
 }
 
 /// Store with an optional record of the accepted resources.
@@ -76,15 +84,6 @@ pub struct Recorder {
     pub(super) saved: Option<SystemTime>,
 }
 
-/// Use of a resource of the file.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Use {
-    None,
-    AsPlaceholder,
-    /// It is in force, as a resource of this type.
-    AsReceived(&'static str),
-}
-
 /// File, and its content.
 #[derive(Debug)]
 struct Kept {
@@ -92,14 +91,15 @@ struct Kept {
     state: Mutex<State>,
 }
 
-/// Encoded resources by type and name; the encoding leaves these two out.
 #[derive(Debug, Default)]
 struct State {
-    entries: BTreeMap<&'static str, BTreeMap<Arc<str>, Bytes>>,
+    /// File of the last write, or of the start. It stays readable if its name is given to another.
+    base: Option<File>,
+    /// Changes since.
+    changes: Changes,
     /// Size of the bodies of unreadable policies, by name and in total.
     unreadable: BTreeMap<Arc<str>, usize>,
     unreadable_bytes: usize,
-    changed: bool,
 }
 
 impl Recorder {
@@ -125,8 +125,8 @@ impl Recorder {
         let read = file.read();
         let kept = Kept { file: Arc::clone(&file), state: Mutex::default() };
         let mut recorder = Self { kept: Some(Arc::new(kept)), ..Self::new(store) };
-        if let Some((header, entries)) = read {
-            recorder.fill(&file, &header, entries, client);
+        if let Some((base, header, resources)) = read {
+            recorder.fill(&file, (base, &header), &resources, client);
         }
         recorder
     }
@@ -134,36 +134,24 @@ impl Recorder {
     fn fill(
         &mut self,
         of: &CacheFile,
-        header: &Header,
-        entries: Vec<Restored>,
+        (base, header): (File, &Header),
+        resources: &[Resource],
         client: &mut Client,
     ) {
         let began = Instant::now();
-        let (total, mut held) = (entries.len(), 0);
-        let of_addresses = entries.iter().filter(|(resource, _)| resource.body_type == ADDRESS);
-        let addresses: Vec<_> = of_addresses.map(|(resource, _)| resource).collect();
+        let addresses = resources.iter().filter(|resource| *resource.body_type == *ADDRESS);
+        let addresses: Vec<_> = addresses.collect();
+        client.reserve(ADDRESS, addresses.len());
         self.store.announce_upserts(ADDRESS, &addresses);
-        // Collected, because each insertion would compare names again: they are in order.
-        let mut restored = BTreeMap::<_, Vec<_>>::new();
-        for (resource, rest) in entries {
-            let (name, used) = (Arc::clone(&resource.name), self.take(&resource, client));
-            held += usize::from(used != Use::None);
-            if let Use::AsReceived(type_url) = used {
-                restored.entry(type_url).or_default().push((name, rest));
-            }
-        }
-        let file = of.cache.file.display();
+        let held = resources.iter().filter(|resource| self.take(resource, client)).count();
+        self.store.announce_upserts(ADDRESS, &[]);
+        let (file, total) = (of.cache.file.display(), resources.len());
         if held == 0 && total > 0 {
             warn!(%file, total, "no part of the cached state is usable; it is ignored");
             return;
         }
         if let Some(kept) = &self.kept {
-            let state = &mut *kept.state();
-            for (type_url, entries) in restored {
-                let kept = state.entries.entry(type_url).or_default();
-                kept.append(&mut entries.into_iter().collect());
-            }
-            state.changed = held < total;
+            kept.state().base = Some(base);
         }
         let (saved, text) = of.describe(header);
         let took = began.elapsed();
@@ -173,39 +161,43 @@ impl Recorder {
         self.restored = Some(format!("no control plane yet; serving the state of {text}"));
     }
 
-    /// Restores a resource from the file into the store and the client.
-    fn take(&mut self, resource: &Resource, client: &mut Client) -> Use {
+    /// Restores a resource from the file into the store and the client. Returns whether it, or a
+    /// placeholder for it, is in force.
+    fn take(&mut self, resource: &Resource, client: &mut Client) -> bool {
         let mut types = [ADDRESS, AUTHORIZATION, CLUSTER, ENDPOINT].into_iter();
-        let Some(type_url) = types.find(|known| *known == resource.body_type) else {
-            return Use::None;
+        let Some(type_url) = types.find(|known| **known == *resource.body_type) else {
+            return false;
         };
         let name = &resource.name;
-        let (version, bytes, used) = match self.store.upsert(type_url, resource) {
+        let (version, bytes) = match self.store.upsert(type_url, resource) {
             Ok(()) => {
                 let bytes = resource.body.as_ref().map_or(0, Bytes::len);
-                (Arc::clone(&resource.version), bytes, Use::AsReceived(type_url))
+                (Arc::clone(&resource.version), bytes)
             }
             // The control plane has to send it again or remove it.
             Err(_) if self.store.has_placeholder(type_url, name) => {
                 if let Some(kept) = &self.kept {
                     kept.put_unreadable(type_url, resource);
                 }
-                (Arc::default(), 0, Use::AsPlaceholder)
+                (Arc::default(), 0)
             }
-            Err(_) => return Use::None,
+            Err(_) => {
+                self.remove(type_url, name);
+                return false;
+            }
         };
-        if client.restore(type_url, Arc::clone(name), version, bytes) {
-            return used;
+        let is_held = client.restore(type_url, Arc::clone(name), version, bytes);
+        if !is_held {
+            self.remove(type_url, name);
+            self.handle_rejection(type_url, SHARED_PLACEHOLDER);
         }
-        self.remove(type_url, name);
-        self.handle_rejection(type_url, SHARED_PLACEHOLDER);
-        Use::None
+        is_held
     }
 
     /// Schedules a write if the state has changed. The state must be complete and in force.
     pub fn save(&self) {
         if let Some(kept) = &self.kept
-            && kept.state().changed
+            && !kept.state().changes.is_empty()
         {
             kept.file.request_write();
         }
@@ -232,10 +224,10 @@ impl CacheFile {
     }
 
     /// Reads the file. An unusable one is logged and ignored.
-    pub(super) fn read(&self) -> Option<(Header, Vec<Restored>)> {
+    pub(super) fn read(&self) -> Option<(File, Header, Vec<Resource>)> {
         let Cache { file, cluster, network } = &self.cache;
         let read = file::read(file).and_then(|read| match read {
-            Some((header, _)) if (&header.cluster, &header.network) != (cluster, network) => {
+            Some((_, header, _)) if (&header.cluster, &header.network) != (cluster, network) => {
                 let Header { cluster, network, .. } = header;
                 Err(format!("it is of cluster {cluster:?} and network {network:?}"))
             }
@@ -279,8 +271,7 @@ impl CacheFile {
             self.write_requested.notified().await;
             sleep_until(next.max(Instant::now() + SETTLE)).await;
             let (file, state, began) = (Arc::clone(&self), Arc::clone(&state), Instant::now());
-            let is_retry = failed.is_some();
-            let write = move || file.write(&*state, is_retry);
+            let write = move || file.write(&*state);
             // The task fails only while the process exits.
             let Ok(written) = tokio::task::spawn_blocking(write).await else {
                 return;
@@ -302,22 +293,25 @@ impl CacheFile {
         }
     }
 
-    /// Writes the file if the state has changed. Returns the time of the write.
-    pub(super) fn write(
-        &self,
-        state: &impl Cached,
-        is_retry: bool,
-    ) -> io::Result<Option<SystemTime>> {
-        let Some(entries) = state.entries(is_retry) else { return Ok(None) };
+    /// Writes the file if the state has changed. Returns the time of the write. Meanwhile the last
+    /// file is in memory, if it is merged.
+    pub(super) fn write(&self, state: &impl Cached) -> io::Result<Option<SystemTime>> {
+        let Some((base, changes)) = state.take_changes() else { return Ok(None) };
         let now = SystemTime::now();
         let since = now.duration_since(UNIX_EPOCH);
         let header = Header {
             cluster: self.cache.cluster.clone(),
             network: self.cache.network.clone(),
             saved: since.unwrap_or_default().as_secs(),
-            resources: u64::try_from(entries.len()).unwrap_or(u64::MAX),
+            ..Header::default()
         };
-        file::write(&self.cache.file, &header, &entries)?;
+        match file::write(&self.cache.file, header, base.as_ref(), &changes) {
+            Ok(file) => state.note_write(Ok(file)),
+            Err(error) => {
+                state.note_write(Err((base, changes)));
+                return Err(error);
+            }
+        }
         Ok(Some(now))
     }
 }
@@ -364,14 +358,11 @@ impl ResourceStore for Recorder {
         let has_placeholder = self.store.handle_rejection(type_url, name);
         if let Some(kept) = &self.kept
             && has_placeholder
-            && !kept.has(type_url, name)
+            && !kept.state().unreadable.contains_key(name)
         {
             // Unknown content: a restart restores it as unreadable too.
-            let unreadable = Resource {
-                name: name.into(),
-                body_type: type_url.to_owned(),
-                ..Resource::default()
-            };
+            let unreadable =
+                Resource { name: name.into(), body_type: type_url.into(), ..Resource::default() };
             kept.put_unreadable(type_url, &unreadable);
         }
         has_placeholder
@@ -404,63 +395,38 @@ impl ResourceStore for Recorder {
         }
         self.store.remove(type_url, name);
         if let Some(kept) = &self.kept {
-            let state = &mut *kept.state();
-            state.drop_unreadable(type_url, name);
-            let entries = state.entries.get_mut(type_url);
-            state.changed |= entries.is_some_and(|entries| entries.remove(name).is_some());
-        }
-    }
-}
-
-impl State {
-    fn drop_unreadable(&mut self, type_url: &str, name: &str) {
-        if type_url == AUTHORIZATION {
-            self.unreadable_bytes -= self.unreadable.remove(name).unwrap_or(0);
+            kept.change(type_url, &name.into(), None);
         }
     }
 }
 
 impl Kept {
-    fn has(&self, type_url: &'static str, name: &str) -> bool {
-        let state = self.state();
-        let entries = state.entries.get(type_url);
-        entries.is_some_and(|entries| entries.contains_key(name))
-    }
-
     /// Records an unreadable policy. Beyond the limit its body is dropped, so that the placeholder
     /// denies all after a restart.
     fn put_unreadable(&self, type_url: &'static str, resource: &Resource) {
         let bytes = resource.body.as_ref().map_or(0, Bytes::len);
         let old = self.state().unreadable.get(&resource.name).copied();
         let all = self.state().unreadable_bytes - old.unwrap_or(0) + bytes;
-        if bytes > BODY_BYTES_MAX || all > UNREADABLE_BYTES_MAX {
-            let bodiless = Resource { body: None, ..resource.clone() };
-            self.put(type_url, &bodiless, true);
-            return;
-        }
-        self.put(type_url, resource, true);
-        let state = &mut *self.state();
+        let fits = bytes <= BODY_BYTES_MAX && all <= UNREADABLE_BYTES_MAX;
+        self.put(type_url, resource, fits);
+        let (state, bytes) = (&mut *self.state(), if fits { bytes } else { 0 });
         state.unreadable.insert(Arc::clone(&resource.name), bytes);
-        state.unreadable_bytes = all;
+        state.unreadable_bytes += bytes;
     }
 
-    /// Records a resource, with its body if the store uses it.
-    fn put(&self, type_url: &'static str, resource: &Resource, reads: bool) {
-        let body = resource.body.clone().filter(|_| reads).unwrap_or_default();
-        self.keep(type_url, &resource.name, entry(&resource.version, body));
+    /// Records a resource, with its body if `with_body`.
+    fn put(&self, type_url: &'static str, resource: &Resource, with_body: bool) {
+        let body = resource.body.clone().filter(|_| with_body).unwrap_or_default();
+        self.change(type_url, &resource.name, Some(entry(&resource.version, body)));
     }
 
-    /// Records an encoded entry, without its type and name.
-    fn keep(&self, type_url: &'static str, name: &Arc<str>, entry: Bytes) {
+    /// Records an encoded entry, without its type and name, or a removal.
+    fn change(&self, type_url: &'static str, name: &Arc<str>, entry: Option<Bytes>) {
         let state = &mut *self.state();
-        state.drop_unreadable(type_url, name);
-        let entries = state.entries.entry(type_url).or_default();
-        match entries.get_mut(&**name) {
-            Some(old) if *old == entry => return,
-            Some(old) => *old = entry,
-            None => drop(entries.insert(Arc::clone(name), entry)),
+        if type_url == AUTHORIZATION {
+            state.unreadable_bytes -= state.unreadable.remove(name).unwrap_or(0);
         }
-        state.changed = true;
+        state.changes.insert((type_url, Arc::clone(name)), entry);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -469,14 +435,23 @@ impl Kept {
 }
 
 impl Cached for Kept {
-    fn entries(&self, is_retry: bool) -> Option<Vec<Split>> {
-        let mut state = self.state();
-        if !mem::take(&mut state.changed) && !is_retry {
+    fn take_changes(&self) -> Option<Unwritten> {
+        let state = &mut *self.state();
+        if state.changes.is_empty() {
             return None;
         }
-        let entries = state.entries.iter();
-        let entries = entries.flat_map(|(of, entries)| entries.iter().map(move |it| (*of, it)));
-        let entries = entries.map(|(of, (name, rest))| (of, Arc::clone(name), rest.clone()));
-        Some(entries.collect())
+        Some((state.base.take(), mem::take(&mut state.changes)))
+    }
+
+    fn note_write(&self, result: Result<File, Unwritten>) {
+        let state = &mut *self.state();
+        match result {
+            Ok(file) => state.base = Some(file),
+            Err((base, changes)) => {
+                state.base = base;
+                let newer = mem::replace(&mut state.changes, changes);
+                state.changes.extend(newer);
+            }
+        }
     }
 }

@@ -4,6 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use aws_lc_rs::digest::{SHA256, digest};
+use prost::Message as _;
+
 use super::*;
 use crate::xds::client::{Mode, Response, Subscription};
 use crate::xds::store::Store;
@@ -29,12 +32,8 @@ fn filled(folder: &Path) -> Recorder {
 }
 
 fn write(recorder: &Recorder) -> io::Result<()> {
-    write_again(recorder, false)
-}
-
-fn write_again(recorder: &Recorder, is_retry: bool) -> io::Result<()> {
     let kept = recorder.kept.as_ref().unwrap();
-    kept.file.write(&**kept, is_retry).map(drop)
+    kept.file.write(&**kept).map(drop)
 }
 
 fn versions(client: &mut Client) -> Vec<(String, String)> {
@@ -86,10 +85,54 @@ fn what_was_accepted_is_there_after_a_restart() {
     };
     client.received(gone, &mut restored);
     write(&restored).unwrap();
-    let (header, entries) = file::read(&path).unwrap().unwrap();
-    assert_eq!((header.resources, entries.len()), (2, 2));
-    let b = entries.iter().find(|entry| *entry.0.name == *"b").unwrap();
-    assert_eq!(b.0.body, workload("b", "2").body);
+    let (_, header, resources) = file::read(&path).unwrap().unwrap();
+    let cluster = resource(CLUSTER, "inbound-vip|80|tcp|echo.app", "3", &());
+    // Of a cluster only the name is used.
+    assert_eq!(resources, [cluster, workload("b", "2")]);
+    assert_eq!(header.resources, 2);
+}
+
+#[test]
+fn any_row_of_changes_and_writes_leaves_what_one_write_of_all_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, mut random) = (folder.path().join("file"), fastrand::Rng::with_seed(31));
+    let (mut base, mut all) = (None, BTreeMap::new());
+    for step in 0..300 {
+        let changes: Changes = (0..random.usize(..5))
+            .map(|_| {
+                let key = ([ADDRESS, CLUSTER][random.usize(..2)], random.u8(..9).to_string());
+                let entry = Entry { version: step.to_string(), ..Entry::default() }.encode();
+                ((key.0, key.1.into()), random.bool().then_some(entry))
+            })
+            .collect();
+        all.extend(changes.clone());
+        all.retain(|_, entry| entry.is_some());
+        base = Some(file::write(&path, Header::default(), base.as_ref(), &changes).unwrap());
+        let merged = fs::read(&path).unwrap();
+        file::write(&path, Header::default(), None, &all).unwrap();
+        assert_eq!(merged, fs::read(&path).unwrap(), "step {step}");
+    }
+    assert!(!all.is_empty());
+}
+
+#[test]
+fn a_file_that_was_damaged_since_is_no_base_of_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, mut recorder) = (folder.path().join("cache"), filled(folder.path()));
+    write(&recorder).unwrap();
+    let good = fs::read(&path).unwrap();
+    let mut bad = good.clone();
+    *bad.last_mut().unwrap() ^= 1;
+    // In place, as its writer reads it.
+    fs::write(&path, &bad).unwrap();
+    recorder.upsert(ADDRESS, &workload("c", "4")).unwrap();
+    let error = write(&recorder).unwrap_err().to_string();
+    assert_eq!(error, "the last file cannot be read: it is damaged: the checksum differs");
+    assert_eq!(fs::read(&path).unwrap(), bad);
+    fs::write(&path, &good).unwrap();
+    write(&recorder).unwrap();
+    let (_, header, _) = file::read(&path).unwrap().unwrap();
+    assert_eq!(header.resources, 4, "the change was kept");
 }
 
 #[test]
@@ -126,8 +169,8 @@ fn the_bodies_of_unreadable_policies_are_bounded() {
         };
         recorder.upsert(AUTHORIZATION, &unreadable).unwrap_err();
         let state = kept.state();
-        let entry = state.entries[AUTHORIZATION][name].len();
-        (entry > bytes.min(BODY_BYTES_MAX), state.unreadable_bytes)
+        let entry = state.changes[&(AUTHORIZATION, name.into())].as_ref().unwrap();
+        (entry.len() > bytes.min(BODY_BYTES_MAX), state.unreadable_bytes)
     };
     assert_eq!(put("app/long", BODY_BYTES_MAX + 1), (false, 0));
     assert_eq!(put("app/p", 10), (true, 10));
@@ -203,22 +246,30 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
     assert_eq!(why(&newer), "it has format 2, this build reads 1");
 
     // Well-formed content with wrong numbers.
-    let header = |resources| Header { resources, ..Header::default() };
-    let split = |rest| (ADDRESS, Arc::from("a"), rest);
-    let entry = split(Bytes::from_static(b"\x7f\x01"));
-    let none = split(Entry::default().encode());
-    for (header, entries, want) in [
-        (header(1), vec![entry], "it cannot be decoded"),
-        (header(2), vec![none.clone()], "it cannot be decoded"),
-        (header(0), vec![none], " bytes follow its last resource"),
-        (header(1 << 40), vec![], "more than 1000000 resources"),
+    let framed = |resources, entries: &[u8]| {
+        let header = Header { resources, ..Header::default() }.encode_length_delimited_to_vec();
+        let length = (header.len() + entries.len()) as u64;
+        let head = [b"\xf5strait\n\x01\0\0\0", &length.to_le_bytes()[..]].concat();
+        let summed = [&*head, &header, entries].concat();
+        [&*summed, digest(&SHA256, &summed).as_ref()].concat()
+    };
+    for (resources, entries, want) in [
+        (1, &b"\x02\x7f\x01"[..], "it cannot be decoded"),
+        (1, b"\x02", "it cannot be decoded: an entry is cut off"),
+        (2, b"\0", "it cannot be decoded"),
+        (0, b"\0", "1 bytes follow its last resource"),
+        (1 << 40, b"", "more than 1000000 resources"),
     ] {
-        file::write(&path, &header, &entries).unwrap();
-        let why = file::read(&path).unwrap_err();
+        let why = why(&framed(resources, entries));
         assert!(why.contains(want), "{why}");
     }
+    fs::write(&path, framed(2, b"\x03\x12\x01b\x03\x12\x01a")).unwrap();
+    let unsorted = File::open(&path).unwrap();
+    let error = file::write(&path, Header::default(), Some(&unsorted), &Changes::new());
+    let want = "the last file cannot be read: its entries are not in order";
+    assert_eq!(error.unwrap_err().to_string(), want);
     assert_eq!(file::read(folder.path()).unwrap_err(), "it is not a file");
-    assert_eq!(file::read(&folder.path().join("none")), Ok(None));
+    assert!(file::read(&folder.path().join("none")).unwrap().is_none());
 }
 
 #[test]
@@ -247,7 +298,7 @@ fn a_write_that_fails_leaves_the_old_file_and_is_tried_again() {
     fs::remove_dir(&in_the_way).unwrap();
     // Remains of a process that was killed.
     fs::write(&in_the_way, "half").unwrap();
-    write_again(&recorder, true).unwrap();
+    write(&recorder).unwrap();
     assert_ne!(fs::read(&path).unwrap(), old);
     assert!(!in_the_way.exists());
     folder.close().unwrap();
@@ -274,9 +325,9 @@ async fn the_file_follows_in_five_seconds_and_is_written_no_more_often() {
     assert!((5..=7).contains(&writes), "{writes}");
     // deadline: the clock is paused.
     tokio::time::sleep(EVERY_MIN + Duration::from_millis(10)).await;
-    let (_, entries) = file::read(&path).unwrap().unwrap();
-    let a = entries.iter().find(|entry| *entry.0.name == *"a").unwrap();
-    assert_eq!(*a.0.version, *"v29");
+    let (_, _, resources) = file::read(&path).unwrap().unwrap();
+    let a = resources.iter().find(|one| *one.name == *"a").unwrap();
+    assert_eq!(*a.version, *"v29");
     fs::remove_file(&path).unwrap();
     recorder.save();
     // deadline: the clock is paused.

@@ -184,9 +184,7 @@ impl TypeState {
             nack.add(name, reason);
             self.reject(name, version, reason, usage, resources);
         }
-        if self.held.is_empty() {
-            self.held.reserve(response.resources.len());
-        }
+        self.reserve(response.resources.len());
         resources.announce_upserts(type_url, &response.resources.iter().collect::<Vec<_>>());
         for resource in &response.resources {
             let name = &*resource.name;
@@ -224,7 +222,7 @@ impl TypeState {
         let Some(body) = resource.body.as_deref() else {
             return Err("it has no body".to_owned());
         };
-        if resource.body_type != type_url {
+        if *resource.body_type != *type_url {
             let other = truncate(&resource.body_type, TYPE_BYTES_MAX);
             return Err(format!("body: type {other:?}, want {type_url}"));
         }
@@ -386,6 +384,13 @@ impl TypeState {
         }
         self.wanted_bytes = bytes;
         self.subscribed_names.insert(name)
+    }
+
+    /// Makes room for the first resources.
+    pub(super) fn reserve(&mut self, resources: usize) {
+        if self.held.is_empty() {
+            self.held.reserve(resources);
+        }
     }
 
     /// Records a resource that an earlier run accepted. Returns false beyond the limits; the

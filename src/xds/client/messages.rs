@@ -54,10 +54,11 @@ pub struct Request {
 pub struct Resource {
     /// Name, unique within its type. Shared with the stores that keep it.
     pub name: Arc<str>,
+    /// Version, shared with other resources of the message, as is the type of the body.
     pub version: Arc<str>,
     /// Encoded body; `None` if the message had none.
     pub body: Option<Bytes>,
-    pub body_type: String,
+    pub body_type: Arc<str>,
 }
 
 /// Response of the server: a `DeltaDiscoveryResponse`.
@@ -93,7 +94,7 @@ pub trait ResourceStore {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String>;
 
     /// Announces resources of a type that [`Self::upsert`] gets next, in this order, unless the
-    /// client rejects them.
+    /// client rejects them. An empty list follows the last of them.
     fn announce_upserts(&mut self, _type_url: &'static str, _resources: &[&Resource]) {}
 
     /// Handles the rejection of a resource, by the client or by `upsert`, if no version of it

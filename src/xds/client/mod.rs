@@ -163,6 +163,13 @@ impl Client {
         self.backoff.next_delay(end)
     }
 
+    /// Makes room for resources of a type, which [`Self::restore`] gets next.
+    pub fn reserve(&mut self, type_url: &str, resources: usize) {
+        if let Some(known) = find(&mut self.types, type_url) {
+            known.reserve(resources);
+        }
+    }
+
     /// Restores a resource that an earlier run accepted, with its version and the size of its
     /// body in bytes. Call it for each resource from disk before the first stream.
     ///

@@ -4,6 +4,7 @@
 //! Objects whose removal waits are among them. Each kind has an entry without a name, so that a
 //! kind of which an older build knew nothing is listed before anything is served.
 
+use std::fs::File;
 use std::mem;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -13,7 +14,7 @@ use tracing::info;
 
 use super::{KINDS, LiveObject, LiveSource, Watched};
 use crate::status::Status;
-use crate::xds::cache::{Cache, CacheFile, Cached, Split};
+use crate::xds::cache::{Cache, CacheFile, Cached, Unwritten};
 use crate::xds::client::Resource;
 
 impl LiveSource {
@@ -27,8 +28,8 @@ impl LiveSource {
     /// file is logged and ignored. Returns the time at which the objects were saved. It blocks.
     pub fn restore(&self) -> Option<SystemTime> {
         let file = self.file.as_ref()?;
-        let (header, entries) = file.read()?;
-        for (resource, _) in &entries {
+        let (_, header, entries) = file.read()?;
+        for resource in &entries {
             if let Err(error) = self.take(resource) {
                 file.ignore(&error);
                 self.state.lock().kinds.values_mut().for_each(|kind| *kind = Watched::default());
@@ -55,7 +56,7 @@ impl LiveSource {
     /// Adds an entry of the file to the list of its kind, which one without a name begins.
     fn take(&self, resource: &Resource) -> Result<(), String> {
         let mut kinds = KINDS.iter().map(|(kind, _)| *kind);
-        let Some(kind) = kinds.find(|kind| *kind == resource.body_type) else { return Ok(()) };
+        let Some(kind) = kinds.find(|kind| **kind == *resource.body_type) else { return Ok(()) };
         if resource.name.is_empty() {
             self.begin(kind);
             return Ok(());
@@ -83,21 +84,25 @@ impl LiveSource {
 }
 
 impl Cached for LiveSource {
-    fn entries(&self, is_retry: bool) -> Option<Vec<Split>> {
+    fn take_changes(&self) -> Option<Unwritten> {
         let mut state = self.state.lock();
         let is_complete = |one: &Watched| one.is_listed && !one.is_restored && !one.is_over;
-        if !state.kinds.values().all(is_complete) || !(mem::take(&mut state.is_unsaved) || is_retry)
-        {
+        if !state.kinds.values().all(is_complete) || !mem::take(&mut state.is_unsaved) {
             return None;
         }
         let state = &*state;
         let listed = state.kinds.values().flat_map(|one| one.objects.objects.values());
         let held = state.usable.iter().flatten();
         let held = held.filter(|one| state.hold.contains(one.kind.0, &one.name));
-        let kinds = state.kinds.keys().map(|kind| (*kind, Arc::default(), Bytes::new()));
-        let entry =
-            |one: &Arc<LiveObject>| (one.kind.0, one.name.as_str().into(), one.entry.clone());
-        Some(kinds.chain(listed.chain(held).map(entry)).collect())
+        let kinds = state.kinds.keys().map(|kind| ((*kind, Arc::default()), Some(Bytes::new())));
+        let entry = |one: &Arc<LiveObject>| {
+            ((one.kind.0, one.name.as_str().into()), Some(one.entry.clone()))
+        };
+        Some((None, kinds.chain(listed.chain(held).map(entry)).collect()))
+    }
+
+    fn note_write(&self, result: Result<File, Unwritten>) {
+        self.state.lock().is_unsaved |= result.is_err();
     }
 }
 
@@ -129,7 +134,7 @@ mod tests {
     /// Writes the file, and returns whether there was something to write.
     fn is_written(live: &LiveSource) -> bool {
         let file = live.file.as_ref().expect("a file");
-        file.write(live, false).expect("a write").is_some()
+        file.write(live).expect("a write").is_some()
     }
 
     fn policy() -> Json {

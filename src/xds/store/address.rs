@@ -54,7 +54,7 @@ pub(in crate::xds) fn is_workload(resource: &Resource) -> bool {
 
 /// Returns the body of a resource of a type.
 pub(super) fn body<'a>(wanted: &str, resource: &'a Resource) -> Result<&'a Bytes, String> {
-    if resource.body_type != wanted {
+    if *resource.body_type != *wanted {
         let got = shown(&resource.body_type);
         return Err(format!("resource.type_url: {got}, want `{wanted}`"));
     }

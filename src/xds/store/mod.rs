@@ -236,6 +236,7 @@ impl ResourceStore for Store {
     fn announce_upserts(&mut self, type_url: &'static str, resources: &[&Resource]) {
         if type_url == ADDRESS {
             self.finish_ahead();
+            self.tables.workloads.reserve(resources.len());
             self.ahead = Ahead::start(&mut self.interner, resources);
         }
     }

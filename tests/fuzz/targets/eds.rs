@@ -72,7 +72,7 @@ fn put(
     let resource = Resource {
         name: name.into(),
         body: Some(body),
-        body_type: type_url.to_owned(),
+        body_type: type_url.into(),
         ..Resource::default()
     };
     clusters.upsert(type_url, &resource)

@@ -29,7 +29,7 @@ pub fn wds(data: &[u8]) {
     let resource = Resource {
         name: name.as_str().into(),
         body: Some(Bytes::copy_from_slice(body)),
-        body_type: type_url.to_owned(),
+        body_type: type_url.into(),
         ..Resource::default()
     };
     let mut store = Store::default();

@@ -91,7 +91,7 @@ fn resource(type_url: &str, name: &str, version: &str) -> Resource {
         name: name.into(),
         version: version.into(),
         body: Some(Bytes::from_static(b"good")),
-        body_type: type_url.to_owned(),
+        body_type: type_url.into(),
     }
 }
 
@@ -186,7 +186,7 @@ fn a_nack_names_each_rejected_resource_while_the_others_apply() {
 fn what_a_response_gets_wrong_is_rejected_by_name() {
     let good = || resource(ALL, "a", "2");
     let no_body = Resource { body: None, ..good() };
-    let other = Resource { body_type: "type.googleapis.com/x".to_owned(), ..good() };
+    let other = Resource { body_type: "type.googleapis.com/x".into(), ..good() };
     let long = "l".repeat(NAME_BYTES_MAX + 1);
     let both = Response { removed: vec!["a".to_owned()], ..response(ALL, [good()]) };
     for (sent, named, reason) in [
@@ -407,7 +407,7 @@ fn the_placeholder_of_a_rejected_resource_stays_until_the_server_removes_it() {
     taken.has_placeholder = true;
     let twice = [resource(ALL, "twice", "1"), resource(ALL, "twice", "2")];
     let without_body = Resource { body: None, ..resource(ALL, "empty", "1") };
-    let other = Resource { body_type: SOME.to_owned(), ..resource(ALL, "other", "1") };
+    let other = Resource { body_type: SOME.into(), ..resource(ALL, "other", "1") };
     client.received(response(ALL, twice), &mut taken);
     let rest = [without_body, other, bad(ALL, "bad", "1"), bad(ALL, "", "1")];
     client.received(response(ALL, rest), &mut taken);

@@ -68,7 +68,7 @@ fn bodies_that_nobody_reads_are_neither_compared_nor_counted() {
         assert_eq!(client.usage.held(), (1, "a".len() + 64));
     }
     assert_eq!(taken.log, ["+a"]);
-    let other = Resource { body_type: SOME.to_owned(), ..unversioned(ALL, "a", "one") };
+    let other = Resource { body_type: SOME.into(), ..unversioned(ALL, "a", "one") };
     for bad in [other, Resource { body: None, ..unversioned(ALL, "a", "") }] {
         let answers = client.received(response(ALL, [bad]), &mut taken);
         assert!(error(&answers).is_some_and(|text| text.starts_with("a: ")));

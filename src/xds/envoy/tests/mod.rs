@@ -97,7 +97,7 @@ fn put(
     let resource = Resource {
         name: name.into(),
         body: Some(Bytes::from(body.encode_to_vec())),
-        body_type: of.to_owned(),
+        body_type: of.into(),
         ..Resource::default()
     };
     clusters.upsert(of, &resource)
@@ -387,7 +387,7 @@ fn a_whole_push_of_istiod_takes_the_other_clusters_away() {
         let resources = names.iter().map(|name| Resource {
             name: (*name).into(),
             body: Some(named_by_eds(name, "").encode_to_vec().into()),
-            body_type: CLUSTER.to_owned(),
+            body_type: CLUSTER.into(),
             ..Resource::default()
         });
         let push = Response {

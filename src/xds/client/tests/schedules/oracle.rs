@@ -237,7 +237,7 @@ fn is_good(response: &Response, resource: &Resource) -> bool {
         && !["", "*"].contains(&&**name)
         && name.len() <= 2048
         && resource.body.is_some()
-        && resource.body_type == response.type_url
+        && *resource.body_type == *response.type_url
         && validate(resource).is_ok()
 }
 

@@ -240,6 +240,6 @@ pub(super) fn resource(type_url: &str, name: &str, item: &Item) -> Resource {
         name: name.into(),
         version: item.version.as_str().into(),
         body: Some(Bytes::from_static(body)),
-        body_type: type_url.to_owned(),
+        body_type: type_url.into(),
     }
 }

@@ -181,7 +181,7 @@ impl<'a> World<'a> {
             name: name.into(),
             version: "v0".into(),
             body: Some(Bytes::from("good")),
-            body_type: type_url.clone(),
+            body_type: type_url.as_str().into(),
         };
         let sent = &mut response.resources;
         let mistake = self.rng.u8(..8);
@@ -196,7 +196,7 @@ impl<'a> World<'a> {
             }
             1 => response.removed.push(sent[at].name.to_string()),
             2 => sent[at].body = None,
-            3 => sent[at].body_type.push_str("Other"),
+            3 => sent[at].body_type = format!("{type_url}Other").into(),
             4 => sent.push(good("")),
             5 => sent.push(good("*")),
             6 => sent.push(good(&"long".repeat(600))),
@@ -242,7 +242,7 @@ impl<'a> World<'a> {
         let unsaid = unclaimed && all_held.any(|name| !names.contains(&**name));
         let removed = &response.removed;
         let is_known = subscription(&response.type_url).is_some();
-        let other = |one: &Resource| one.body_type != response.type_url;
+        let other = |one: &Resource| *one.body_type != *response.type_url;
         for (event, happened) in [
             (Event::FirstOfItsType, is_known && !self.oracle.has_response(&response.type_url)),
             (Event::Empty, is_known && sent.is_empty() && removed.is_empty()),
