@@ -26,6 +26,9 @@ use super::streams::{
 
 /// Limit of received frames in bytes. Larger frames would delay the bytes of other tunnels.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;
+/// Round trips in which a peer uses half of a window that limits it: one for its bytes and the
+/// increment, as in Chromium's QUIC two because of delays, and twice that where packets are lost.
+const LIMITING_TRIPS: u32 = 4;
 /// Payload of the PING that follows the first GOAWAY. Its acknowledgement shows that the peer has
 /// received the GOAWAY (RFC 9113 section 6.8).
 const GOAWAY_PING: [u8; 8] = *b"drained?";
@@ -366,14 +369,13 @@ impl Server {
     }
 
     /// Gives back window for bytes of a stream that the driver has forwarded or dropped. Returns
-    /// true if the window may be what limits the peer: half of it was used within two round trips,
-    /// as in the flow control of Chromium's QUIC.
+    /// true if the window may limit the peer: half of it was used within a few round trips.
     pub fn release(&mut self, key: StreamKey, bytes: usize) -> bool {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let Some(increment) = self.streams.release(key, bytes) else { return false };
         frame::push_window_update(&mut self.control, key.id, increment);
         let used_in = self.streams.restart_clock(key);
-        used_in.zip(self.rtt).is_some_and(|(used_in, rtt)| used_in < 2 * rtt)
+        used_in.zip(self.rtt).is_some_and(|(used_in, rtt)| used_in < LIMITING_TRIPS * rtt)
     }
 
     /// Notes such bytes whose window is given back with a later [`Self::release`].

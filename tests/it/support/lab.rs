@@ -102,13 +102,14 @@ pub struct Relay {
     _stop: oneshot::Sender<()>,
 }
 
-/// Copies each connection to `to` and back.
+/// Copies each connection to `to` and back. The connection to `to` is open before, as that of a
+/// tunnel is before its first byte.
 async fn relay(listener: TcpListener, to: SocketAddr) {
     let mut connections = JoinSet::new();
     loop {
+        let to = TcpStream::connect(to).await.expect("the endpoint");
         let (from, _) = listener.accept().await.expect("a connection");
         connections.spawn(async move {
-            let to = TcpStream::connect(to).await.expect("the endpoint");
             for stream in [&from, &to] {
                 stream.set_nodelay(true).expect("an open connection");
             }

@@ -84,7 +84,7 @@ async fn a_window_that_a_far_peer_uses_in_a_round_trip_grows_though_the_endpoint
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_window_does_not_grow_for_an_endpoint_that_takes_less_than_half_of_it_in_two_trips() {
+async fn a_window_does_not_grow_for_an_endpoint_that_takes_less_than_half_of_it_in_four_trips() {
     let rtt = Duration::from_millis(5);
     let mut upload = Upload::new(rtt).await;
     let mut taken = 0;
