@@ -33,8 +33,8 @@ use crate::telemetry::Record;
 use super::{CopyOutcome, DELIVERY_DEADLINE, Timer};
 
 /// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
-/// run.
-const OPERATIONS_PER_TURN: usize = 8;
+/// run. Two reads into pipes and their writes move 2 MiB at most.
+const OPERATIONS_PER_TURN: usize = 4;
 /// Size in bytes of a read that indicates more to come; a pipe carries the bytes after it.
 const BULK_READ_MIN: usize = BUFFER_BYTES / 2;
 /// Size in bytes below which a copy is faster than the hand-over of two pages.
@@ -536,7 +536,7 @@ mod tests {
                 }
             };
             timeout(SOON, charged).await.expect("bytes wait in the pipe");
-            assert!(budget.held() <= 256 * 1024, "{}", budget.held());
+            assert!(budget.held() <= pipe::PIPE_BYTES, "{}", budget.held());
         };
         tokio::select! {
             outcome = copy => panic!("{outcome:?}"),

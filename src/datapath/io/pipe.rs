@@ -16,12 +16,13 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::descriptors::PipeEnd;
 
-/// Capacity of a pipe. An unprivileged user may have 64 MiB in pipes (`pipe-user-pages-soft`).
-const PIPE_BYTES: usize = 256 * 1024;
-/// Limit of pipes in the process: 32 MiB, and 256 descriptors.
-const PIPES_MAX: usize = 128;
-/// Limit of spare pipes of a thread.
-const SPARES_MAX: usize = 8;
+/// Capacity of a pipe, which holds most of what a socket has received at once.
+pub const PIPE_BYTES: usize = 1024 * 1024;
+/// Limit of pipes in the process: 32 MiB, and 64 descriptors. An unprivileged user may have 64 MiB
+/// in pipes (`pipe-user-pages-soft`), and two processes run during an upgrade.
+const PIPES_MAX: usize = 32;
+/// Limit of spare pipes of a thread. Few are in use at once, and other threads need the rest.
+const SPARES_MAX: usize = 2;
 
 /// Excludes SPLICE_F_MORE: like a cork, it delays small segments by up to 200 ms.
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
