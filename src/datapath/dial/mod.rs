@@ -508,8 +508,8 @@ mod tests {
         }
     }
 
-    /// Returns whether a dial completes the handshake before it has sent a byte, and checks that the
-    /// connection is accepted with it.
+    /// Returns whether a dial completes the handshake before it has sent a byte, and checks that
+    /// the connection is accepted afterwards.
     async fn completes_without_bytes(ack: FirstAck) -> bool {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         listener.set_nonblocking(true).expect("a listener");
