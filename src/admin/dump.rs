@@ -166,8 +166,6 @@ fn gateway_to_json(gateway: &GatewayAddress) -> Value {
 
 /// Converts a workload of a service. The live state is an addition to istioctl's keys.
 fn endpoint_to_json(member: &Member<'_>, service: &Service) -> Value {
-    let targets = member.targets.iter();
-    let targets: BTreeMap<_, _> = targets.map(|(port, target)| (*port, *target)).collect();
     let (mut ejected, mut in_flight, mut addresses) = (false, 0_u32, Vec::new());
     let mut unused = BTreeMap::new();
     let mut seen = HashSet::new();
@@ -184,7 +182,7 @@ fn endpoint_to_json(member: &Member<'_>, service: &Service) -> Value {
     json!({
         "workloadUid": member.workload.uid,
         "service": service.key(),
-        "port": targets,
+        "port": member.targets.to_map(),
         "status": health_of(member.workload),
         "weight": member.workload.capacity,
         "ejected": ejected,

@@ -465,7 +465,9 @@ fn with_contents(paths: &[PathBuf]) -> Vec<PathBuf> {
 
 /// Returns the fingerprints of the files.
 pub(super) fn fingerprints<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Fingerprints {
-    files.into_iter().map(|file| (file.clone(), fingerprint(file))).collect()
+    let prints = files.into_iter().map(|file| (file.clone(), fingerprint(file)));
+    // By a vector, so that there is one instance of the map's sort.
+    Vec::from_iter(prints).into_iter().collect()
 }
 
 /// Returns a hash of a configuration, by which replicas are compared.

@@ -215,7 +215,7 @@ impl Pool {
     pub fn usage(&self, most: usize) -> ResourceUsage {
         let named = |(source, held): (Source, usize)| Holder { source: source.to_string(), held };
         let mut holders: Vec<_> = self.holders().into_iter().map(named).collect();
-        holders.sort_by(|a, b| (b.held, &a.source).cmp(&(a.held, &b.source)));
+        holders.sort_unstable_by(|a, b| (b.held, &a.source).cmp(&(a.held, &b.source)));
         holders.truncate(most);
         ResourceUsage {
             resource: self.resource.label().to_owned(),

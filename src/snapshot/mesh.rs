@@ -107,7 +107,13 @@ impl<K: Ord, V> ops::Index<&K> for Sorted<K, V> {
 /// Collects entries. The last of several entries with one key wins.
 impl<K: Ord, V> FromIterator<(K, V)> for Sorted<K, V> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
-        let mut entries: Vec<(K, V)> = entries.into_iter().collect();
+        Vec::from_iter(entries).into()
+    }
+}
+
+/// Not generic over an iterator: each instance of a sort is 7 KB of code.
+impl<K: Ord, V> From<Vec<(K, V)>> for Sorted<K, V> {
+    fn from(mut entries: Vec<(K, V)>) -> Self {
         entries.sort_by(|(one, _), (other, _)| one.cmp(other));
         entries.dedup_by(|later, kept| {
             let is_same = later.0 == kept.0;
@@ -130,6 +136,12 @@ pub type PodLabels = Sorted<Arc<str>, Arc<str>>;
 
 /// Service port to target port.
 pub type Ports = Sorted<u16, u16>;
+
+impl Ports {
+    pub fn to_map(&self) -> BTreeMap<u16, u16> {
+        self.0.iter().copied().collect()
+    }
+}
 
 /// Service (Istio's WDS `Service`).
 #[derive(Clone, Debug, Default, PartialEq)]

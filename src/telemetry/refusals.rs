@@ -117,7 +117,7 @@ impl RefusalTable {
     /// Returns all entries, the most frequent first.
     pub(crate) fn list(&self) -> Vec<Refusals> {
         let mut list: Vec<_> = self.0.lock().by_key.values().cloned().collect();
-        list.sort_by_key(|entry| (std::cmp::Reverse(entry.count), entry.order));
+        list.sort_unstable_by_key(|entry| (std::cmp::Reverse(entry.count), entry.order));
         list
     }
 }

@@ -126,7 +126,7 @@ pub(super) async fn gateways(inputs: &Inputs, own: Option<&IdentityMaterial>) ->
         });
     }
     let mut dialled = dials.join_all().await;
-    dialled.sort_by_key(|(index, _)| *index);
+    dialled.sort_unstable_by_key(|(index, _)| *index);
     findings.extend(dialled.into_iter().map(|(_, finding)| finding));
     findings
 }

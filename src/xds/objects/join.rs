@@ -374,8 +374,7 @@ impl<'a> Joiner<'a> {
             let mut served = ServicePorts::new();
             for (name, ports) in workload.services.iter() {
                 for other in self.global_services_of.get(name).into_iter().flatten() {
-                    let ports = ports.iter().map(|(port, target)| (*port, *target));
-                    served.entry(Arc::clone(other)).or_insert_with(|| ports.collect());
+                    served.entry(Arc::clone(other)).or_insert_with(|| ports.to_map());
                 }
             }
             served.retain(|name, _| workload.services.get(name).is_none());

@@ -215,12 +215,8 @@ impl<'a> WorkloadMerger<'a> {
 /// Adds services and ports to a workload. Existing entries take precedence.
 pub(super) fn with_services(mut workload: Workload, served: ServicePorts) -> Workload {
     let known = workload.services.iter();
-    let mut services: BTreeMap<_, _> = known
-        .map(|(service, ports)| {
-            let ports: BTreeMap<_, _> = ports.iter().map(|(port, at)| (*port, *at)).collect();
-            (Arc::clone(service), ports)
-        })
-        .collect();
+    let mut services: BTreeMap<_, _> =
+        known.map(|(service, ports)| (Arc::clone(service), ports.to_map())).collect();
     for (service, ports) in served {
         let known = services.entry(service).or_default();
         for (port, target) in ports {

@@ -213,6 +213,11 @@ struct Limited {
 /// Limits warnings and findings of skipped objects to [`WARNINGS_MAX`] each, shared by their
 /// namespaces, and counts the others. The objects of one tenant can have any number of them.
 pub(crate) fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
+    limit(&mut findings.into_iter())
+}
+
+/// Not generic over an iterator, so that there is one instance of it.
+fn limit(findings: &mut dyn Iterator<Item = Finding>) -> Vec<Finding> {
     let mut limited = [Severity::Warning, Severity::PassedOver].map(|severity| Limited {
         severity,
         shares: Shares::new(WARNINGS_MAX),
@@ -221,7 +226,7 @@ pub(crate) fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec
         first_omitted: None,
     });
     let mut kept = Vec::new();
-    for one in findings.into_iter().enumerate() {
+    for one in findings.enumerate() {
         let mut same = limited.iter_mut();
         match same.find(|of| of.severity == one.1.severity) {
             Some(same) => same.add(one),
@@ -238,7 +243,7 @@ pub(crate) fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec
             ..first
         }));
     }
-    kept.sort_by_key(|(position, _)| *position);
+    kept.sort_unstable_by_key(|(position, _)| *position);
     let kept = kept.into_iter().map(|(_, finding)| finding);
     kept.chain(last).collect()
 }

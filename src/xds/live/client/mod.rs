@@ -4,6 +4,7 @@
 //! A watch begins with a list in pages. After an error the kind is listed again, with a delay that
 //! grows from 0.8 s to 30 s, and its last state stays in use meanwhile.
 
+mod kubeconfig;
 mod object;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::KubeConfigOptions;
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Client, Config};
 use serde_json::{Value as Json, json};
@@ -98,7 +99,7 @@ pub async fn run(
 async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     let mut config = match kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path)?;
+            let file = kubeconfig::read(path)?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
         }
         None => Config::incluster()?,
@@ -292,7 +293,7 @@ fn in_turns<'a>(
             ((*turn, namespace <= last, namespace), one)
         })
         .collect();
-    due.sort_by_key(|(turn, _)| *turn);
+    due.sort_unstable_by_key(|(turn, _)| *turn);
     due.into_iter().map(|(_, one)| one).collect()
 }
 
