@@ -45,7 +45,8 @@ fn a_kubeconfig_is_read_as_kube_reads_it() {
                 certificate-authority: pki/ca.crt\n    insecure-skip-tls-verify: true\n\
                 contexts:\n- name: 7\n  context: {cluster: 7, user: \"u\", namespace: 007}\n\
                 ---\n# another document\nusers:\n- name: u\n  user:\n    token: 12e4\n    \
-                tokenFile: /var/token\n    client-certificate: a.crt\n    client-key: ../a.key\n    \
+                tokenFile: /var/token\n    client-certificate: a.crt\n    \
+                client-key: ../a.key\n    \
                 exec: {apiVersion: v1, command: get-token, args: [1, x], env: null}\n";
     std::fs::write(&file, text).expect("a file");
     let [read, kubes] = [kubeconfig::read(&file).expect("a kubeconfig"), {
