@@ -252,7 +252,7 @@ impl Report {
         let all;
         let objects = match &files.live {
             Some(live) => {
-                all = files.objects.0.with(live.objects.iter().map(|one| &one.read));
+                all = files.objects.0.with(live.read());
                 &all
             }
             None => &files.objects.0,

@@ -49,6 +49,11 @@ section! {
         /// Use of the RemoteServiceBinding objects of these files, or of an API server, as
         /// `bindings`.
         bindings: Option<ObjectBindings> = default(None, "they are not used, with a warning");
+        /// Namespace whose Dependency objects of Admiral limit which services this cluster uses
+        /// from others: its own, as they limit the services of all namespaces. A service that one
+        /// of them names is used only while a pod here has the identity of its source.
+        dependencies: Option<String> as Option<Segment> = default(
+            None, "they limit nothing, with a warning") since "0.1.0";
     }
 }
 

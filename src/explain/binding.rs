@@ -161,6 +161,9 @@ fn select<'a>(
         ));
     }
     found.pop().ok_or_else(|| {
+        if let Some(rule) = state.snapshot.scope.unneeded.get(wanted) {
+            return format!("the binding {wanted:?} is not opened: {rule}");
+        }
         if others.is_empty() {
             return "there are no `bindings`; write --from and --to, or --sni".to_owned();
         }

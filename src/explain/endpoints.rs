@@ -68,6 +68,9 @@ pub(super) fn run(
     answer.transit = rules::transit(route);
     note_reduced_links((state, peer), &all, answer);
     answer.notes.extend(held(state, route, &all));
+    let unneeded = state.snapshot.scope.unneeded.get(&*route.service.hostname);
+    let unneeded = unneeded.map(|rule| format!("it is not used from other clusters: {rule}"));
+    answer.notes.extend(unneeded);
     answer.dropped = balance::drop_probability(route.drops());
     if answer.dropped > 0.0 {
         let dropped = Err(Reason::DropOverload);

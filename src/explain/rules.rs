@@ -500,6 +500,11 @@ fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
             "its entries of `exposure` do not admit this peer",
             admission().unwrap_or_else(new_entry),
         ),
+        _ if snapshot.closed_namespace(host).is_some() => (
+            "its namespace is closed: it has too many objects, or too large ones, so that some of \
+             them are not known",
+            "limit the objects of the namespace by a ResourceQuota".to_owned(),
+        ),
         _ if snapshot.is_cluster_local(host) => (
             "a label or annotation keeps it private to its cluster, regardless of `exposure`",
             "remove the label or annotation from the Service, or from its namespace".to_owned(),
@@ -520,6 +525,9 @@ fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
         ),
     };
     let entries = subject.entries.iter();
+    let unneeded = snapshot.scope.unneeded.get(host);
+    let unneeded = unneeded.map(|rule| format!("; it is not used from other clusters: {rule}"));
+    let description = format!("{description}{}", unneeded.unwrap_or_default());
     RuleRow {
         entries: entries.map(|entry| state.places.row(entry)).collect(),
         ..refusal(description, change)

@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Paths of the kinds.
-const PATHS: [(&str, &str); 10] = [
+const PATHS: [(&str, &str); 11] = [
     ("Namespace", "/api/v1/namespaces"),
     ("Node", "/api/v1/nodes"),
     ("Pod", "/api/v1/pods"),
@@ -30,6 +30,7 @@ const PATHS: [(&str, &str); 10] = [
     ("ServiceExpositionPolicy", "/apis/multicluster.istio.io/v1alpha1/serviceexpositionpolicies"),
     ("RemoteServiceBinding", "/apis/multicluster.istio.io/v1alpha1/remoteservicebindings"),
     ("GlobalTrafficPolicy", "/apis/admiral.io/v1alpha1/globaltrafficpolicies"),
+    ("Dependency", "/apis/admiral.io/v1alpha1/dependencies"),
 ];
 
 /// Objects of a page, whatever the client asks for.

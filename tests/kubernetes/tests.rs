@@ -206,6 +206,106 @@ fn imports_distributions_and_bindings_of_objects_come_and_go() {
     });
 }
 
+/// A pod of the identity `orders`.
+fn source(phase: &str) -> Json {
+    json!({
+        "labels": {"identity": "orders"}, "spec": {},
+        "status": {"phase": phase, "podIPs": [{"ip": "10.0.0.9"}]},
+    })
+}
+
+/// Settings in which the Dependency objects of the namespace of the tests count.
+fn with_dependencies(net: Net) -> Settings<'static> {
+    let mut settings = settings(net);
+    settings.exposure += "  dependencies: app\n";
+    settings
+}
+
+#[test]
+fn a_dependency_opens_a_binding_only_while_its_source_has_a_pod_here() {
+    run(async {
+        let net = Net::new();
+        let cluster = cluster(net, 11);
+        let server = Server::start(&cluster, ANY).await;
+        let mut gateway = spawn_with(&with_dependencies(net), server.address, LIVE);
+        gateway.ready().await;
+        let connected = async || TcpStream::connect(net.address(2, 8080)).await;
+        let listens = async |wanted: bool| {
+            let _ = until("a listener", connected, |found| found.is_ok() == wanted).await;
+        };
+        let dependency = |of: Json| json!({"spec": {"source": "orders", "destinations": of}});
+        cluster.put("RemoteServiceBinding", "far", binding());
+        listens(true).await;
+        cluster.put("Dependency", "orders", dependency(json!(["far"])));
+        listens(false).await;
+        let rule = "Dependency app/orders limits it to clusters with a pod that has the label \
+                    `identity: orders`";
+        judged(&cluster, ("RemoteServiceBinding", "far"), ("False", "NoEffect", rule)).await;
+        judged(&cluster, ("Dependency", "orders"), ("True", "Accepted", "")).await;
+        let (code, _, error) = gateway.run_command(&["explain", "--binding", "far.global"]).await;
+        assert!(code != 0 && error.contains(rule), "{error}");
+        cluster.put("Pod", "orders-1", source("Running"));
+        listens(true).await;
+        judged(&cluster, ("RemoteServiceBinding", "far"), ("True", "Accepted", "")).await;
+        cluster.put("Pod", "orders-1", source("Succeeded"));
+        listens(false).await;
+        cluster.put("Dependency", "orders", dependency(json!(["near"])));
+        listens(true).await;
+        // Its destinations cannot be read, so they may be any.
+        cluster.put("Dependency", "orders", dependency(json!("near")));
+        listens(false).await;
+        judged(&cluster, ("Dependency", "orders"), ("False", "Invalid", "destinations")).await;
+        cluster.remove("Dependency", "orders");
+        listens(true).await;
+    });
+}
+
+#[test]
+fn a_dependency_leaves_out_the_endpoints_of_other_clusters() {
+    run(async {
+        let net = Net::new();
+        let cluster = Cluster::new();
+        let server = Server::start(&cluster, ANY).await;
+        let _remote = named(net.listen(12, 9000).await, 12);
+        let mut gateway = spawn_with(&with_dependencies(net), server.address, LIVE);
+        gateway.ready().await;
+        let client = gateway.client(identities()).await;
+        let answer = async |wanted: Option<u8>| {
+            let ask = async || match client.tunnel("echo.app.svc.clusterset.local:80").await {
+                Ok(mut tunnel) => tunnel.read_u8().await.ok(),
+                Err(_) => None,
+            };
+            until("the endpoint", ask, |found| *found == wanted).await;
+        };
+        let mut copy = slice(net, 12);
+        copy["labels"] = json!({
+            "multicluster.kubernetes.io/source-cluster": "west",
+            "multicluster.kubernetes.io/service-name": "echo",
+            "topology.istio.io/network": "east",
+        });
+        cluster.put("EndpointSlice", "west-echo", copy);
+        let labels = json!({"identity": "payments"});
+        let spec = json!({"ips": [], "ports": ports(80)});
+        cluster.put("ServiceImport", "echo", json!({"labels": labels, "spec": spec}));
+        answer(Some(12)).await;
+        let depends = json!({"source": "orders", "destinations": ["payments"]});
+        cluster.put("Dependency", "orders", json!({"spec": depends}));
+        answer(None).await;
+        let rule = "it is not used from other clusters: Dependency app/orders limits it";
+        let to = "echo.app.svc.clusterset.local:80";
+        let peer = "spiffe://west.local/ns/shop/sa/checkout";
+        let (_, page, _) = gateway.run_command(&["explain", "--from", peer, "--to", to]).await;
+        assert!(page.contains(rule), "{page}");
+        shown(&gateway, "Dependency app/orders limits it", true).await;
+        cluster.put("Pod", "orders-1", source("Running"));
+        answer(Some(12)).await;
+        cluster.remove("Pod", "orders-1");
+        answer(None).await;
+        cluster.remove("Dependency", "orders");
+        answer(Some(12)).await;
+    });
+}
+
 #[test]
 fn an_api_server_that_goes_leaves_the_last_state_until_it_is_back() {
     run(async {

@@ -22,14 +22,19 @@ pub(super) fn exposed_to(
         return vec![format!("nobody: `exposure` selects the service of namespace {namespace}")];
     }
     let (by_rules, by_listeners) = (by_exposure(snapshot, service), unverified.of(service));
-    match (by_rules, by_listeners.is_empty()) {
+    let unneeded = snapshot.scope.unneeded.get(&*service.hostname);
+    let unneeded =
+        unneeded.map(|rule| format!("only its own cluster's endpoints are used: {rule}"));
+    let mut reported = match (by_rules, by_listeners.is_empty()) {
         (Ok(mut reported), _) => {
             reported.extend(by_listeners);
             reported
         }
         (Err(nobody), true) => vec![nobody],
         (Err(_), false) => by_listeners,
-    }
+    };
+    reported.extend(unneeded);
+    reported
 }
 
 /// Describes the peers that may reach a service by `exposure`, exports and objects.
@@ -38,6 +43,9 @@ pub(super) fn exposed_to(
 /// No peer may reach it, with the reason.
 fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, String> {
     let host = &*service.hostname;
+    if let Some(namespace) = snapshot.closed_namespace(host) {
+        return Err(format!("nobody: namespace {namespace} is closed, as it has too many objects"));
+    }
     if snapshot.is_cluster_local(host) {
         return Err("nobody: it is private to its cluster".to_owned());
     }

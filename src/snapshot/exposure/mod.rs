@@ -78,6 +78,10 @@ pub struct ServiceVisibility {
     pub exported: HashSet<Box<str>>,
     /// Hostnames of services that no other cluster reaches, regardless of all other rules.
     pub local: HashSet<Box<str>>,
+    /// Namespaces whose services no other cluster reaches, by any name with the namespace.
+    pub closed: HashSet<Box<str>>,
+    /// Rules by which services are not used from other clusters, by hostname.
+    pub unneeded: HashMap<Box<str>, Arc<str>>,
     /// Clusters whose peers may use this gateway; `None` means every cluster.
     pub linked: Option<HashSet<Box<str>>>,
     /// Services that links expose to all peers of a cluster, by cluster.

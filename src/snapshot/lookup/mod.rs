@@ -431,7 +431,14 @@ impl Snapshot {
     /// Returns whether an object of its own cluster keeps a service local, which overrides all
     /// other rules.
     pub fn is_cluster_local(&self, host: &str) -> bool {
-        self.scope.local.contains(host)
+        self.scope.local.contains(host) || self.closed_namespace(host).is_some()
+    }
+
+    /// Returns the namespace of a service, if it is closed because some of its objects are not
+    /// known.
+    pub fn closed_namespace<'a>(&self, host: &'a str) -> Option<&'a str> {
+        let closed = Some(&self.scope.closed).filter(|closed| !closed.is_empty())?;
+        self.names.owner(host).filter(|namespace| closed.contains(*namespace))
     }
 
     /// Returns the entries that apply to a service. If there are any, they alone decide about its

@@ -86,7 +86,10 @@ impl LiveSource {
 impl Cached for LiveSource {
     fn take_changes(&self) -> Option<Unwritten> {
         let mut state = self.state.lock();
-        let is_complete = |one: &Watched| one.is_listed && !one.is_restored && !one.is_over;
+        // Without what a closed namespace has lost, a start would expose it.
+        let is_complete = |one: &Watched| {
+            one.is_listed && !one.is_restored && !one.is_over && one.objects.partial.is_empty()
+        };
         if !state.kinds.values().all(is_complete) || !mem::take(&mut state.is_unsaved) {
             return None;
         }
@@ -208,13 +211,20 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_lacks_a_kind_or_exceeds_the_limits_serves_nothing() {
+    fn a_namespace_beyond_the_limits_is_closed_and_a_kind_that_the_file_lacks_is_awaited() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(cached(folder.path()).restore(), None, "no file");
         fill(folder.path());
         let live = limited(folder.path(), 5);
-        assert_eq!(live.restore(), None);
-        assert_eq!(live.missing().len(), KINDS.len());
+        assert!(live.restore().is_some());
+        assert!(count(&live) <= 5);
+        let found = live.contents().unwrap().all_findings().lines();
+        assert!(found.iter().any(|one| one.contains("closed")), "{found:?}");
+        for (kind, _) in KINDS {
+            let all = if kind == "Service" { services(12) } else { Vec::new() };
+            list_kind(&live, kind, &all);
+        }
+        assert!(!is_written(&live), "a start would not know that the namespace is closed");
 
         let without_pods = cached(folder.path());
         list(&without_pods, &services(12));

@@ -4,7 +4,7 @@
 //! in the contents, although no list has them. A held Pod goes once another one has its address.
 //! Kinds are listed one after another, so a removal by a list waits for the others.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -32,6 +32,7 @@ pub(super) const RULE: WaitRule = WaitRule {
         "ServiceExpositionPolicy",
         "RemoteServiceBinding",
         "GlobalTrafficPolicy",
+        "Dependency",
     ],
     on: &["Namespace", "Pod", "Service", "EndpointSlice"],
 };
@@ -83,8 +84,13 @@ impl LiveSource {
 }
 
 impl State {
-    /// Returns the selected objects and, of the contents before, those whose removal waits.
-    pub(super) fn with_held(&mut self, mut selected: Vec<Arc<LiveObject>>) -> Vec<Arc<LiveObject>> {
+    /// Returns the selected objects and, of the contents before, those whose removal waits. The
+    /// objects of closed namespaces do not wait, because they are removed for their memory.
+    pub(super) fn with_held(
+        &mut self,
+        mut selected: Vec<Arc<LiveObject>>,
+        closed: &BTreeSet<Arc<str>>,
+    ) -> Vec<Arc<LiveObject>> {
         let mut before = self.usable.take().unwrap_or_default();
         self.begin_windows();
         if self.hold.is_idle(Instant::now()) {
@@ -95,8 +101,9 @@ impl State {
         let pods: HashSet<IpAddr> = pods.collect();
         before.retain(|one| {
             let is_known = known.contains(&one.key());
+            let is_closed = closed.contains(one.namespace());
             let is_replaced = || one.read.pod_addresses().any(|ip| pods.contains(&ip));
-            let stays = is_known || !is_replaced();
+            let stays = is_known || !(is_closed || is_replaced());
             if is_known || !stays {
                 self.hold.forget(one.kind.0, &one.name);
             }

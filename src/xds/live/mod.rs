@@ -3,19 +3,20 @@
 //!
 //! Each object is read by [`objects`] as the document that a file would contain, once for each of
 //! its changes. A list replaces the former one when it is complete, so an API server that is away
-//! or answers 410 removes nothing. Beyond the limits nothing changes either: to leave an object out
-//! could widen what others may reach. A list without most of what was there is held. A cache file
-//! keeps the lists for a start without the API server.
+//! or answers 410 removes nothing. A list without most of what was there is held. Beyond the limits
+//! the namespace with the most objects is closed and loses some of them. A cache file keeps the
+//! lists for a start without the API server.
 
 mod cached;
 #[cfg(feature = "kubernetes")]
 pub mod client;
 mod condition;
 mod held;
+mod share;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
@@ -47,8 +48,13 @@ const METADATA: [&str; 5] = ["name", "namespace", "labels", "annotations", "crea
 const PLACE: &str = "Kubernetes";
 
 /// Kinds whose objects get conditions: those by which a tenant asks this gateway for something.
-const JUDGED: [&str; 4] =
-    ["ServiceExport", "ServiceExpositionPolicy", "RemoteServiceBinding", "GlobalTrafficPolicy"];
+const JUDGED: [&str; 5] = [
+    "ServiceExport",
+    "ServiceExpositionPolicy",
+    "RemoteServiceBinding",
+    "GlobalTrafficPolicy",
+    "Dependency",
+];
 
 /// Objects, and changes of them, from the tasks that watch to the thread that applies.
 #[derive(Debug)]
@@ -59,7 +65,7 @@ pub struct LiveSource {
     verdicts: watch::Sender<Option<Arc<Vec<Verdict>>>>,
     file: Option<Arc<CacheFile>>,
     namespaces: Option<Selector>,
-    limits: (usize, usize),
+    limits: share::Size,
     hasher: RandomState,
 }
 
@@ -71,7 +77,9 @@ pub type Verdict = (Arc<LiveObject>, Option<Condition>);
 pub struct LiveObjects {
     /// The objects in the order of their kinds and names.
     pub objects: Vec<Arc<LiveObject>>,
-    /// Findings about the source itself.
+    /// Namespaces that are closed, because some of their objects are not known.
+    closed: Objects,
+    /// Findings about the source itself, and about each closed namespace.
     pub findings: Findings,
     /// True if the API server has not answered for some of them yet.
     is_restored: bool,
@@ -132,7 +140,7 @@ struct Watched {
     objects: List,
     /// List that is not complete.
     next: Option<List>,
-    /// True if objects were left out since the last complete list.
+    /// True if objects without a namespace were left out since the last complete list.
     is_over: bool,
     problem: Option<Problem>,
 }
@@ -141,6 +149,8 @@ struct Watched {
 struct List {
     objects: BTreeMap<String, Arc<LiveObject>>,
     bytes: usize,
+    /// Namespaces of which objects are left out.
+    partial: BTreeSet<Arc<str>>,
 }
 
 impl LiveSource {
@@ -159,21 +169,21 @@ impl LiveSource {
             verdicts: watch::Sender::new(None),
             file: None,
             namespaces: api.namespaces.clone(),
-            limits: (objects, bytes),
+            limits: share::Size { objects, bytes },
             hasher: RandomState::new(),
         }
     }
 
     /// Begins a list of a kind.
     pub fn begin(&self, kind: &str) {
-        self.change(kind, |watched, _| {
+        self.change(kind, |watched| {
             watched.next = Some(List::default());
             false
         });
     }
 
-    /// Adds an object to the list that has begun, or changes one after a list. Returns false if it
-    /// is left out because of the limits: the kind has to be listed again.
+    /// Adds an object to the list that has begun, or changes one after a list. Returns false if no
+    /// namespace can make room for it: the kind has to be listed again.
     #[must_use]
     pub fn put(&self, kind: &str, json: Json, in_list: bool) -> bool {
         let (Some(name), Some((kind, _))) =
@@ -223,27 +233,10 @@ impl LiveSource {
                 entry,
             })
         });
-        let mut fits = true;
-        self.change(kind, |watched, others| {
-            let next = if in_list { watched.next.as_mut() } else { None };
-            let list = next.unwrap_or(&mut watched.objects);
-            let old = list.objects.get(&name);
-            let (count, held) = match old {
-                Some(old) if Arc::ptr_eq(old, &object) => return false,
-                Some(old) => (list.objects.len(), list.bytes - old.bytes),
-                None => (list.objects.len() + 1, list.bytes),
-            };
-            let (objects_max, bytes_max) = self.limits;
-            if others.0 + count > objects_max || others.1 + held + bytes > bytes_max {
-                fits = false;
-                watched.is_over = true;
-                return true;
-            }
-            list.bytes = held + bytes;
-            list.objects.insert(name, object);
-            !in_list
-        });
-        fits
+        let mut state = self.state.lock();
+        let (is_changed, room) = state.put(kind, &object, in_list, self.limits);
+        self.announce(&mut state, kind, is_changed);
+        room != share::Room::Full
     }
 
     /// Notes the condition that an object has, which another replica may have written.
@@ -258,16 +251,12 @@ impl LiveSource {
     /// Removes an object.
     pub fn remove(&self, kind: &str, json: &Json) {
         let Some(name) = name_of(json) else { return };
-        self.change(kind, |watched, _| {
-            let removed = watched.objects.objects.remove(&name);
-            watched.objects.bytes -= removed.as_ref().map_or(0, |removed| removed.bytes);
-            removed.is_some()
-        });
+        self.change(kind, |watched| watched.objects.remove(&name));
     }
 
     /// Completes a list, which replaces the former one.
     pub fn complete(&self, kind: &str) {
-        self.change(kind, |watched, _| {
+        self.change(kind, |watched| {
             let next = watched.next.take();
             let is_same = watched.is_listed
                 && !watched.is_restored
@@ -287,7 +276,7 @@ impl LiveSource {
     /// A kind that was never there has no objects.
     pub fn failed(&self, kind: &str, problem: Problem) -> bool {
         let mut is_new = false;
-        self.change(kind, |watched, _| {
+        self.change(kind, |watched| {
             is_new = watched.problem.as_ref() != Some(&problem);
             let is_missing = problem == Problem::Missing;
             watched.is_listed |= is_missing;
@@ -297,7 +286,7 @@ impl LiveSource {
             }
             // The second answer in a row: nothing of the kind is left, whatever was missed.
             let is_gone = is_missing && !is_new;
-            let has_rest = watched.is_over || !watched.objects.objects.is_empty();
+            let has_rest = watched.is_over || !watched.objects.is(&List::default());
             if is_gone {
                 watched.objects = List::default();
                 watched.is_over = false;
@@ -307,6 +296,12 @@ impl LiveSource {
             is_new || (is_gone && has_rest)
         });
         is_new
+    }
+
+    /// Returns whether objects are left out of the last complete list of a kind.
+    pub fn is_partial(&self, kind: &str) -> bool {
+        let state = self.state.lock();
+        state.kinds.get(kind).is_some_and(|one| !one.objects.partial.is_empty())
     }
 
     /// Returns the kinds that were never listed.
@@ -344,19 +339,12 @@ impl LiveSource {
         }
         let is_over = lists().any(|(_, one)| one.is_over);
         let is_restored = lists().any(|(_, one)| one.is_restored);
+        let closed: BTreeSet<_> =
+            lists().flat_map(|(_, one)| one.objects.partial.iter().cloned()).collect();
         let mut found = problems(lists());
+        found.extend(closed.iter().map(|namespace| share::finding(namespace, self.limits)));
         if is_over {
-            let (objects, bytes) = (self.limits.0, self.limits.1 >> 20);
-            let most = largest_namespace(lists().map(|(_, one)| one)).unwrap_or_default();
-            found.push(finding(
-                Severity::PassedOver,
-                format!(
-                    "more than {objects} objects, or {bytes} MiB in them, are too many; namespace \
-                     `{}` has the most, {} MiB; the last state stays in use",
-                    most.0,
-                    most.1 >> 20
-                ),
-            ));
+            found.push(finding(Severity::PassedOver, share::over(self.limits)));
         } else {
             let objects = lists().flat_map(|(_, one)| one.objects.objects.values());
             let namespaces = state.kinds.get("Namespace").map(|one| &one.objects.objects);
@@ -365,17 +353,19 @@ impl LiveSource {
                 None => true,
             });
             let objects: Vec<_> = objects.cloned().collect();
-            let objects = state.with_held(objects);
+            let objects = state.with_held(objects, &closed);
             state.usable = Some(objects);
         }
         let objects = state.usable.clone()?;
-        Some(LiveObjects { objects, findings: Findings(found), is_restored })
+        let closed = Objects::closing(closed);
+        Some(LiveObjects { objects, closed, findings: Findings(found), is_restored })
     }
 
     /// Notes that contents are applied, has them written to the cache file, and derives their
     /// conditions from the findings of their join, and those about listeners that are not open.
     /// Objects of the file get none. If the join may have more findings, objects without one keep
     /// their condition in namespaces that have some: those of a namespace are never all omitted.
+    /// The finding about a closed namespace is one about each of its objects.
     pub fn judge(&self, contents: &LiveObjects, joined: &[Finding], closed: &[Finding]) {
         let is_complete = joined.len() < WARNINGS_MAX;
         let namespaces: HashSet<_> = joined.iter().map(|one| &*one.namespace).collect();
@@ -386,15 +376,21 @@ impl LiveSource {
             }
             by_place
         });
+        let shut = contents.findings.0.iter().filter(|one| !one.namespace.is_empty());
+        let shut: HashMap<_, _> = shut.map(|one| (&*one.namespace, one)).collect();
         let judged = contents.objects.iter().filter(|_| !contents.is_restored);
         let judged = judged.filter(|one| JUDGED.contains(&one.kind.0));
         let verdicts = judged.map(|object| {
             let place = format!("{} {}", object.kind.0, object.name);
-            let [joined, closed] = [&joined, &closed]
-                .map(|found| found.get(Path::new(&place)).map_or(&[][..], Vec::as_slice));
+            let of = |found: &HashMap<&Path, Vec<_>>| {
+                found.get(Path::new(&place)).cloned().unwrap_or_default()
+            };
+            let mut found: Vec<_> = shut.get(object.namespace()).copied().into_iter().collect();
+            found.extend(of(&joined));
             let has_findings = namespaces.contains(object.namespace());
-            let is_known = is_complete || !joined.is_empty() || !has_findings;
-            let condition = is_known.then(|| condition::of(&object.findings.0, joined, closed));
+            let is_known = is_complete || !found.is_empty() || !has_findings;
+            let condition =
+                is_known.then(|| condition::of(&object.findings.0, &found, &of(&closed)));
             (Arc::clone(object), condition)
         });
         self.verdicts.send_replace(Some(Arc::new(verdicts.collect())));
@@ -417,21 +413,21 @@ impl LiveSource {
         state.kinds.get(kind)?.objects.objects.get(name).cloned()
     }
 
-    /// Changes a kind, given the number and the bytes of the objects of others. Contents have a new
-    /// number if the change returns true.
-    fn change(&self, kind: &str, change: impl FnOnce(&mut Watched, (usize, usize)) -> bool) {
+    /// Changes a kind. Contents have a new number if the change returns true.
+    fn change(&self, kind: &str, change: impl FnOnce(&mut Watched) -> bool) {
         let mut state = self.state.lock();
-        let others = state.kinds.iter().filter(|(other, _)| **other != kind);
-        let others = others.map(|(_, one)| {
-            let next = one.next.as_ref().map_or((0, 0), |next| (next.objects.len(), next.bytes));
-            (one.objects.objects.len().max(next.0), one.objects.bytes.max(next.1))
-        });
-        let others = others.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
-        let is_idle = state.hold.removed().is_empty();
         let Some(watched) = state.kinds.get_mut(kind) else { return };
+        let is_changed = change(watched);
+        self.announce(&mut state, kind, is_changed);
+    }
+
+    fn announce(&self, state: &mut State, kind: &str, is_changed: bool) {
         // A list without a change may be what a removal waits for.
-        let is_awaited = |watched: &Watched| watched.listed_at.is_some() && !is_idle;
-        if change(watched, others) || is_awaited(watched) {
+        let is_awaited = || {
+            let watched = state.kinds.get(kind);
+            watched.is_some_and(|one| one.listed_at.is_some()) && !state.hold.removed().is_empty()
+        };
+        if is_changed || is_awaited() {
             state.is_unsaved = true;
             self.version.send_modify(|version| *version += 1);
         }
@@ -453,12 +449,17 @@ impl List {
     /// Returns whether both have the same objects.
     fn is(&self, other: &Self) -> bool {
         let pairs = self.objects.iter().zip(&other.objects);
-        self.objects.len() == other.objects.len()
+        (self.objects.len(), &self.partial) == (other.objects.len(), &other.partial)
             && pairs.into_iter().all(|(one, other)| one.0 == other.0 && one.1.hash == other.1.hash)
     }
 }
 
 impl LiveObjects {
+    /// Returns the objects as they are read from each, and what closes namespaces.
+    pub fn read(&self) -> impl Iterator<Item = &Objects> {
+        self.objects.iter().map(|one| &one.read).chain([&self.closed])
+    }
+
     /// Returns the findings about the source and its objects.
     pub fn all_findings(&self) -> Findings {
         let of_objects = self.objects.iter().flat_map(|one| one.findings.0.iter().cloned());
@@ -489,19 +490,6 @@ fn problems<'a>(lists: impl Iterator<Item = (&'static str, &'a Watched)>) -> Vec
         found.push(finding(Severity::Warning, what));
     }
     found
-}
-
-/// Returns the namespace whose objects have the most bytes, with these, by the larger list of each
-/// kind.
-fn largest_namespace<'a>(kinds: impl Iterator<Item = &'a Watched>) -> Option<(&'a str, usize)> {
-    let mut bytes = BTreeMap::<_, usize>::new();
-    for one in kinds {
-        let next = one.next.as_ref().filter(|next| next.bytes > one.objects.bytes);
-        for object in next.unwrap_or(&one.objects).objects.values() {
-            *bytes.entry(object.namespace()).or_default() += object.bytes;
-        }
-    }
-    bytes.into_iter().max_by_key(|(_, bytes)| *bytes)
 }
 
 /// Returns whether tenants write the objects of a kind as they like.

@@ -45,7 +45,7 @@ pub(super) fn count(live: &LiveSource) -> usize {
     live.contents().unwrap().objects.len()
 }
 
-fn findings(live: &LiveSource) -> Vec<String> {
+pub(super) fn findings(live: &LiveSource) -> Vec<String> {
     live.contents().unwrap().all_findings().lines()
 }
 
@@ -190,23 +190,27 @@ fn a_selector_of_namespaces_leaves_out_the_objects_of_others() {
 }
 
 #[test]
-fn objects_beyond_the_limits_change_nothing_until_a_list_fits() {
-    let live = LiveSource::with_limits(&KubernetesApi::default(), 2, BYTES_MAX);
-    list(&live, &[service("a", 80), service("b", 80)]);
-    assert_eq!(live.contents().unwrap().objects.len(), 2);
-    assert!(!live.put("Service", service("c", 80), false));
-    live.remove("Service", &service("a", 80));
-    assert_eq!(live.contents().unwrap().objects.len(), 2, "the last state");
+fn nodes_beyond_the_limits_change_nothing_until_a_list_fits() {
+    let node = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    let api = KubernetesApi { hold: Duration::ZERO, ..KubernetesApi::default() };
+    let live = LiveSource::with_limits(&api, 2, BYTES_MAX);
+    list(&live, &[]);
+    list_kind(&live, "Node", &[node("a"), node("b")]);
+    assert_eq!(count(&live), 2);
+    assert!(!live.put("Node", node("c"), false));
+    live.remove("Node", &node("a"));
+    assert_eq!(count(&live), 2, "the last state");
     let found = findings(&live).remove(0);
     assert!(found.starts_with("Kubernetes: error: more than 2 objects"), "{found}");
-    assert!(found.contains("; namespace `app` has the most, 0 MiB; the last state"), "{found}");
-    list(&live, &[service("a", 80), service("b", 80), service("c", 80)]);
-    assert_eq!(live.contents().unwrap().objects.len(), 2, "the last state");
-    list(&live, &[service("c", 80)]);
-    assert_eq!(live.contents().unwrap().objects.len(), 1);
+    assert!(found.ends_with("most are Namespaces and Nodes; the last state stays in use"));
+    list_kind(&live, "Node", &[node("a"), node("b"), node("c")]);
+    assert_eq!(count(&live), 2, "the last state");
+    list_kind(&live, "Node", &[node("c")]);
+    assert_eq!(count(&live), 1);
     assert_eq!(findings(&live), [""; 0]);
     let small = LiveSource::with_limits(&KubernetesApi::default(), 2, 10);
-    list(&small, &[service("a", 80)]);
+    list(&small, &[]);
+    list_kind(&small, "Node", &[node("a")]);
     assert!(small.contents().is_none());
 }
 
@@ -234,10 +238,9 @@ fn an_object_of_the_same_text_and_another_generation_gets_its_own_condition() {
 async fn a_kind_that_is_gone_twice_leaves_nothing_and_no_limit() {
     let live = LiveSource::with_limits(&KubernetesApi::default(), 1, BYTES_MAX);
     list(&live, &[service("a", 80)]);
-    assert_eq!(live.contents().unwrap().objects.len(), 1);
-    assert!(!live.put("Service", service("b", 80), false));
+    assert_eq!(count(&live), 1);
     live.failed("Service", Problem::Missing);
-    assert_eq!(live.contents().unwrap().objects.len(), 1, "the last state");
+    assert_eq!(count(&live), 1, "the last state");
     live.failed("Service", Problem::Missing);
     assert_eq!(count(&live), 1, "the other kinds may be gone too");
     live.changed(live.version()).await;

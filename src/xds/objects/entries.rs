@@ -1,6 +1,6 @@
 //! Entries of the configuration that objects of other projects describe: ServiceExpositionPolicy
 //! and RemoteServiceBinding of the multi-cluster agents of istio-ecosystem, and Admiral's
-//! GlobalTrafficPolicy.
+//! GlobalTrafficPolicy and Dependency.
 //!
 //! A field that could restrict access is an error if it cannot be expressed. Any other one is a
 //! warning.
@@ -10,6 +10,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use super::dependency::{Dependency, IDENTITY};
 use super::meta::{Meta, is_label_name, label_name};
 use super::names::{LOCAL_SUFFIX, host};
 use crate::config::{
@@ -24,9 +25,7 @@ const REMOTE_SERVICE: &str = "spec.remote[].services[]";
 const POLICY: &str = "spec.policy[]";
 const TARGET: &str = "spec.policy[].target[]";
 
-/// Admiral's label of an identity, its keys of an environment, the best first, and the environment
-/// of objects without one.
-const IDENTITY: &str = "identity";
+/// Admiral's keys of an environment, the best first, and the environment of objects without one.
 const ENVIRONMENTS: [&str; 2] = ["admiral.io/env", "env"];
 const DEFAULT_ENVIRONMENT: &str = "default";
 
@@ -45,6 +44,7 @@ pub(super) struct Entries {
     pub(super) services: Vec<Exposed>,
     pub(super) bound: Vec<BoundService>,
     pub(super) traffic: Vec<Traffic>,
+    pub(super) dependency: Option<Dependency>,
     /// True if the list of services could not be read, so that it may have named any.
     pub(super) hides_services: bool,
 }
@@ -89,10 +89,11 @@ pub(super) struct BoundService {
 
 impl Entries {
     /// Returns the entries of an invalid object: its services are exposed to nobody, whatever else
-    /// exports them.
+    /// exports them, and the services that it depends on are not used.
     pub(super) fn closed(self) -> Self {
-        let services = self.services.into_iter().map(Exposed::closed);
-        Self { services: services.collect(), bound: Vec::new(), traffic: Vec::new(), ..self }
+        let services = self.services.into_iter().map(Exposed::closed).collect();
+        let dependency = self.dependency.map(Dependency::closed);
+        Self { services, dependency, bound: Vec::new(), traffic: Vec::new(), ..self }
     }
 }
 
@@ -128,6 +129,7 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<
         services: Vec::new(),
         bound: Vec::new(),
         traffic: Vec::new(),
+        dependency: (kind == "Dependency").then(|| Dependency::unknown(meta)),
         hides_services: kind == "ServiceExpositionPolicy",
     };
     let Some(spec) = top.need("spec", "{}") else {
@@ -149,6 +151,7 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<
             let bound = items.flat_map(|item| remote(item, &meta.namespace));
             entries.bound.extend(bound);
         }
+        "Dependency" => entries.dependency.iter_mut().for_each(|one| one.read(spec)),
         _ => {
             let Some(mut fields) = spec.foreign("spec") else {
                 return entries;

@@ -11,9 +11,11 @@ use std::sync::Arc;
 
 use super::addresses::{AddressClaims, AddressHolders};
 use super::claims::Evidence;
+use super::entries::by_age;
 use super::findings;
 use super::members::{ServedEndpoint, ServicePorts, Site, WorkloadMerger, with_services};
 use super::names::{Key, LOCAL_SUFFIX, host, name};
+use super::needs::Needs;
 use super::ports::Ports;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
@@ -55,8 +57,10 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config, held: &AddressHolde
     let mut warnings = Vec::new();
     let view = ObjectIndex::new(objects, config, &mut warnings);
     let claims = AddressClaims::new(&view, mesh, held);
+    let needs = Needs::new(objects, config);
     let mut joining = Joiner {
         view: &view,
+        needs: &needs,
         mesh: mesh.clone(),
         members: WorkloadMerger::default(),
         claims: &claims,
@@ -65,6 +69,13 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config, held: &AddressHolde
         warnings,
         reported_slices: HashSet::new(),
     };
+    joining.scope.closed = view.closed_namespaces().map(|name| (&**name).into()).collect();
+    for bound in by_age(&objects.entries, config).into_iter().flat_map(|of| &of.bound) {
+        if let Some(rule) = needs.excludes_name(&bound.service.host) {
+            let names = [&bound.name, &bound.service.host].map(|name| name.as_str().into());
+            joining.scope.unneeded.extend(names.map(|name| (name, Arc::clone(rule))));
+        }
+    }
     for key in view.keys() {
         joining.join(key);
     }
@@ -76,6 +87,7 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config, held: &AddressHolde
 /// Intermediate state of [`join()`].
 struct Joiner<'a> {
     view: &'a ObjectIndex<'a>,
+    needs: &'a Needs<'a>,
     mesh: Mesh,
     members: WorkloadMerger<'a>,
     claims: &'a AddressClaims<'a>,
@@ -95,6 +107,7 @@ impl<'a> Joiner<'a> {
             service.is_some() || self.mesh.services.contains_key(&*name(key, LOCAL_SUFFIX));
         let mut exporters = self.view.exporters(key);
         self.check_exports(key, is_known, &mut exporters);
+        self.check_needs(key, &mut exporters);
         let is_exported = exporters.contains(&own);
         let is_kept = self.view.is_local(key, own);
         let has_others = exporters.iter().any(|cluster| *cluster != own);
@@ -152,6 +165,27 @@ impl<'a> Joiner<'a> {
             let how = "the name of one";
             self.warnings.push(Finding::warning(place, what, how).of(namespace));
             exporters.retain(|cluster| *cluster != own);
+        }
+    }
+
+    /// Removes the other clusters of a service that is not needed from them.
+    fn check_needs(&mut self, key: Key<'a>, exporters: &mut Vec<&'a str>) {
+        let own = self.view.own_cluster();
+        let labels = self.view.metadata(key).map(|meta| &meta.labels);
+        let has_others = exporters.iter().any(|cluster| *cluster != own);
+        let Some(rule) = self.needs.excludes(labels).filter(|_| has_others) else {
+            return;
+        };
+        exporters.retain(|cluster| *cluster == own);
+        let hosts = GLOBAL_SUFFIXES.into_iter().chain([LOCAL_SUFFIX]);
+        let hosts = hosts.map(|suffix| (host(key, suffix).into(), Arc::clone(rule)));
+        self.scope.unneeded.extend(hosts);
+        if let Some(meta) = self.view.metadata(key).next() {
+            let (namespace, name) = key;
+            let what = format!(
+                "the endpoints of {namespace}/{name} in other clusters are not used: {rule}"
+            );
+            self.warnings.push(Finding::warning(&meta.place, what, "").of(namespace));
         }
     }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::entries::{BoundService, Entries, Exposed, by_age};
+use super::needs::{self, Needs};
 use super::shares::{Shares, limit};
 use super::{Objects, limit_findings, refusal};
 use crate::config::{Config, ExposedService, HostPort, Line, ObjectBindings, vip, vip_count};
@@ -34,11 +35,14 @@ type Refusal = (String, &'static str);
 /// Returns the configuration with the exposed services and bindings of the objects of its cluster,
 /// and the findings about those that have no effect. `mesh` is that of the mesh file.
 pub fn merge(config: &Config, objects: &Objects, mesh: &Mesh) -> (Config, Findings) {
+    let needs = Needs::new(objects, config);
+    let ignored = needs::without_effect(objects, config);
     let objects = by_age(&objects.entries, config);
     let mut merger = Merger::new(config, mesh);
+    merger.findings.extend(ignored);
     merger.expose_all(&objects);
     let bound: Vec<_> = objects.iter().flat_map(|of| &of.bound).collect();
-    merger.bind_all(&bound);
+    merger.bind_all(&bound, &needs);
     (merger.config, Findings(limit_findings(merger.findings)))
 }
 
@@ -221,8 +225,9 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// Adds the bindings of services, if the configuration has addresses for them.
-    fn bind_all(&mut self, bound: &[&BoundService]) {
+    /// Adds the bindings of services, if the configuration has addresses for them. One that is not
+    /// needed keeps its name, so that no other namespace gets its clients.
+    fn bind_all(&mut self, bound: &[&BoundService], needs: &Needs<'_>) {
         let Some(template) = self.own.exposure.bindings.as_ref() else {
             for one in bound {
                 let what = format!("no binding of {} is opened", one.service);
@@ -241,6 +246,12 @@ impl<'a> Merger<'a> {
             match self.check_binding(one, by_name.get(key.0).copied(), donors) {
                 Ok(()) => {
                     by_name.entry(key.0).or_insert(one);
+                    if let Some(rule) = needs.excludes_name(&one.service.host) {
+                        let what = format!("no binding of {} is opened: {rule}", one.service);
+                        let warning = Finding::warning(&one.line.0, what, "");
+                        self.findings.push(warning.of(&one.namespace));
+                        continue;
+                    }
                     let index = *by_port.entry(key).or_insert(bindings.len());
                     if index == bindings.len() {
                         bindings.push(Vec::new());

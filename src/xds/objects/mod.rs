@@ -9,6 +9,7 @@
 
 mod addresses;
 mod claims;
+mod dependency;
 mod distribute;
 mod entries;
 mod files;
@@ -18,6 +19,7 @@ mod members;
 mod merge;
 mod meta;
 mod names;
+mod needs;
 mod ports;
 mod read;
 mod service;
@@ -28,6 +30,7 @@ mod tests;
 mod view;
 mod waypoints;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,6 +72,8 @@ pub struct Objects {
     slices: Vec<Slice>,
     entries: Vec<Entries>,
     passed_over: InvalidObjects,
+    /// Namespaces with objects that are not known. Their services stay in all clusters.
+    closed: BTreeSet<Arc<str>>,
 }
 
 /// Invalid objects, as far as they can be read. They create no route. They only restrict other
@@ -149,6 +154,11 @@ pub(super) fn of_json(name: &Path, json: Json) -> (Objects, Findings) {
 }
 
 impl Objects {
+    /// Returns the objects that close namespaces.
+    pub(super) fn closing(closed: BTreeSet<Arc<str>>) -> Self {
+        Self { closed, ..Self::default() }
+    }
+
     /// Returns the value of a label of the first namespace.
     pub(super) fn label_of_namespace(&self, label: &str) -> Option<&str> {
         self.namespaces.first()?.label(label)
@@ -191,6 +201,7 @@ impl Objects {
             all.passed_over.namespaces.extend_from_slice(namespaces);
             all.passed_over.imports.extend_from_slice(imports);
             all.passed_over.slices.extend_from_slice(slices);
+            all.closed.extend(one.closed.iter().cloned());
         }
         all
     }

@@ -24,7 +24,7 @@ const KINDS_MAX: usize = 64;
 /// Kind, with its API versions.
 pub(in crate::xds) type Kind = (&'static str, &'static [&'static str]);
 
-pub(in crate::xds) const KINDS: [Kind; 10] = [
+pub(in crate::xds) const KINDS: [Kind; 11] = [
     ("Namespace", &["v1"]),
     ("Node", &["v1"]),
     ("Pod", &["v1"]),
@@ -35,6 +35,7 @@ pub(in crate::xds) const KINDS: [Kind; 10] = [
     ("ServiceExpositionPolicy", &["multicluster.istio.io/v1alpha1"]),
     ("RemoteServiceBinding", &["multicluster.istio.io/v1alpha1"]),
     ("GlobalTrafficPolicy", &["admiral.io/v1alpha1", "admiral.io/v1"]),
+    ("Dependency", &["admiral.io/v1alpha1"]),
 ];
 
 const MULTICLUSTER: [&str; 2] = ["multicluster.x-k8s.io/v1alpha1", "multicluster.x-k8s.io/v1beta1"];

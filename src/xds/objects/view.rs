@@ -121,11 +121,23 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
+    /// Returns the namespaces with objects that are not known.
+    pub(super) fn closed_namespaces(&self) -> impl Iterator<Item = &'a Arc<str>> {
+        self.objects.closed.iter()
+    }
+
     /// Returns the services that any object refers to.
     pub(super) fn keys(&self) -> BTreeSet<Key<'a>> {
         let keys = self.services.keys().chain(self.exports.keys());
         let keys = keys.chain(self.imports.keys()).chain(self.slices.keys());
         keys.copied().collect()
+    }
+
+    /// Returns the metadata of the import of a service, and of its Services in all clusters.
+    pub(super) fn metadata(&self, key: Key<'a>) -> impl Iterator<Item = &'a Meta> {
+        let services = self.services.get(&key).into_iter().flat_map(BTreeMap::values);
+        let import = self.import(key).map(|import| &import.meta);
+        import.into_iter().chain(services.map(|service| &service.meta))
     }
 
     /// Returns the Service of a cluster.
@@ -187,9 +199,10 @@ impl<'a> ObjectIndex<'a> {
     }
 
     /// Returns whether a cluster keeps a service to itself. It does if a Service declares it,
-    /// or if an invalid Service or namespace may declare it.
+    /// or if an invalid or unknown Service or namespace may declare it.
     pub(super) fn is_local(&self, key: Key<'a>, cluster: &'a str) -> bool {
-        self.local_services.contains(&(cluster, key))
+        self.objects.closed.contains(key.0)
+            || self.local_services.contains(&(cluster, key))
             || self.invalid_namespaces.contains(&(cluster, key.0))
     }
 

@@ -47,7 +47,7 @@ const SILENCE: Duration = Duration::from_secs(90);
 /// Deadline of a page of a list: a server that sends some bytes now and then is not silent.
 const PAGE_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Delay before a kind beyond the limits is listed again.
+/// Time after which a kind beyond the limits is listed again.
 const OVER_DELAY: Duration = Duration::from_secs(60);
 
 /// Deadline of the write of one object's conditions.
@@ -131,6 +131,7 @@ async fn watch(
                     warn!(kind, "more objects of Kubernetes than the limits permit");
                     wait = Some(OVER_DELAY);
                 }
+                End::Partial => wait = Some(Duration::ZERO),
                 End::Failed(why) => problem = Problem::Failed(why),
             }
             break;
@@ -164,6 +165,8 @@ enum End {
     Gone,
     /// There are more objects than the limits permit.
     Over,
+    /// Objects of some namespaces were left out, and are listed again.
+    Partial,
     /// Any other error.
     Failed(String),
 }
@@ -176,15 +179,19 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
     let config = watcher::Config::default().page_size(page).timeout(WATCH_SECONDS);
     let mut events = pin!(watcher(api, config));
     let mut is_listing = true;
+    let mut listed_at = Instant::now();
     loop {
-        let next = if is_listing {
-            timeout(PAGE_DEADLINE, events.next()).await
-        } else {
-            Ok(events.next().await)
-        };
-        let event = match next {
+        if !is_listing && listed_at.elapsed() >= OVER_DELAY {
+            if live.is_partial(kind) {
+                return End::Partial;
+            }
+            listed_at = Instant::now();
+        }
+        let limit = if is_listing { PAGE_DEADLINE } else { OVER_DELAY };
+        let event = match timeout(limit, events.next()).await {
             Ok(Some(event)) => event,
             Ok(None) => return End::Failed("the watch ended".to_owned()),
+            Err(_) if !is_listing => continue,
             Err(_) => {
                 let seconds = PAGE_DEADLINE.as_secs();
                 return End::Failed(format!("a page of the list takes more than {seconds} s"));
@@ -204,7 +211,7 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
             }
             Ok(Event::InitDone) => {
                 live.complete(kind);
-                is_listing = false;
+                (is_listing, listed_at) = (false, Instant::now());
                 info!(kind, version = resource.api_version, "objects of Kubernetes are listed");
             }
             Ok(Event::Delete(object)) => live.remove(kind, &object.json(resource)),

@@ -255,3 +255,39 @@ async fn an_object_that_cannot_be_parsed_is_invalid_alone() {
     let what = found[0].findings.0.iter().map(ToString::to_string).collect::<String>();
     assert!(what.contains("cannot be parsed: recursion limit exceeded"), "{what}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_with_objects_left_out_is_listed_again_and_others_are_only_watched() {
+    let item = |number| {
+        let name = format!("e{number}");
+        let metadata = json!({"name": name, "namespace": "big", "resourceVersion": "7"});
+        json!({"metadata": metadata}).to_string()
+    };
+    for (number, is_partial) in [(3, false), (4, true)] {
+        let items = (0..number).map(item).collect::<Vec<_>>().join(",");
+        let version = r#"{"resourceVersion": "7"}"#;
+        let page = format!(r#"{{"kind": "L", "metadata": {version}, "items": [{items}]}}"#);
+        let server = service_fn(move |request: Request<kube::client::Body>| {
+            let is_watch = request.uri().query().unwrap_or_default().contains("watch");
+            let page = page.clone();
+            async move {
+                let silent = tokio_stream::pending::<Result<Bytes, Infallible>>();
+                let body = if is_watch { Body::from_stream(silent) } else { Body::from(page) };
+                Ok::<_, Infallible>(Response::new(body))
+            }
+        });
+        let live = LiveSource::with_limits(&KubernetesApi::default(), 3, 1 << 20);
+        let (kind, versions) =
+            KINDS.into_iter().find(|(kind, _)| *kind == "ServiceExport").expect("a kind");
+        let client = Client::new(server, "default");
+        let (begun, resource) = (Instant::now(), resource(kind, versions[0]));
+        let watch = timeout(10 * OVER_DELAY, watch_version(&client, &resource, &live)).await;
+        assert_eq!(live.is_partial(kind), is_partial);
+        if is_partial {
+            assert!(matches!(watch, Ok(End::Partial)));
+            assert!((OVER_DELAY..2 * OVER_DELAY).contains(&begun.elapsed()));
+        } else {
+            assert!(watch.is_err(), "the watch goes on");
+        }
+    }
+}

@@ -158,3 +158,28 @@ fn a_directory_is_its_yaml_and_json_files_and_one_that_is_no_object_spoils_all()
     assert!(reported.contains("d.yml:1: error: `object` has no `apiVersion`"), "{reported}");
     assert!(reported.contains("c.json:1: warning"), "{reported}");
 }
+
+#[test]
+fn a_closed_namespace_exposes_no_service_whether_it_is_known_or_not() {
+    let mut text = service("east", EXPORTED) + &slice("east", "", &at("10.0.0.1"));
+    text += &service("west", EXPORTED);
+    text += &slice("west", "topology.istio.io/network: east", &at("10.0.0.2"));
+    let objects = objects(&text);
+    let is_exposed = |closed: &[&str], host: &str| {
+        let closed = Objects::closing(closed.iter().map(|name| (*name).into()).collect());
+        let all = objects.with([&closed].into_iter());
+        let config = config(JOIN, "{default: all}");
+        let joined = join(&Mesh::default(), &all, &config, &AddressHolders::default());
+        let snapshot = snapshot(&joined);
+        assert!(!joined.scope.exported.contains(host) || !snapshot.is_cluster_local(host));
+        !snapshot.is_cluster_local(host)
+    };
+    let unknown = "other.app.svc.cluster.local";
+    for host in [OWN, GLOBAL, "hello.app.svc.clusterset.local", unknown] {
+        assert!(is_exposed(&[], host) && is_exposed(&["shop"], host), "{host}");
+        assert!(!is_exposed(&["app"], host), "{host}");
+    }
+    for host in ["app.example.com", "x.app.example.com", "hello.shop.svc.cluster.local"] {
+        assert!(is_exposed(&["app"], host), "{host}");
+    }
+}
