@@ -59,7 +59,7 @@ pub(super) struct CacheFile {
     write_requested: Notify,
 }
 
-/// What a write has: an earlier file, if it is to be merged, and the changes since.
+/// Content of a write: an earlier file, if it is to be merged, and the changes since.
 pub(super) type Unwritten = (Option<File>, Changes);
 
 /// State that a cache file keeps.
