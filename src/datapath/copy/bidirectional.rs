@@ -33,7 +33,7 @@ use crate::telemetry::Record;
 use super::{CopyOutcome, DELIVERY_DEADLINE, Timer};
 
 /// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
-/// run. Two reads into pipes and their writes move 2 MiB at most.
+/// run. Two reads into pipes and their writes move 1 MiB at most.
 const OPERATIONS_PER_TURN: usize = 4;
 /// Size in bytes of a read that indicates more to come; a pipe carries the bytes after it.
 const BULK_READ_MIN: usize = BUFFER_BYTES / 2;

@@ -16,13 +16,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::descriptors::PipeEnd;
 
-/// Capacity of a pipe, which holds most of what a socket has received at once.
-pub const PIPE_BYTES: usize = 1024 * 1024;
-/// Limit of pipes in the process: 32 MiB, and 64 descriptors. An unprivileged user may have 64 MiB
+/// Capacity of a pipe. With 1 MiB the kernel buffers 28 MiB of a writer whose reader stalls instead
+/// of 12: endpoints are read so fast that their receive windows grow.
+pub const PIPE_BYTES: usize = 512 * 1024;
+/// Limit of pipes in the process: 32 MiB, and 128 descriptors. An unprivileged user may have 64 MiB
 /// in pipes (`pipe-user-pages-soft`), and two processes run during an upgrade.
-const PIPES_MAX: usize = 32;
+const PIPES_MAX: usize = 64;
 /// Limit of spare pipes of a thread. Few are in use at once, and other threads need the rest.
-const SPARES_MAX: usize = 2;
+const SPARES_MAX: usize = 4;
 
 /// Excludes SPLICE_F_MORE: like a cork, it delays small segments by up to 200 ms.
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
