@@ -4,7 +4,7 @@
 //! configured: until it is written in memory, and then in the file alone, which each write merges
 //! with the changes since. Removals that `hold` holds back reach neither. A separate task writes
 //! the file every five seconds, or up to every minute if writes are slow. Live objects have a file
-//! of their own ([`CacheFile`]).
+//! of their own (`CacheFile`).
 
 mod file;
 #[cfg(test)]
