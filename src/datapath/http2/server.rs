@@ -428,7 +428,8 @@ impl Server {
             return false;
         }
         self.is_ping_unanswered = true;
-        self.probed_at = Some(Instant::now());
+        // Unless SETTINGS are not acknowledged yet: that is no answer to this.
+        self.probed_at.get_or_insert_with(Instant::now);
         frame::push(&mut self.control, kind::PING, 0, 0, &KEEPALIVE_PING);
         true
     }

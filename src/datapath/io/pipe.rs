@@ -51,8 +51,9 @@ impl Ends {
         let counted = PIPES.try_acquire().ok()?;
         let descriptors = [admission.pool.pipe_end()?, admission.pool.pipe_end()?];
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
-        // If resizing fails, the pipe keeps its default capacity, which costs only time.
-        let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
+        // A limit of the host may refuse a size. The default capacity costs only time.
+        let mut sizes = [PIPE_BYTES, PIPE_BYTES / 2, PIPE_BYTES / 4].into_iter();
+        let _ = sizes.find(|bytes| fcntl_setpipe_size(&write, *bytes).is_ok());
         Some(Self { read, write, _held: (descriptors, counted) })
     }
 }

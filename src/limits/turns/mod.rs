@@ -153,7 +153,8 @@ impl Scheduler {
         self.ended = now;
         self.tree.charge(task.node, nanos(now - begun));
         if !matches!(std::mem::replace(&mut task.state, State::Idle), State::Selected(_)) {
-            self.is_overtaken = true;
+            // A source that is alone runs without credit too, and would overtake for ever.
+            self.is_overtaken = self.tree.is_shared();
             return None;
         }
         self.select(now, now - self.polled >= POLL_INTERVAL)

@@ -88,6 +88,9 @@ pub(super) fn write(
     let (resources, parts) = merged.map_err(|why| {
         io::Error::new(ErrorKind::InvalidData, format!("the last file cannot be read: {why}"))
     })?;
+    if resources > RESOURCES_MAX {
+        return Err(ErrorKind::FileTooLarge.into());
+    }
     header.resources = resources;
     let header = header.encode_length_delimited_to_vec();
     let length = header.len() + parts.iter().map(|part| part.len()).sum::<usize>();

@@ -451,6 +451,9 @@ impl Cached for Kept {
                 state.base = base;
                 let newer = mem::replace(&mut state.changes, changes);
                 state.changes.extend(newer);
+                if state.base.is_none() {
+                    state.changes.retain(|_, entry| entry.is_some());
+                }
             }
         }
     }

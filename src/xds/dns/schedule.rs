@@ -64,8 +64,8 @@ pub(super) struct Schedule {
     due: BTreeSet<(Instant, Arc<str>)>,
     /// Number of names by owner.
     owners: HashMap<Arc<str>, usize>,
-    /// Names that are looked up, with their owners.
-    running: HashMap<Arc<str>, Arc<str>>,
+    /// Names that are looked up, with their owners and the start.
+    running: HashMap<Arc<str>, (Arc<str>, Instant)>,
     /// Names that wait for a place, with their owners.
     left_out: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
@@ -143,13 +143,15 @@ impl Schedule {
 
     /// Returns the time of the next lookup; none until one has ended if there is no room.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.next_lookup().map(|(at, _)| *at)
+        let lost = self.running.values().map(|(_, begun)| *begun + LOOKUP_LOST_AFTER);
+        self.next_lookup().map(|(at, _)| *at).into_iter().chain(lost).min()
     }
 
-    /// Returns the first hostname, and its time, whose owner may have another lookup.
+    /// Returns the first hostname, and its time, that is not looked up and whose owner may have
+    /// another lookup.
     fn next_lookup(&self) -> Option<&(Instant, Arc<str>)> {
         let mut running = HashMap::<&str, usize>::new();
-        for owner in self.running.values() {
+        for (owner, _) in self.running.values() {
             *running.entry(owner).or_default() += 1;
         }
         let has_room = |name: &Arc<str>| {
@@ -157,16 +159,17 @@ impl Schedule {
             let own = running.get(owner).copied().unwrap_or_default();
             may_take(owner, own, self.running.len(), LOOKUPS_MAX)
         };
-        self.due.iter().find(|(_, name)| has_room(name))
+        self.due.iter().find(|(_, name)| !self.running.contains_key(name) && has_room(name))
     }
 
     /// Starts the lookup of a hostname that is due, and returns it.
     pub(super) fn start_next_lookup(&mut self, now: Instant) -> Option<Arc<str>> {
+        self.running.retain(|_, (_, begun)| now < *begun + LOOKUP_LOST_AFTER);
         let (_, name) = self.next_lookup().filter(|(at, _)| *at <= now)?;
         let name = Arc::clone(name);
         let known = self.names.get_mut(&name)?;
         known.lookup_started = Some(now);
-        self.running.insert(Arc::clone(&name), Arc::clone(&known.owner));
+        self.running.insert(Arc::clone(&name), (Arc::clone(&known.owner), now));
         self.set_due(&name, now + LOOKUP_LOST_AFTER);
         Some(name)
     }
@@ -423,7 +426,7 @@ mod tests {
         one.wait(1);
         assert!(one.schedule.start_next_lookup(one.now).is_some());
         one.schedule.remove(&one.name);
-        assert_eq!(one.schedule.next(), None);
+        assert!(!one.is_due());
         assert_eq!(one.schedule.apply_answers(&one.name, [failed(), failed()], one.now), None);
     }
 
@@ -438,7 +441,12 @@ mod tests {
             std::iter::from_fn(|| schedule.start_next_lookup(now)).collect::<Vec<_>>()
         };
         let hanging = start(&mut schedule);
-        assert_eq!((hanging.len(), schedule.next()), (LOOKUPS_MAX / 2, None), "it does not spin");
+        let lost = now + LOOKUP_LOST_AFTER;
+        assert_eq!((hanging.len(), schedule.next()), (LOOKUPS_MAX / 2, Some(lost)), "no spin");
+        // A name that is looked up takes no second place.
+        schedule.request_refresh(&hanging[0], now);
+        let later = now + TTL_RANGE.0;
+        assert_eq!((schedule.next(), schedule.start_next_lookup(later)), (Some(lost), None));
         schedule.add(&"b".into(), &["b".into()].into());
         schedule.add(&"gateway".into(), &["".into()].into());
         schedule.admit(now);

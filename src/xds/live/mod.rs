@@ -333,19 +333,25 @@ impl LiveSource {
     }
 
     fn contents_of(&self, state: &mut State) -> Option<LiveObjects> {
-        let lists = || KINDS.iter().filter_map(|(kind, _)| Some((*kind, state.kinds.get(kind)?)));
-        if !lists().all(|(_, one)| one.is_listed) {
+        if !state.kinds.values().all(|one| one.is_listed) {
             return None;
         }
+        let is_restored = state.kinds.values().any(|one| one.is_restored);
+        if !is_restored && state.restored.take().is_some() {
+            // All kinds replace the objects of the file now, and are compared with them.
+            let now = Some(Instant::now());
+            state.kinds.values_mut().for_each(|one| one.listed_at = now);
+        }
+        let lists = || KINDS.iter().filter_map(|(kind, _)| Some((*kind, state.kinds.get(kind)?)));
         let is_over = lists().any(|(_, one)| one.is_over);
-        let is_restored = lists().any(|(_, one)| one.is_restored);
         let closed: BTreeSet<_> =
             lists().flat_map(|(_, one)| one.objects.partial.iter().cloned()).collect();
         let mut found = problems(lists());
         found.extend(closed.iter().map(|namespace| share::finding(namespace, self.limits)));
         if is_over {
             found.push(finding(Severity::PassedOver, share::over(self.limits)));
-        } else {
+        } else if !is_restored || state.usable.is_none() {
+            // Objects of the file serve together: an export without its policy would be open.
             let objects = lists().flat_map(|(_, one)| one.objects.objects.values());
             let namespaces = state.kinds.get("Namespace").map(|one| &one.objects.objects);
             let objects = objects.filter(|one| match &self.namespaces {
@@ -353,7 +359,9 @@ impl LiveSource {
                 None => true,
             });
             let objects: Vec<_> = objects.cloned().collect();
+            let held = state.hold.removed().clone();
             let objects = state.with_held(objects, &closed);
+            state.is_unsaved |= *state.hold.removed() != held;
             state.usable = Some(objects);
         }
         let objects = state.usable.clone()?;

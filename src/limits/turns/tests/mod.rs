@@ -253,6 +253,29 @@ async fn a_task_with_credit_precedes_all_tasks_of_a_source_without() {
     assert!(turns.load(Ordering::Relaxed) > 100, "the worker does not rest");
 }
 
+#[tokio::test]
+async fn all_tasks_go_on_once_other_sources_have_left() {
+    enter(&Arc::default());
+    let busy = identity("a", "1");
+    let mut tasks = JoinSet::new();
+    let turns = [(); 3].map(|()| spawn_busy(&mut tasks, &busy, 1));
+    let counts = || turns.each_ref().map(|turns| turns.load(Ordering::Relaxed));
+    for _ in 0..20 {
+        // Without credit, all but one wait for each other.
+        let other = of(&identity("b", "1"), std::future::pending::<()>());
+        for _ in 0..50 {
+            yield_now().await;
+        }
+        drop(other);
+        let before = counts();
+        for _ in 0..50 {
+            yield_now().await;
+        }
+        let after = counts();
+        assert!((0..3).all(|task| after[task] > before[task]), "{before:?} {after:?}");
+    }
+}
+
 /// Starts tasks of a source that are always ready. Returns the number of their turns.
 fn spawn_busy(tasks: &mut JoinSet<()>, source: &Source, count: usize) -> Arc<AtomicUsize> {
     let turns = Arc::new(AtomicUsize::new(0));

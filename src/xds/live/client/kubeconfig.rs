@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use anyhow::anyhow;
 use kube::config::Kubeconfig;
 use serde_json::Value as Json;
 
@@ -14,7 +15,10 @@ use crate::yaml::{Document, Kind, Node};
 pub(super) fn read(file: &Path) -> anyhow::Result<Kubeconfig> {
     let mut merged = Kubeconfig::default();
     for document in Document::load_all(file)? {
-        let read: Kubeconfig = serde_json::from_value(json(&document, &document.root))?;
+        let read = serde_json::from_value(json(&document, &document.root));
+        // The error of the value would quote it, and it may be a credential.
+        let read: Kubeconfig =
+            read.map_err(|_| anyhow!("{} has not the form of a kubeconfig", file.display()))?;
         merged = merged.merge(read)?;
     }
     let folder = file.parent().unwrap_or_else(|| Path::new(""));

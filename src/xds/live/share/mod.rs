@@ -14,18 +14,18 @@ use std::sync::Arc;
 use super::{List, LiveObject, PLACE, State, Watched};
 use crate::yaml::{Finding, Place, Severity};
 
-/// Kinds of objects in namespaces, in the order in which a namespace loses them: the strongest
-/// evidence for an address goes last.
+/// Kinds of objects in namespaces, in the order in which a namespace loses them. Claims of names,
+/// which others would get, go last, after the strongest evidence for an address.
 const ORDER: [&str; 9] = [
     "ServiceExport",
     "GlobalTrafficPolicy",
     "Dependency",
     "ServiceImport",
-    "RemoteServiceBinding",
-    "ServiceExpositionPolicy",
     "EndpointSlice",
     "Service",
     "Pod",
+    "RemoteServiceBinding",
+    "ServiceExpositionPolicy",
 ];
 
 /// Part of the limits that a namespace makes free at once, so that the largest one is rarely

@@ -65,7 +65,7 @@ fn one_namespace_closes_itself_and_makes_room_for_others_until_a_list_fits() {
 }
 
 #[test]
-fn what_claims_an_address_is_lost_last_in_any_order_of_the_kinds() {
+fn what_claims_a_name_is_lost_last_in_any_order_of_the_kinds() {
     for is_reversed in [false, true] {
         let live = limited(8);
         let mut kinds = ORDER;
@@ -78,8 +78,8 @@ fn what_claims_an_address_is_lost_last_in_any_order_of_the_kinds() {
             }
         }
         let kept: BTreeSet<_> = known(&live, "big").into_iter().map(|(kind, _)| kind).collect();
-        assert!(kept.contains("Pod"), "{kept:?}");
-        let last = BTreeSet::from(["EndpointSlice", "Service", "Pod"]);
+        assert!(kept.contains("ServiceExpositionPolicy"), "{kept:?}");
+        let last = BTreeSet::from(["Pod", "RemoteServiceBinding", "ServiceExpositionPolicy"]);
         assert!(kept.is_subset(&last), "{kept:?}");
         assert!(is_closed(&live, "big"));
     }
