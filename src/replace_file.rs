@@ -5,13 +5,12 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Replaces `path` by what `fill` writes, which only this user can read. `fill` may keep a copy of
-/// the file to read it later. Until it is complete, its name ends in `.new`. On failure the old
-/// file remains.
+/// Replaces `path` by what `fill` writes, which only this user can read. Returns the file, open for
+/// reading too. Until it is complete, its name ends in `.new`. On failure the old file remains.
 pub(crate) fn replace_file(
     path: &Path,
     fill: impl FnOnce(File) -> io::Result<File>,
-) -> io::Result<()> {
+) -> io::Result<File> {
     let new = &suffixed(path, ".new");
     if let Err(error) = fs::remove_file(new)
         && error.kind() != ErrorKind::NotFound
@@ -20,16 +19,20 @@ pub(crate) fn replace_file(
     }
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create_new(true).mode(0o600).open(new);
-    let written = file.and_then(fill).and_then(|file| file.sync_all());
-    if let Err(error) = written.and_then(|()| fs::rename(new, path)) {
+    let replaced = file.and_then(fill).and_then(|file| {
+        file.sync_all()?;
+        fs::rename(new, path)?;
+        Ok(file)
+    });
+    if replaced.is_err() {
         // If the removal of an incomplete file fails, the next write removes it.
         drop(fs::remove_file(new));
-        return Err(error);
+        return replaced;
     }
     // Best effort: without it, only a crash of the machine could bring back the old file.
     let folder = path.parent().and_then(|folder| File::open(folder).ok());
     drop(folder.map(|folder| folder.sync_all()));
-    Ok(())
+    replaced
 }
 
 /// Returns the path with a suffix after its last extension.

@@ -82,7 +82,8 @@ fn store(path: &Path, drains: &Drains) -> io::Result<()> {
     if read(path).1.is_some() {
         fs::copy(path, suffixed(path, UNREADABLE))?;
     }
-    replace_file(path, |mut file| file.write_all(format(drains).as_bytes()).map(|()| file))
+    let fill = |mut file: File| file.write_all(format(drains).as_bytes()).map(|()| file);
+    replace_file(path, fill).map(drop)
 }
 
 fn format(drains: &Drains) -> String {

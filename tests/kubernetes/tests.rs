@@ -391,13 +391,33 @@ fn forgotten_changes_are_listed_again() {
     });
 }
 
+/// Log message about a hold of objects.
+const HELD: &str = "far fewer objects; the removals are held";
+
+/// Names of Services beside `echo`: enough for a hold.
+fn others() -> impl Iterator<Item = String> {
+    (0..12).map(|number| format!("other-{number}"))
+}
+
+fn put_others(cluster: &Cluster) {
+    others().for_each(|name| cluster.put("Service", &name, service()));
+}
+
+/// Removes all Services and the export in one list, which is held.
+fn remove_most(cluster: &Cluster) {
+    cluster.forget(|cluster| {
+        others().for_each(|name| cluster.remove("Service", &name));
+        cluster.remove("Service", "echo");
+        cluster.remove("ServiceExport", "echo");
+    });
+}
+
 #[test]
 fn a_list_of_far_fewer_objects_is_held_until_an_operator_releases_it() {
     run(async {
         let net = Net::new();
         let cluster = cluster(net, 11);
-        let others: Vec<_> = (0..12).map(|number| format!("other-{number}")).collect();
-        others.iter().for_each(|name| cluster.put("Service", name, service()));
+        put_others(&cluster);
         let server = Server::start(&cluster, ANY).await;
         let _first = named(net.listen(11, 9000).await, 11);
         let folder = tempfile::tempdir().expect("a folder");
@@ -407,12 +427,8 @@ fn a_list_of_far_fewer_objects_is_held_until_an_operator_releases_it() {
         gateway.ready().await;
         let client = gateway.client(identities()).await;
         answers(&client, Some(11)).await;
-        cluster.forget(|cluster| {
-            others.iter().for_each(|name| cluster.remove("Service", name));
-            cluster.remove("Service", "echo");
-            cluster.remove("ServiceExport", "echo");
-        });
-        gateway.logged("far fewer objects; the removals are held").await;
+        remove_most(&cluster);
+        gateway.logged(HELD).await;
         answers(&client, Some(11)).await;
         shown(&gateway, "14 removals by the API server are held", true).await;
         assert_eq!(gateway.metric("strait_xds_held_removals").await, 14.0);
@@ -437,8 +453,7 @@ fn a_process_that_holds_removals_of_objects_is_replaced_by_one_with_a_cache() {
     run(async {
         let net = Net::new();
         let cluster = cluster(net, 11);
-        let others: Vec<_> = (0..12).map(|number| format!("other-{number}")).collect();
-        others.iter().for_each(|name| cluster.put("Service", name, service()));
+        put_others(&cluster);
         let server = Server::start(&cluster, ANY).await;
         let _endpoint = named(net.listen(11, 9000).await, 11);
         let folder = tempfile::tempdir().expect("a folder");
@@ -452,15 +467,11 @@ fn a_process_that_holds_removals_of_objects_is_replaced_by_one_with_a_cache() {
         let mut gateway = spawn_with(&settings, server.address, &discovery);
         gateway.ready().await;
         until("the file", async || file.exists(), |exists| *exists).await;
-        cluster.forget(|cluster| {
-            others.iter().for_each(|name| cluster.remove("Service", name));
-            cluster.remove("Service", "echo");
-            cluster.remove("ServiceExport", "echo");
-        });
-        gateway.logged("far fewer objects; the removals are held").await;
+        remove_most(&cluster);
+        gateway.logged(HELD).await;
         let next = spawn_with(&settings, server.address, &discovery);
         next.logged("took over from the process that served").await;
-        next.logged("far fewer objects; the removals are held").await;
+        next.logged(HELD).await;
         answers(&next.client(identities()).await, Some(11)).await;
     });
 }

@@ -139,7 +139,7 @@ impl Cache {
         let path = self.directory.join(FILE);
         let bytes = serde_json::to_vec(&saved).map_err(|error| damaged(&path, &error))?;
         let fill = |mut file: File| file.write_all(&bytes).map(|()| file);
-        replace_file(&path, fill).map_err(|error| failed(&path, error))
+        replace_file(&path, fill).map(drop).map_err(|error| failed(&path, error))
     }
 
     fn check_folder(&self, metadata: &Metadata) -> anyhow::Result<()> {

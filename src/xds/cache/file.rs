@@ -98,12 +98,7 @@ pub(super) fn write(
         return Err(ErrorKind::FileTooLarge.into());
     }
     let parts = [head(length).into(), header.into()].into_iter().chain(parts);
-    let mut copy = None;
-    replace_file(path, |file| {
-        copy = Some(file.try_clone()?);
-        fill(file, parts)
-    })?;
-    copy.ok_or_else(|| ErrorKind::NotFound.into())
+    replace_file(path, |file| fill(file, parts))
 }
 
 fn fill<'a>(file: File, parts: impl Iterator<Item = Cow<'a, [u8]>>) -> io::Result<File> {

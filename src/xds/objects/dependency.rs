@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::meta::Meta;
+use super::meta::{Meta, bounded};
 use crate::config::Line;
 use crate::yaml::Value;
 
@@ -80,12 +80,7 @@ impl Dependency {
     }
 }
 
-/// Reads a text of at most [`TEXT_MAX`] bytes. Rules repeat it.
+/// Reads the key or the value of a label.
 fn short(value: Value<'_>) -> Option<&str> {
-    let text = value.text()?;
-    if text.len() > TEXT_MAX {
-        value.error("is too long", "the key or the value of a label");
-        return None;
-    }
-    Some(text)
+    bounded(value, TEXT_MAX, "the key or the value of a label")
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::dependency::{Dependency, IDENTITY};
-use super::meta::{Meta, is_label_name, label_name};
+use super::meta::{Meta, bounded, is_label_name, label_name};
 use super::names::{LOCAL_SUFFIX, host};
 use crate::config::{
     Audience, Config, Distribution, ExposedService, HostPort, Line, RegionWeight, Traffic,
@@ -215,14 +215,9 @@ fn clusters(value: Value<'_>) -> Vec<String> {
     unique(value, value.all(|item| cluster_name(item).map(str::to_owned)))
 }
 
-/// Reads the name of a cluster. Findings repeat it.
+/// Reads the name of a cluster.
 fn cluster_name(value: Value<'_>) -> Option<&str> {
-    let text = value.text()?;
-    if text.len() > CLUSTER_BYTES_MAX {
-        value.error("is too long", "the name of a cluster");
-        return None;
-    }
-    Some(text)
+    bounded(value, CLUSTER_BYTES_MAX, "the name of a cluster")
 }
 
 /// Returns the items of a list. Repeated ones and more than [`LIST_MAX`] are an error: each port of

@@ -156,3 +156,13 @@ fn labels(value: Value<'_>) -> Labels {
     });
     read.collect()
 }
+
+/// Reads a text of at most `max` bytes, as findings and rules repeat it.
+pub(super) fn bounded<'a>(value: Value<'a>, max: usize, how: &str) -> Option<&'a str> {
+    let text = value.text()?;
+    if text.len() > max {
+        value.error("is too long", how);
+        return None;
+    }
+    Some(text)
+}

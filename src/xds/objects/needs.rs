@@ -44,8 +44,7 @@ impl<'a> Needs<'a> {
                 format!("a Dependency of namespace {namespace}, which is closed, may limit it");
             needs.others = Some(rule.into());
         }
-        let all = by_age(&objects.entries, config).into_iter();
-        let all = all.filter_map(|of| of.dependency.as_ref());
+        let all = dependencies(objects, config);
         let all: Vec<_> = all.filter(|one| *one.namespace == *namespace).collect();
         let keys: HashSet<&str> = all.iter().map(|one| &*one.label).collect();
         let own = config.gateway.cluster.as_str();
@@ -102,12 +101,19 @@ impl<'a> Needs<'a> {
     }
 }
 
+/// Returns the Dependency objects of the gateway's cluster.
+fn dependencies<'a>(
+    objects: &'a Objects,
+    config: &Config,
+) -> impl Iterator<Item = &'a Dependency> + use<'a> {
+    let entries = by_age(&objects.entries, config).into_iter();
+    entries.filter_map(|of| of.dependency.as_ref())
+}
+
 /// Returns a finding for each Dependency that does not count.
 pub(super) fn without_effect(objects: &Objects, config: &Config) -> Vec<Finding> {
-    let all = by_age(&objects.entries, config).into_iter();
-    let all = all.filter_map(|of| of.dependency.as_ref());
     let counting = config.exposure.dependencies.as_deref();
-    let others = all.filter(|one| counting != Some(&*one.namespace));
+    let others = dependencies(objects, config).filter(|one| counting != Some(&*one.namespace));
     let found = others.map(|one| {
         let (what, how) = match counting {
             Some(namespace) => {
