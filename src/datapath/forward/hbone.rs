@@ -17,7 +17,7 @@ use crate::wire::sni::RouteBy;
 
 use super::establish::NewTunnel;
 use super::open::{End, StreamGuards};
-use super::setup::{PendingConnect, Tunnel};
+use super::setup::{AnsweredConnect, PendingConnect};
 use super::sni;
 
 /// Deadline for a slot among the connection's tunnels. As a rule the tunnel that ended last
@@ -91,7 +91,7 @@ async fn establish(
     tunnel: &mut NewTunnel,
     connect: PendingConnect,
     target: Result<Target, Reason>,
-) -> Result<(Tunnel, Upstream), Reason> {
+) -> Result<(AnsweredConnect, Upstream), Reason> {
     let (permit, route_by) = match resolve(tunnel, &connect, target) {
         Ok(resolved) => resolved,
         Err(reason) => return Err(connect.reject(reason)),
@@ -133,7 +133,7 @@ async fn dial_and_answer(
     tunnel: &mut NewTunnel,
     (connect, load): (PendingConnect, Option<ServiceLoad>),
     permit: Permit,
-) -> Result<(Tunnel, Upstream), Reason> {
+) -> Result<(AnsweredConnect, Upstream), Reason> {
     match tunnel.establish(permit, connect.cancelled()).await {
         Ok(upstream) => Ok((connect.accept(load)?, upstream)),
         Err(reason) => Err(connect.reject(reason)),

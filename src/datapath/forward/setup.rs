@@ -316,7 +316,7 @@ impl PendingConnect {
 
     /// Answers 200, with the load of the service for a gateway. From here on the stream is a
     /// tunnel.
-    pub fn accept(self, load: Option<ServiceLoad>) -> Result<Tunnel, Reason> {
+    pub fn accept(self, load: Option<ServiceLoad>) -> Result<AnsweredConnect, Reason> {
         let stream = self.0;
         if let Some(reason) = lock(&stream.setup.state).failed {
             return Err(reason);
@@ -325,7 +325,7 @@ impl PendingConnect {
         let field = load.map(|load| (LOAD_HEADER, load.to_string().into()));
         let answer = Command::Respond(stream.key, 200, field);
         match stream.mailbox.send(answer) {
-            Ok(()) => Ok(Tunnel(stream)),
+            Ok(()) => Ok(AnsweredConnect(stream)),
             Err(_) => Err(Reason::DownstreamLost),
         }
     }
@@ -362,9 +362,9 @@ impl PendingConnect {
 /// CONNECT that was answered 200 and has no endpoint yet. Resets the stream if it is dropped, with
 /// a code that no peer takes for a clean end.
 #[derive(Debug)]
-pub struct Tunnel(SetupStream);
+pub struct AnsweredConnect(SetupStream);
 
-impl Tunnel {
+impl AnsweredConnect {
     /// Receives the next bytes from the peer; none at its END_STREAM.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use crate::reason::Reason;
 use crate::wire::sni;
 
 use super::establish::NewTunnel;
-use super::setup::Tunnel;
+use super::setup::AnsweredConnect;
 
 /// Memory of a reader for a ClientHello of up to `SMALL_CLIENT_HELLO_BYTES`: its bytes, in a buffer
 /// that grows by doubling, and its message. Those of Istio and of browsers are not larger.
@@ -29,7 +29,7 @@ const LARGE_READER_BYTES: usize = 4 * CLIENT_HELLO_BYTES_MAX;
 /// service only has to be one that the peer may use.
 pub(super) async fn establish(
     tunnel: &mut NewTunnel,
-    stream: &Tunnel,
+    stream: &AnsweredConnect,
     outer: Permit,
 ) -> Result<Upstream, Reason> {
     let name = server_name(tunnel, stream).await?;
@@ -56,7 +56,7 @@ pub fn target(outer: &Permit, name: Option<&str>) -> Result<Target, Reason> {
 /// the service's. Otherwise the endpoint is closed by RST and has received no byte.
 pub(super) async fn check(
     tunnel: &mut NewTunnel,
-    stream: &Tunnel,
+    stream: &AnsweredConnect,
     grant: &Grant,
 ) -> Result<(), Reason> {
     let name = server_name(tunnel, stream).await?;
@@ -66,7 +66,10 @@ pub(super) async fn check(
 
 /// Returns the server name of the TLS inside the tunnel, if its ClientHello has one. The
 /// ClientHello stays in the stream.
-async fn server_name(tunnel: &mut NewTunnel, stream: &Tunnel) -> Result<Option<Box<str>>, Reason> {
+async fn server_name(
+    tunnel: &mut NewTunnel,
+    stream: &AnsweredConnect,
+) -> Result<Option<Box<str>>, Reason> {
     let read = tokio::select! {
         read = timeout(CLIENT_HELLO_DEADLINE, read(stream)) => read,
         () = tunnel.peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
@@ -98,7 +101,7 @@ impl ServerNameError {
 
 /// Reads the ClientHello and puts it back. Memory that is held meanwhile is charged to the
 /// tunnel's account.
-async fn read(stream: &Tunnel) -> Result<Option<Box<str>>, ServerNameError> {
+async fn read(stream: &AnsweredConnect) -> Result<Option<Box<str>>, ServerNameError> {
     let account = stream.account();
     let _small = account.hold(SMALL_READER_BYTES);
     let (mut reader, mut large) = (ClientHelloReader::default(), None);

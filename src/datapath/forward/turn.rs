@@ -50,7 +50,7 @@ pub struct NewRequest {
 }
 
 #[derive(Debug)]
-enum Tunnel {
+enum StreamState {
     /// A task opens it.
     Setup(SetupGuard),
     Open(Box<TunnelCopy>),
@@ -68,7 +68,7 @@ pub struct HboneConnection<S> {
     /// Commands and wake-ups.
     pub mailbox: Arc<Mailbox>,
     /// By the slot of the stream.
-    tunnels: Vec<Option<Tunnel>>,
+    tunnels: Vec<Option<StreamState>>,
     ready: VecDeque<StreamKey>,
     /// Empty list, of which only the memory is kept.
     woken: Vec<StreamKey>,
@@ -283,7 +283,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         // error occurs again at the end of the round.
         let _ = self.downstream.write_control();
         let setup = match self.tunnels.get_mut(key.slot()).and_then(Option::take) {
-            Some(Tunnel::Setup(setup)) if self.downstream.server.is_open(key) => setup,
+            Some(StreamState::Setup(setup)) if self.downstream.server.is_open(key) => setup,
             other => {
                 // The stream has ended meanwhile, and another may have its slot.
                 if let Some(slot) = self.tunnels.get_mut(key.slot()) {
@@ -315,7 +315,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         if started.is_ok() && has_ended {
             started = copy.receive_end().map(|_| ());
         }
-        self.tunnels[key.slot()] = Some(Tunnel::Open(copy));
+        self.tunnels[key.slot()] = Some(StreamState::Open(copy));
         match started {
             Ok(()) => self.enqueue(key),
             Err(reason) => self.end(key, Err(reason)),
@@ -325,7 +325,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Lists an open tunnel for its next step, once.
     fn enqueue(&mut self, key: StreamKey) {
         if self.downstream.server.has(key)
-            && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot())
+            && let Some(Some(StreamState::Open(copy))) = self.tunnels.get_mut(key.slot())
             && !std::mem::replace(&mut copy.is_queued, true)
         {
             self.ready.push_back(key);
@@ -351,7 +351,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 Event::Writable(key) => self.enqueue(key),
                 Event::Request { key, request, ended, price } => {
                     let setup = Arc::new(Setup::new(self.source.account(), ended));
-                    self.insert(key, Tunnel::Setup(SetupGuard(Arc::clone(&setup))));
+                    self.insert(key, StreamState::Setup(SetupGuard(Arc::clone(&setup))));
                     self.requests.push(NewRequest { key, request, setup, price });
                 }
             }
@@ -363,7 +363,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         self.input = input;
     }
 
-    fn insert(&mut self, key: StreamKey, tunnel: Tunnel) {
+    fn insert(&mut self, key: StreamKey, tunnel: StreamState) {
         if self.tunnels.len() <= key.slot() {
             self.tunnels.resize_with(key.slot() + 1, || None);
         }
@@ -399,12 +399,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             return;
         }
         match self.tunnels.get_mut(key.slot()) {
-            Some(Some(Tunnel::Setup(setup))) => {
+            Some(Some(StreamState::Setup(setup))) => {
                 for slice in slices {
                     setup.0.receive(slice);
                 }
             }
-            Some(Some(Tunnel::Open(copy))) => {
+            Some(Some(StreamState::Open(copy))) => {
                 let received = copy.receive(slices, &mut self.downstream);
                 self.limit_timer.set(copy.answer_due());
                 if let Err(reason) = received {
@@ -417,8 +417,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     fn receive_end(&mut self, key: StreamKey) {
         match self.tunnels.get_mut(key.slot()) {
-            Some(Some(Tunnel::Setup(setup))) => setup.0.end(),
-            Some(Some(Tunnel::Open(copy))) => match copy.receive_end() {
+            Some(Some(StreamState::Setup(setup))) => setup.0.end(),
+            Some(Some(StreamState::Open(copy))) => match copy.receive_end() {
                 Ok(Step::Done) => self.end(key, Ok(())),
                 Ok(_) => {}
                 Err(reason) => self.end(key, Err(reason)),
@@ -429,7 +429,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Ends the tunnel of a stream that was reset.
     pub(super) fn receive_reset(&mut self, key: StreamKey, reason: Reason) {
-        if let Some(Some(Tunnel::Setup(setup))) = self.tunnels.get(key.slot()) {
+        if let Some(Some(StreamState::Setup(setup))) = self.tunnels.get(key.slot()) {
             setup.0.fail(reason);
             self.forget(key);
         } else {
@@ -442,7 +442,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         if !self.downstream.server.is_open(key) {
             return;
         }
-        let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot()) else {
+        let Some(Some(StreamState::Open(copy))) = self.tunnels.get_mut(key.slot()) else {
             return;
         };
         copy.is_queued = false;
@@ -463,12 +463,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         if let Err(reason) = result {
             self.downstream.server.reset(key, reason.reset_code());
         }
-        if let Some(Tunnel::Open(copy)) = self.forget(key) {
+        if let Some(StreamState::Open(copy)) = self.forget(key) {
             copy.end(result, &self.downstream.output);
         }
     }
 
-    fn forget(&mut self, key: StreamKey) -> Option<Tunnel> {
+    fn forget(&mut self, key: StreamKey) -> Option<StreamState> {
         if !self.downstream.server.has(key) {
             return None;
         }
@@ -483,7 +483,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Ends all open tunnels by a reset.
     pub fn end_all(&mut self, reason: Reason) {
         for key in self.downstream.server.keys() {
-            if matches!(self.tunnels.get(key.slot()), Some(Some(Tunnel::Open(_)))) {
+            if matches!(self.tunnels.get(key.slot()), Some(Some(StreamState::Open(_)))) {
                 self.end(key, Err(reason));
             }
         }
@@ -492,7 +492,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Ends a tunnel whose grant was revoked by the change `why`.
     pub fn revoke(&mut self, key: StreamKey, why: String) {
         if self.downstream.server.is_open(key)
-            && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot())
+            && let Some(Some(StreamState::Open(copy))) = self.tunnels.get_mut(key.slot())
         {
             copy.tunnel().record.set_detail(why);
             self.end(key, Err(Reason::Revoked));
@@ -516,8 +516,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     pub fn open_tunnels(&mut self) -> impl Iterator<Item = &mut TunnelCopy> {
         self.tunnels.iter_mut().flatten().filter_map(|tunnel| match tunnel {
-            Tunnel::Open(copy) => Some(&mut **copy),
-            Tunnel::Setup(_) => None,
+            StreamState::Open(copy) => Some(&mut **copy),
+            StreamState::Setup(_) => None,
         })
     }
 
@@ -574,8 +574,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     pub fn into_socket(mut self, reason: Reason) -> S {
         for tunnel in std::mem::take(&mut self.tunnels).into_iter().flatten() {
             match tunnel {
-                Tunnel::Setup(setup) => setup.0.fail(reason),
-                Tunnel::Open(copy) => copy.end(Err(reason), &self.downstream.output),
+                StreamState::Setup(setup) => setup.0.fail(reason),
+                StreamState::Open(copy) => copy.end(Err(reason), &self.downstream.output),
             }
         }
         for command in self.mailbox.close() {

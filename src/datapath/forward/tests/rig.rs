@@ -15,7 +15,7 @@ use super::wire::{Frame, GatewayEnd, HEADERS, PeerEnd, SETTINGS, link};
 use super::*;
 use crate::datapath::forward::connection::close;
 use crate::datapath::forward::open::{Open, StreamGuards};
-use crate::datapath::forward::setup::{PendingConnect, Tunnel};
+use crate::datapath::forward::setup::{AnsweredConnect, PendingConnect};
 use crate::datapath::forward::turn::{HboneConnection, NewRequest};
 use crate::datapath::http2::streams::STREAMS_MAX;
 use crate::datapath::io::endpoint::EndpointStream;
@@ -114,7 +114,7 @@ impl TestGateway {
 #[derive(Debug)]
 pub(super) enum Pending {
     Requested(PendingConnect),
-    Answered(Tunnel),
+    Answered(AnsweredConnect),
 }
 
 enum Life {
