@@ -1,6 +1,7 @@
 //! Shared support of the benches: processes, the machine, tables, and the output of results.
 
 pub mod machine;
+pub mod page;
 pub mod process;
 pub mod table;
 

@@ -37,8 +37,6 @@ mod outcome;
 #[cfg(test)]
 mod peers;
 #[cfg(test)]
-mod readme;
-#[cfg(test)]
 mod report;
 #[cfg(test)]
 mod rows;

@@ -7,8 +7,7 @@ use std::fs;
 use crate::chart::{Entry, digits};
 use crate::common::table::{head, line};
 use crate::figures::{Costs, FOREIGN_MAX, Limit, ValidatedRound, Verdict};
-use crate::readme;
-use crate::rows::{Kind, Row};
+use crate::rows::{Kind, README_ROWS, Row};
 use crate::sample::{SECONDS, SECONDS_OF_LATENCY, SECONDS_OF_LINK};
 use crate::session::TURNS;
 
@@ -249,7 +248,7 @@ fn voids(done: &[Done]) -> String {
 /// Page with a table of the rows with a bar, each beside the cheapest peer with one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Page {
-    /// Has [`readme::ROWS`].
+    /// Has [`README_ROWS`].
     Readme,
     /// Has all rows and the chart.
     Performance,
@@ -277,7 +276,7 @@ impl Page {
         let places = columns.map(|column| COLUMNS.iter().position(|one| one.starts_with(column)));
         let ratio = |done: &Done| done.summary().costs.map_or(0.0, |costs| costs.ratio.median);
         let is_wanted = |done: &&Done| {
-            let is_shown = self == Self::Performance || readme::ROWS.contains(&done.row.name);
+            let is_shown = self == Self::Performance || README_ROWS.contains(&done.row.name);
             let has_bar = done.bar != Limit::None && !done.peer.is_floor();
             is_shown && has_bar && done.row.subject == Kind::Strait
         };

@@ -204,6 +204,16 @@ const ADDED: [(Kind, Limit); 2] = [(Kind::Envoy, Limit::None), (Kind::Direct, Li
 const BULK: &str = "0.66 to 0.81";
 const MIXED: &str = "mixed --streams 8 --rate 200";
 
+/// Rows of the README, by the names of `ROWS`. docs/performance.md has all with a limit.
+pub const README_ROWS: [&str; 6] = [
+    "idle tunnel",
+    "bulk up, 16 streams",
+    "bulk down, 16 streams",
+    "request of 128 B, 64 streams",
+    "full mTLS handshake and a tunnel",
+    "SNI, connection, 16 at a time",
+];
+
 pub const ROWS: [Row; 35] = [
     hbone(
         ("idle tunnel", "echo", "idle"),

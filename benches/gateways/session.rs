@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use crate::common::machine::pin_load;
+use crate::common::page::{replaced, section};
 use crate::common::{commit, print_uncaptured};
 use crate::copy_loop::{self, Forward};
 use crate::envoy;
@@ -18,7 +19,7 @@ use crate::measurement::{Held, Measurement};
 use crate::report::{self, Configuration, Done, Page};
 use crate::rows::{Kind, ROWS, Row, Transport};
 use crate::sample::{Gateways, Sample, memory};
-use crate::{chart, readme, scale};
+use crate::{chart, scale};
 
 /// Number of turns of a round, for processor time. Many short turns, because a virtual machine has
 /// fast and slow phases of seconds, and samples of one phase are comparable.
@@ -323,12 +324,12 @@ fn write(options: &Options, commit: &str, done: &[Done], report: &str) {
     print_uncaptured(&format!("written to {path}\n"));
     for (page, path) in PAGES {
         let old = fs::read_to_string(path).expect("a page");
-        let section = readme::section(&old).expect("a place for the table");
-        if options.rounds < ROUNDS_OF_PAGES && !section.is_empty() {
+        let table = section(&old, "bench").expect("a place for the table");
+        if options.rounds < ROUNDS_OF_PAGES && !table.is_empty() {
             print_uncaptured(&format!("{path} keeps its table, which is of another run\n"));
             continue;
         }
-        let new = readme::replaced(&old, &page.section(commit, options.rounds, done));
+        let new = replaced(&old, "bench", &page.section(commit, options.rounds, done));
         fs::write(path, new.expect("a place for the table")).expect("a page");
         if page == Page::Performance {
             let title = format!("Strait at {commit} beside its peers, one core each");

@@ -83,6 +83,12 @@ impl Row {
     }
 }
 
+/// Returns the section of docs/performance.md: the table, and where it is from.
+pub fn section(commit: &str, rows: &[Row]) -> String {
+    let table = rows.iter().fold(head(&COLUMNS), |text, row| text + &line(&row.cells()));
+    format!("{table}\nAt {commit}; [how, and the bars](../benches/results/xds-{commit}.md).")
+}
+
 /// Returns the whole report.
 pub fn report(command: &str, commit: &str, rows: &[Row], missed: &[String]) -> String {
     let mut text = format!(

@@ -3,11 +3,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::common::page::replaced;
 use crate::common::{commit, print_uncaptured};
 use crate::gateway::{Running, StartCost};
 use crate::load::percentile;
 use crate::mesh::{Mesh, Shape};
-use crate::report::{Row, report};
+use crate::report::{Row, report, section};
 use crate::{changes, load};
 
 /// Meshes by their number of workloads.
@@ -100,6 +101,10 @@ pub fn run(options: &Options) -> ExitCode {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
         let path = format!("{folder}/xds-{commit}.md");
         std::fs::write(path, report).expect("a file of results");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/performance.md");
+        let page = std::fs::read_to_string(path).expect("a page");
+        let page = replaced(&page, "bench-xds", &section(&commit, &rows));
+        std::fs::write(path, page.expect("a place for the table")).expect("a page");
     }
     if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

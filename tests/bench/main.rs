@@ -18,8 +18,8 @@ mod measurement;
 #[path = "../../benches/gateways/outcome.rs"]
 mod outcome;
 #[cfg(test)]
-#[path = "../../benches/gateways/readme.rs"]
-mod readme;
+#[path = "../../benches/common/page.rs"]
+mod page;
 #[cfg(test)]
 #[path = "../../benches/gateways/rows.rs"]
 mod rows;

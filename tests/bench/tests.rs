@@ -11,8 +11,8 @@ use crate::figures::{
 };
 use crate::measurement::{Measurement, Quantile, Unit};
 use crate::outcome::Outcome;
-use crate::readme;
-use crate::rows::{BESIDE_BEFORE, Kind, ROWS, Row, Transport};
+use crate::page::{replaced, section};
+use crate::rows::{BESIDE_BEFORE, Kind, README_ROWS, ROWS, Row, Transport};
 
 /// A round of one turn.
 fn round(strait: &[f64], peer: &[f64]) -> Round {
@@ -163,19 +163,21 @@ fn a_chart_has_a_bar_for_each_row_and_escapes_their_names() {
 #[test]
 fn a_page_keeps_all_but_the_table() {
     let text = "one\n<!-- bench -->\nold\n<!-- /bench -->\ntwo\n";
-    assert_eq!(readme::section(text), Ok("old"));
-    let new = readme::replaced(text, "| new |\n").expect("marks");
+    assert_eq!(section(text, "bench"), Ok("old"));
+    let new = replaced(text, "bench", "| new |\n").expect("marks");
     assert_eq!(new, "one\n<!-- bench -->\n| new |\n<!-- /bench -->\ntwo\n");
-    assert!(readme::replaced("one\n<!-- bench -->\n", "new").is_err());
+    assert!(replaced("one\n<!-- bench -->\n", "bench", "new").is_err());
     for own in [include_str!("../../README.md"), include_str!("../../docs/performance.md")] {
-        assert!(readme::section(own).is_ok(), "a page has its marks");
+        assert!(section(own, "bench").is_ok(), "a page has its marks");
     }
+    let of_meshes = section(include_str!("../../docs/performance.md"), "bench-xds");
+    assert!(of_meshes.is_ok(), "{of_meshes:?}");
 }
 
 #[test]
 fn each_row_of_the_readme_has_a_limit() {
-    let own = readme::section(include_str!("../../README.md")).unwrap();
-    for name in readme::ROWS {
+    let own = section(include_str!("../../README.md"), "bench").unwrap();
+    for name in README_ROWS {
         let row = ROWS.iter().find(|row| row.name == name).unwrap();
         assert_eq!(row.subject, Kind::Strait, "{name}");
         assert!(row.peers.iter().any(|(_, bar)| *bar != Limit::None), "{name}");
