@@ -75,7 +75,7 @@ help: ## print this list
 demo: ## build the gateway and watch it work (ARGS='--json' or ARGS='--keep')
 	@cargo run --locked -- demo $(ARGS)
 
-test: envoy strict-client promtool ## run every test, with a real Envoy on both ends, and print durations
+test: envoy strict-client promtool ## run the tests, with a real Envoy on both ends, and print durations
 	@python3 tests/durations.py $(CARGO_FEATURES)
 
 # In one build, so that all of it is compiled in parallel.
