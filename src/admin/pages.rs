@@ -280,7 +280,7 @@ pub struct ListenerRow {
     pub address: SocketAddr,
     /// State.
     pub state: ListenerState,
-    /// Error, in the state [`ListenerState::Failed`].
+    /// Error of the address that the configuration has.
     pub error: Option<String>,
 }
 

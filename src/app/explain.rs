@@ -15,7 +15,8 @@ use crate::snapshot::builder::Change;
 use crate::snapshot::{Alias, ExclusionReason, Publisher};
 use crate::wire::DrainTarget;
 
-use super::state::{App, LISTENERS};
+use super::listeners::LISTENERS;
+use super::state::App;
 use super::{Inputs, traffic};
 
 /// Answers for a gateway that starts with these files and has no load.

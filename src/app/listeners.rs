@@ -1,7 +1,8 @@
 //! Listeners of the data path: their sockets, and how they follow the configuration.
 //!
 //! A listener is identified by its address and protocol. A change of its name, sources or routing
-//! keeps it open. A change of its address or protocol drains it and opens a new one.
+//! keeps it open. A change of its address or protocol drains it and opens a new one. If the port of
+//! a new address is in use, the old one stays open until it is free.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -27,6 +28,9 @@ use crate::yaml::Finding;
 use super::hand_over::sockets::{NamedSocket, Reserved, SocketName, SocketSource, Transport};
 use super::supervise::{self, spawn_task, spawn_thread};
 use super::thread::with_bind_context;
+
+/// Condition of readiness: the listeners accept connections.
+pub(super) const LISTENERS: &str = "listeners";
 
 pub(super) struct Listeners {
     data_path: Arc<DataPath>,
@@ -56,6 +60,8 @@ struct State {
 struct Entry {
     listener: Arc<Listener>,
     socket: SocketState,
+    /// Error of the address that the configuration has by now.
+    unmoved: Option<String>,
 }
 
 enum SocketState {
@@ -198,15 +204,17 @@ impl Listeners {
         let entry = |new: config::Listener| {
             let mut known = old.iter();
             match known.position(|entry| entry.listener.rules().config.is_same_socket(&new)) {
-                Some(place) => old.swap_remove(place),
+                Some(place) => Entry { unmoved: None, ..old.swap_remove(place) },
                 None => Entry {
                     listener: Arc::new(Listener::new(&new, self.data_path.lifecycle.drain_scope())),
                     socket: SocketState::Closed(String::new()),
+                    unmoved: None,
                 },
             }
         };
         let used = state.configured.iter().filter(|new| is_used(new)).cloned();
         let mut entries: Vec<_> = used.map(entry).collect();
+        self.move_to_new_ports(&mut entries, &mut old);
         // First, because a new listener may use one of their addresses.
         for entry in old {
             self.remove(state, entry);
@@ -222,6 +230,33 @@ impl Listeners {
         let own = addresses(&state.entries).chain(self.others.iter().copied());
         self.data_path.deny.set_own(own.collect());
         state.listen(&self.data_path, &self.status);
+        if state.has_only_closed() {
+            self.status.pending(LISTENERS);
+        } else if state.threads.is_some() {
+            self.status.clear_pending(LISTENERS);
+        }
+    }
+
+    /// Binds the addresses whose ports no old listener has. If that fails, an open listener of the
+    /// same name takes the place of the new one.
+    fn move_to_new_ports(&self, entries: &mut [Entry], old: &mut Vec<Entry>) {
+        for entry in entries {
+            let new = entry.listener.rules();
+            let is_new = matches!(entry.socket, SocketState::Closed(_));
+            if !is_new || addresses(old).any(|one| one.port() == new.config.bind.port()) {
+                continue;
+            }
+            entry.socket = SocketState::of(bind(&new.config, &self.from));
+            let is_former = |old: &Entry| {
+                old.listener.rules().config.name == new.config.name
+                    && matches!(old.socket, SocketState::Open(_))
+            };
+            if let SocketState::Closed(why) = &entry.socket
+                && let Some(place) = old.iter().position(is_former)
+            {
+                *entry = Entry { unmoved: Some(why.clone()), ..old.swap_remove(place) };
+            }
+        }
     }
 
     /// Returns descriptors of the sockets of all open listeners, for a successor.
@@ -269,8 +304,7 @@ impl Listeners {
     }
 
     pub(super) fn has_closed(&self) -> bool {
-        let is_closed = |entry: &Entry| matches!(entry.socket, SocketState::Closed(_));
-        self.state.lock().entries.iter().any(is_closed)
+        self.state.lock().entries.iter().any(|entry| entry.failure().is_some())
     }
 
     /// Stops accepting, drains the connections, and resets the remaining ones at the deadline.
@@ -317,7 +351,9 @@ impl Listeners {
                 SocketState::Open(open) if entry.listener.drain.is_draining() => {
                     (open.address, ListenerState::Draining, None)
                 }
-                SocketState::Open(open) => (open.address, ListenerState::Open, None),
+                SocketState::Open(open) => {
+                    (open.address, ListenerState::Open, entry.unmoved.clone())
+                }
             };
             ListenerRow { listener: config, address, state, error }
         });
@@ -326,7 +362,26 @@ impl Listeners {
     }
 }
 
+impl Entry {
+    /// Returns why the address of the configuration is not open.
+    fn failure(&self) -> Option<&str> {
+        match &self.socket {
+            SocketState::Closed(why) => Some(why),
+            _ => self.unmoved.as_deref(),
+        }
+    }
+}
+
 impl State {
+    /// Returns true if the data path has started and the configuration's listeners are all closed.
+    fn has_only_closed(&self) -> bool {
+        let own = |entry: &&Entry| !entry.listener.rules().config.is_binding();
+        let mut own = self.entries.iter().filter(own).peekable();
+        self.threads.is_some()
+            && own.peek().is_some()
+            && own.all(|entry| matches!(entry.socket, SocketState::Closed(_)))
+    }
+
     /// Forgets the removed listeners without a connection.
     fn forget_ended(&mut self) {
         let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
@@ -336,13 +391,16 @@ impl State {
     fn closed(&self) -> ClosedListeners {
         let mut closed = ClosedListeners::default();
         for entry in &self.entries {
-            let SocketState::Closed(why) = &entry.socket else {
+            let Some(why) = entry.failure() else {
                 continue;
             };
             let config = &entry.listener.rules().config;
             let (line, name) = (&config.line, &config.name);
-            let message =
-                format!("listener `{name}` is not open: {why}; it is tried again every 10 s");
+            let what = match entry.unmoved {
+                Some(_) => format!("is still at {}", config.bind),
+                None => "is not open".to_owned(),
+            };
+            let message = format!("listener `{name}` {what}: {why}; it is tried again every 10 s");
             closed.push(config.is_of_object(), format!("{line}: {message}"));
             if config.is_of_object() {
                 closed.findings.push(Finding::warning(&line.0, message, ""));

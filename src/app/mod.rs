@@ -65,11 +65,11 @@ use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
 use certificates::CERTIFICATES;
 use hand_over::HandOver;
-use listeners::Listeners;
+use listeners::{LISTENERS, Listeners};
 use reload::{Reloader, Triggers};
 use server::{Sockets, bind};
 use signals::ReloadSignal;
-use state::{App, DISCOVERY, LISTENERS, OBJECTS};
+use state::{App, DISCOVERY, OBJECTS};
 use supervise::{spawn_task, spawn_thread};
 use thread::runtime;
 

@@ -13,9 +13,6 @@ use crate::xds::live::LiveSource;
 
 use super::listeners::Listeners;
 
-/// Condition of readiness: the listeners accept connections.
-pub(super) const LISTENERS: &str = "listeners";
-
 /// Condition of readiness: the mesh is known.
 pub(super) const DISCOVERY: &str = "discovery";
 

@@ -309,6 +309,51 @@ fn an_address_in_use_is_a_failed_reload_that_is_tried_again() {
 }
 
 #[test]
+fn a_listener_whose_new_port_is_in_use_stays_at_the_old_one_until_that_is_free() {
+    run(async {
+        let net = Net::new();
+        let tls = listener(net, "tls", ROUTES, &routes("a.example"));
+        let (gateway, _endpoint) = gateway(net, tls).await;
+        let taken = net.listen(1, EXTRA).await;
+        let (old, new) = (net.address(1, ROUTES).to_string(), net.address(1, EXTRA).to_string());
+        edit(&gateway, &old, &new, "error").await;
+        passed_on(net, ROUTES, "a.example").await;
+        let want = [state("cross-network", "open"), state("tls", "open")];
+        assert_eq!(states(&gateway).await, want);
+        let (_, text, _) = gateway.run_command(&["status"]).await;
+        let problem = format!("listener `tls` is still at {old}: cannot listen on {new}");
+        assert!(text.contains(&problem), "{text}");
+
+        drop(taken);
+        let mesh = std::fs::read_to_string(gateway.file("mesh.yaml")).expect("a file");
+        replace(&gateway.file("mesh.yaml"), &format!("# again\n{mesh}"));
+        let connect = async || TcpStream::connect(net.address(1, EXTRA)).await;
+        let _ = until("the new port", connect, Result::is_ok).await;
+        passed_on(net, EXTRA, "a.example").await;
+        refused(net, ROUTES).await;
+        assert_eq!(page(&gateway).await["problems"], serde_json::json!([]));
+    });
+}
+
+#[test]
+fn a_gateway_whose_listeners_are_all_closed_is_not_ready() {
+    run(async {
+        let net = Net::new();
+        let (gateway, _endpoint) = gateway(net, String::new()).await;
+        let old = net.address(1, 15008);
+        let taken = net.listen(2, 15008).await;
+        let new = format!("0.0.0.0:{}", old.port());
+        edit(&gateway, &old.to_string(), &new, "error").await;
+        let ready = async || gateway.readiness().await;
+        let (code, text) = ready().await;
+        assert!(code == 500 && text.contains("listeners"), "{code} {text}");
+        drop(taken);
+        edit(&gateway, &new, &old.to_string(), "ok").await;
+        until("readiness", ready, |(code, _)| *code == 200).await;
+    });
+}
+
+#[test]
 fn a_listener_that_was_added_is_never_dialled() {
     run(async {
         let net = Net::new();
