@@ -290,7 +290,7 @@ fn a_write_that_fails_leaves_the_old_file_and_is_tried_again() {
     write(&recorder).unwrap();
     let path = folder.path().join("cache");
     let old = fs::read(&path).unwrap();
-    let in_the_way = folder.path().join("cache.new");
+    let in_the_way = folder.path().join(format!("cache.new.{}", std::process::id()));
     fs::create_dir(&in_the_way).unwrap();
     recorder.upsert(ADDRESS, &workload("c", "4")).unwrap();
     write(&recorder).unwrap_err();
