@@ -26,6 +26,10 @@ use crate::wire::DrainTarget;
 /// Maximum number of evacuated parts of the mesh. Each workload is compared with all of them.
 const EVACUATED_MAX: usize = 64;
 
+/// Answer to an order that the next process may not know.
+const HANDING_OVER: &str = "the next process starts, and would not learn of the order; repeat it \
+                            once that serves\n";
+
 /// Maximum number of services or regions in an answer.
 const NAMED_MAX: usize = 50;
 
@@ -139,10 +143,12 @@ impl DrainRequest {
                 Err(refused) => refused,
             };
         }
-        if state.status.is_handing_over.load(Ordering::Relaxed) {
-            let text = "the next process starts, and would not learn of the order; repeat it once \
-                        that serves\n";
-            return (StatusCode::CONFLICT, text.to_owned());
+        let of_successor = || {
+            let is_unknown = state.status.is_handing_over.load(Ordering::Relaxed);
+            is_unknown.then(|| (StatusCode::CONFLICT, HANDING_OVER.to_owned()))
+        };
+        if let Some(refused) = of_successor() {
+            return refused;
         }
         if self.persist && config.drain.file.is_none() {
             let text = format!("{} is not drained: {DRAIN_FILE_UNSET}\n", self.subject());
@@ -163,10 +169,10 @@ impl DrainRequest {
         (state.follow_drains)();
         self.log();
         match must_be_stored.then(|| (state.store_drains)()) {
-            None | Some(Ok(())) => match self.failed_listener(state) {
-                None => (StatusCode::OK, text),
-                Some(why) => (StatusCode::CONFLICT, why),
-            },
+            // A successor may have read the file before.
+            None | Some(Ok(())) => of_successor()
+                .or_else(|| self.failed_listener(state))
+                .unwrap_or((StatusCode::OK, text)),
             Some(Err(why)) => {
                 let (is, again) = if self.undo {
                     ("used again", "drain it again")
@@ -191,14 +197,16 @@ impl DrainRequest {
     }
 
     /// Returns why the listener of the order was put back and is not open.
-    fn failed_listener(&self, state: &AdminState) -> Option<String> {
+    fn failed_listener(&self, state: &AdminState) -> Option<(StatusCode, String)> {
         let DrainTarget::Listener(name) = &self.target else { return None };
         let row = (state.listeners)().into_iter().find(|row| {
             *row.listener.name == **name && row.state == ListenerState::Failed && self.undo
         })?;
         let (subject, why) = (self.subject(), row.error.unwrap_or_default());
         tracing::warn!(listener = %name, error = why, "a listener that is put back is not open");
-        Some(format!("{subject} is put back, and not open: {why}; it is tried again every 10 s\n"))
+        let text =
+            format!("{subject} is put back, and not open: {why}; it is tried again every 10 s\n");
+        Some((StatusCode::CONFLICT, text))
     }
 
     /// Returns whether the order is in force and restarts keep it.

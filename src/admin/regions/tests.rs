@@ -212,6 +212,24 @@ async fn no_order_is_executed_while_a_successor_starts() {
 }
 
 #[tokio::test]
+async fn an_order_during_which_a_successor_starts_is_not_confirmed() {
+    let mut fixture = fixture();
+    located(&fixture, &["us-east", "us-west"]);
+    let status = Arc::clone(&fixture.state.status);
+    fixture.state.store_drains = Arc::new(move || {
+        status.is_handing_over.store(true, Ordering::Relaxed);
+        Ok(())
+    });
+    let mut config = fixture.state.config.load().as_ref().clone();
+    config.drain.file = Some("drains".into());
+    fixture.state.config.store(Arc::new(config));
+    let order = "/drain/region?region=us-east&persist";
+    let (status, text) = request(&fixture, "POST", order).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{text}");
+    assert!(text.contains("the next process starts"), "{text}");
+}
+
+#[tokio::test]
 async fn a_drained_listener_without_a_name_in_the_configuration_is_a_problem() {
     let fixture = fixture();
     let target = DrainTarget::parse("listener", "former").expect("a listener");
