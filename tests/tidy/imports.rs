@@ -48,7 +48,20 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "explain",
         &["labels", "wire", "config", "snapshot", "tls", "outer", "datapath", "reason", "status"],
     ),
-    ("xds", &["yaml", "wire", "config", "snapshot", "grpc", "telemetry", "replace_file", "status"]),
+    (
+        "xds",
+        &[
+            "labels",
+            "yaml",
+            "wire",
+            "config",
+            "snapshot",
+            "grpc",
+            "telemetry",
+            "replace_file",
+            "status",
+        ],
+    ),
     (
         "admin",
         &[

@@ -33,6 +33,7 @@ use crate::grpc::channel::{self, ChannelError};
 use crate::grpc::discovery::DeltaDiscoveryRequest;
 use crate::grpc::goaway::GoAwayCode;
 use crate::grpc::rpc;
+use crate::labels::escape_control;
 use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Rejection, ReloadSource, ResourceType, Status};
 use crate::telemetry::Metrics;
@@ -133,7 +134,8 @@ impl From<GrpcStatus> for Ended {
     fn from(status: GrpcStatus) -> Self {
         Self {
             end: StreamEnd::from_status(status.code().into(), status.message()),
-            why: format!("{}: {}", status.code(), status.message()),
+            // The line breaks of a message would begin lines of the log.
+            why: format!("{}: {}", status.code(), escape_control(status.message())),
             // A status from the server has no source error.
             is_broken: std::error::Error::source(&status).is_some(),
         }

@@ -325,6 +325,13 @@ fn describe_issuance(events: &[Event]) -> String {
     text
 }
 
+#[test]
+fn a_message_of_the_control_plane_begins_no_line_of_the_log() {
+    let status = GrpcStatus::unavailable("away\n2026-11-28 INFO access: connection complete");
+    let why = Ended::from(status).why;
+    assert!(why.ends_with("away\\n2026-11-28 INFO access: connection complete"), "{why}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_recorded_istiod_leads_to_the_expected_snapshots_and_answers() {
     let mut differ = Vec::new();
