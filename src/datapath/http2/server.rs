@@ -5,6 +5,7 @@
 //! frames by itself. All frames that it sends except DATA are appended to `control`, which the
 //! connection sends in order with its DATA frames.
 
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -32,7 +33,6 @@ const LIMITING_TRIPS: u32 = 4;
 /// Payload of the PING that follows the first GOAWAY. Its acknowledgement shows that the peer has
 /// received the GOAWAY (RFC 9113 section 6.8).
 const GOAWAY_PING: [u8; 8] = *b"drained?";
-const KEEPALIVE_PING: [u8; 8] = *b"alive...";
 
 const _: () = assert!(FIRST_PEERS_MAX == STREAMS_MAX as usize);
 
@@ -141,7 +141,8 @@ pub struct Server {
     pub(super) peer_is_leaving: bool,
     /// True if the next header block begins with a table size update (RFC 7541 section 4.2).
     pub(super) owes_table_update: bool,
-    is_ping_unanswered: bool,
+    /// Payload of the keepalive PING that is not acknowledged yet. Only who reads knows it.
+    unanswered_ping: Option<[u8; 8]>,
     /// Time of the SETTINGS or PING that is not acknowledged yet.
     probed_at: Option<Instant>,
     /// Least round trip time so far.
@@ -182,7 +183,7 @@ impl Default for Server {
             goaway: GoAway::NotSent,
             peer_is_leaving: false,
             owes_table_update: false,
-            is_ping_unanswered: false,
+            unanswered_ping: None,
             probed_at: Some(Instant::now()),
             rtt: None,
             events: Vec::new(),
@@ -424,19 +425,21 @@ impl Server {
 
     /// Sends a keepalive PING. Returns false if the previous one was not answered.
     pub fn ping(&mut self) -> bool {
-        if self.is_ping_unanswered {
+        if self.unanswered_ping.is_some() {
             return false;
         }
-        self.is_ping_unanswered = true;
+        // The keys of the hasher are secret.
+        let payload = RandomState::new().hash_one(()).to_ne_bytes();
+        self.unanswered_ping = Some(payload);
         // Unless SETTINGS are not acknowledged yet: that is no answer to this.
         self.probed_at.get_or_insert_with(Instant::now);
-        frame::push(&mut self.control, kind::PING, 0, 0, &KEEPALIVE_PING);
+        frame::push(&mut self.control, kind::PING, 0, 0, &payload);
         true
     }
 
     pub(super) fn receive_pong(&mut self, payload: &[u8]) {
-        if payload == KEEPALIVE_PING {
-            self.is_ping_unanswered = false;
+        if self.unanswered_ping.is_some_and(|sent| sent == payload) {
+            self.unanswered_ping = None;
             self.measure_rtt();
         } else if payload == GOAWAY_PING && self.goaway == GoAway::Announced {
             self.shut_down(ErrorCode::NO_ERROR);

@@ -98,6 +98,18 @@ async fn a_window_does_not_grow_for_an_endpoint_that_takes_less_than_half_of_it_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_peer_that_does_not_read_cannot_answer_a_ping() {
+    let mut upload = Upload::new(Duration::from_millis(1)).await;
+    for payload in [b"alive...", b"drained?", &[0; 8]] {
+        let connection = upload.rig.connection().expect("an open connection");
+        assert_eq!(connection.downstream.server.ping(), payload == b"alive...");
+        upload.rig.send(Frame::new(PING, ACK, 0, payload)).await;
+    }
+    let connection = upload.rig.connection().expect("an open connection");
+    assert!(!connection.downstream.server.ping(), "the first one has no answer");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_ping_that_is_answered_sooner_than_the_settings_corrects_the_round_trip() {
     // The acknowledgement of the SETTINGS was lost at first.
     let mut upload = Upload::new(Duration::from_secs(5)).await;

@@ -199,7 +199,10 @@ impl Schedule<'_> {
                 let bytes = self.rng.u64(..).to_be_bytes();
                 self.frame(Event::Ping, PING, 0, 0, &bytes);
             }
-            30 | 31 => self.frame(Event::Pong, PING, ACK, 0, b"alive..."),
+            30 | 31 => {
+                let payload = self.oracle.ping.unwrap_or(*b"unknown.");
+                self.frame(Event::Pong, PING, ACK, 0, &payload);
+            }
             32 => {
                 let id = self.oracle.last + self.rng.u32(1..9);
                 self.frame(Event::Priority, PRIORITY, 0, id, &[0, 0, 0, 0, 7]);

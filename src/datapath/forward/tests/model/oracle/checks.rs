@@ -7,7 +7,7 @@ use super::super::super::wire::{
     SETTINGS, WINDOW_UPDATE,
 };
 use super::{
-    CONNECT_ERROR, Closed, Far, Oracle, PEER_FRAME_MAX, Phase, ResetBy, STREAM_WINDOW,
+    CONNECT_ERROR, Closed, Far, KEEPALIVE, Oracle, PEER_FRAME_MAX, Phase, ResetBy, STREAM_WINDOW,
     STREAM_WINDOW_MAX, Stream,
 };
 
@@ -44,7 +44,14 @@ impl Oracle {
     }
 
     fn check_due(&mut self, frame: &Frame) -> Result<()> {
-        let due = self.due.pop_front();
+        let mut due = self.due.pop_front();
+        if let Some(keepalive) = &mut due
+            && keepalive.payload == KEEPALIVE
+            && let Ok(payload) = <[u8; 8]>::try_from(&frame.payload[..])
+        {
+            keepalive.payload = payload.to_vec();
+            self.ping = Some(payload);
+        }
         ensure!(due.as_ref() == Some(frame), "{frame:?}, not {due:?}");
         let is_ack = |frame: &Frame| frame.kind == SETTINGS && frame.has(ACK);
         if is_ack(frame) && !self.due.iter().any(is_ack) {

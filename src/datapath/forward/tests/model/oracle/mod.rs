@@ -37,6 +37,8 @@ const DEFAULT_WINDOW: i64 = 65_535;
 /// Largest DATA frame that the peer accepts (section 4.2).
 const PEER_FRAME_MAX: usize = 16 * 1024;
 const DRAINED: &[u8] = b"drained?";
+/// Stands for the payload of a keepalive PING, which the gateway draws.
+const KEEPALIVE: &[u8] = b"(random)";
 
 /// State of the task or tunnel of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,6 +156,8 @@ pub(super) struct Oracle {
     pub(super) is_fatal: bool,
     is_closing: bool,
     pub(super) is_ping_sent: bool,
+    /// Payload of the last keepalive PING that the peer has read.
+    pub(super) ping: Option<[u8; 8]>,
     has_alert: bool,
     decoder: loona_hpack::Decoder<'static>,
 }
@@ -186,6 +190,7 @@ impl Oracle {
             is_fatal: false,
             is_closing: false,
             is_ping_sent: false,
+            ping: None,
             has_alert: false,
             decoder: loona_hpack::Decoder::new(),
         }
@@ -295,7 +300,7 @@ impl Oracle {
             PING if frame.payload == DRAINED && self.goaway == Goaway::Announced => {
                 self.push_goaway(0);
             }
-            PING => self.is_ping_sent &= frame.payload != b"alive...",
+            PING => self.is_ping_sent &= self.ping.is_none_or(|sent| frame.payload != sent),
             GOAWAY => self.is_leaving = true,
             WINDOW_UPDATE => self.receive_update(id, i64::from(frame.number(0))),
             _ => {}
@@ -493,7 +498,8 @@ impl Oracle {
     /// Notes a keepalive PING.
     pub(super) fn ping(&mut self) {
         self.is_ping_sent = true;
-        self.due.push_back(Frame::new(PING, 0, 0, b"alive..."));
+        self.ping = None;
+        self.due.push_back(Frame::new(PING, 0, 0, KEEPALIVE));
     }
 
     /// Notes the start of a graceful shutdown.
