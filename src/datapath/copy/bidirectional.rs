@@ -393,6 +393,10 @@ impl<'a> Direction<'a> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             moved => moved.map_err(BrokenSide::from)?,
         };
+        let Some(moved) = moved else {
+            self.is_bulk = false;
+            return Ok(());
+        };
         self.ended = moved == 0;
         self.is_bulk = moved >= SPLICE_BYTES_MIN;
         self.limits.account.charge(moved);

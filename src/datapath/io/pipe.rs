@@ -8,6 +8,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -27,6 +29,8 @@ const SPARES_MAX: usize = 4;
 
 /// Excludes SPLICE_F_MORE: like a cork, it delays small segments by up to 200 ms.
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
+
+const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
 
 static PIPES: Semaphore = Semaphore::const_new(PIPES_MAX);
 /// True once this host has refused to splice, as some sandboxes do. Bytes are copied from then
@@ -83,22 +87,29 @@ impl Pipe {
     }
 
     /// Moves available bytes from the socket into the pipe. Returns their number; 0 is the end
-    /// of the stream. The pipe must be empty: a full pipe would look like a socket without data.
+    /// of the stream, and none means that the next bytes have to be copied. The pipe must be empty:
+    /// a full pipe would look like a socket without data.
     ///
     /// # Errors
     /// `WouldBlock` if the socket has no data, or if this host does not splice (the caller tries
     /// again and then copies). Any other error is the socket's.
-    pub fn read_from(&mut self, from: &TcpStream) -> io::Result<usize> {
+    pub fn read_from(&mut self, from: &TcpStream) -> io::Result<Option<usize>> {
         use io::ErrorKind::*;
         let (Some(ends), 0) = (&self.ends, self.filled) else {
             return Err(InvalidInput.into());
         };
+        // At urgent data (RFC 9293 section 3.8.5) a splice ends as if there were no bytes, or no
+        // further ones. A read skips it.
+        let is_at_urgent = || matches!(recv(from, &mut [0], PEEK), Ok((_, 1..)));
         let moved = from.try_io(Interest::READABLE, || {
-            Ok(splice(from, None, &ends.write, None, PIPE_BYTES, FLAGS)?)
+            match splice(from, None, &ends.write, None, PIPE_BYTES, FLAGS) {
+                Ok(0) | Err(Errno::AGAIN) if is_at_urgent() => Ok(None),
+                moved => Ok(Some(moved?)),
+            }
         });
         match moved {
             Ok(moved) => {
-                self.filled = moved;
+                self.filled = moved.unwrap_or_default();
                 Ok(moved)
             }
             Err(error) if matches!(error.kind(), Unsupported | InvalidInput | PermissionDenied) => {
@@ -153,7 +164,7 @@ mod tests {
     use super::*;
     use crate::datapath::tests::tcp_pair as pair;
 
-    fn would_block(result: io::Result<usize>) -> bool {
+    fn would_block(result: io::Result<Option<usize>>) -> bool {
         matches!(result, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
@@ -166,7 +177,7 @@ mod tests {
         assert!(would_block(pipe.read_from(&from)), "nothing has come");
         client.write_all(b"some bytes").await.expect("bytes");
         from.readable().await.expect("bytes");
-        assert_eq!(pipe.read_from(&from).expect("bytes"), 10);
+        assert_eq!(pipe.read_from(&from).expect("bytes"), Some(10));
         assert!(pipe.read_from(&from).is_err(), "it is not empty");
         to.writable().await.expect("room");
         assert_eq!(pipe.write_to(&to).expect("room"), 10);
@@ -178,7 +189,7 @@ mod tests {
         loop {
             from.readable().await.expect("an end");
             match pipe.read_from(&from) {
-                Ok(moved) => break assert_eq!(moved, 0, "the end"),
+                Ok(moved) => break assert_eq!(moved, Some(0), "the end"),
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
             }
         }
@@ -193,6 +204,23 @@ mod tests {
         pipe.read_from(&from).expect("bytes");
         drop(pipe);
         assert_eq!(spares(), 0, "it is closed with what is in it");
+    }
+
+    #[tokio::test]
+    async fn the_bytes_behind_urgent_data_are_left_to_a_read() {
+        let admission = Admission::new(1000);
+        let (mut client, mut from) = pair().await;
+        client.write_all(b"before").await.expect("bytes");
+        rustix::net::send(&client, b"!", rustix::net::SendFlags::OOB).expect("an urgent byte");
+        client.write_all(b"behind").await.expect("bytes");
+        client.shutdown().await.expect("an end");
+        from.readable().await.expect("bytes");
+        let pipe = || Pipe::borrow(&admission).expect("a pipe");
+        assert_eq!(pipe().read_from(&from).expect("bytes"), Some(6));
+        assert_eq!(pipe().read_from(&from).expect("no end"), None);
+        let mut rest = Vec::new();
+        from.read_to_end(&mut rest).await.expect("an end");
+        assert_eq!(rest, b"behind");
     }
 
     #[tokio::test]
