@@ -20,7 +20,7 @@ use super::record::{HEADER_BYTES, RecordLayer};
 
 /// Limit of received bytes that wait for the rest of their message: the largest message that
 /// rustls accepts, 64 KiB, in full records.
-const INCOMING_BYTES_MAX: usize = 72 * 1024;
+pub const INCOMING_BYTES_MAX: usize = 72 * 1024;
 /// Limit of one read. The flight of a client, with its first request, has about 4 KiB.
 const READ_BYTES_MAX: usize = 8 * 1024;
 

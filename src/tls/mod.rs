@@ -32,7 +32,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
-pub use accept::{AcceptError, Accepted, accept};
+pub use accept::{AcceptError, Accepted, INCOMING_BYTES_MAX, accept};
 pub use crl::Crls;
 pub use error::TlsError;
 pub use files::{Bundles, DomainRoots, IdentityMaterial, PeerTrust, TrustedDomain};

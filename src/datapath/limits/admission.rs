@@ -11,7 +11,7 @@ use crate::limits::{Place, Places, Resource, Source};
 
 use super::descriptors::DescriptorPool;
 
-/// Limit of handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all. The
+/// Limit of handshakes in flight. Each holds at most 72 KiB for at most 5 s: 72 MiB in all. The
 /// limit is lower if files or memory are short ([`DescriptorPool::handshakes_max`]).
 const HANDSHAKES_MAX: usize = 1024;
 /// Number of descriptors kept back for listeners, epoll, files, and 64 connections to the admin

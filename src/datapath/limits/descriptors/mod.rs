@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use crate::limits::{self, Account, Pool, Resource, Source, SourceMap, Terms};
 use crate::reason::Reason;
+use crate::tls::INCOMING_BYTES_MAX;
 
 /// Memory estimate of one descriptor: an idle tunnel takes 1 KiB, a connection while it opens up
 /// to 11 KiB. Measured usage replaces the
@@ -109,10 +110,11 @@ impl DescriptorPool {
         self.dials.set_max(dials_max(self.files.min(max)));
     }
 
-    /// Returns the limit of concurrent handshakes, of 32 KiB each: a quarter of the files, and
-    /// an eighth of the memory.
+    /// Returns the limit of concurrent handshakes, of [`INCOMING_BYTES_MAX`] each: a quarter of the
+    /// files, and an eighth of the memory.
     pub fn handshakes_max(&self) -> usize {
-        let by_memory = self.memory.load(Ordering::Relaxed) / (32 * 1024 / DESCRIPTOR_BYTES) / 8;
+        let by_memory =
+            self.memory.load(Ordering::Relaxed) / (INCOMING_BYTES_MAX / DESCRIPTOR_BYTES) / 8;
         (self.files / 4).min(by_memory)
     }
 

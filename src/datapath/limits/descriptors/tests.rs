@@ -157,7 +157,7 @@ fn memory_bounds_the_pool_while_it_is_short() {
     pool.set_memory(100 * DESCRIPTOR_BYTES);
     let holders = peer(&listener, "west", "a");
     let held = fill(&holders);
-    assert_eq!((held.len(), pool.handshakes_max()), (50, 3));
+    assert_eq!((held.len(), pool.handshakes_max()), (50, 1));
     pool.set_memory(0);
     assert_eq!(holders.dial().unwrap_err(), LimitReached::Memory);
     assert!(pool.pipe_end().is_none() && !listener.has_free_descriptor());
