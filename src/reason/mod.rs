@@ -217,6 +217,23 @@ impl Reason {
         )
     }
 
+    /// Returns true if the alert StraitTunnelsFail counts this reason: it is the fault of the
+    /// endpoints or of this gateway. Ends that the configuration of this or another gateway asks
+    /// for do not count. A peer can cause the first two of them by what it asks for.
+    pub const fn is_failure(self) -> bool {
+        let is_configured = matches!(
+            self,
+            Self::TunnelLimit
+                | Self::RemoteRejected
+                | Self::DropOverload
+                | Self::DrainDeadline
+                | Self::IdleTimeout
+                | Self::MaxDuration
+                | Self::Revoked
+        );
+        matches!(self.blame(), Upstream | Gateway) && !is_configured
+    }
+
     /// Returns the status of a CONNECT that is rejected for this reason, before 200 was sent.
     ///
     /// Unknown service, not exposed, not for this peer, not linked, no endpoint and no waypoint
