@@ -313,3 +313,32 @@ fn every_sum_of_bytes_over_ztunnels_and_gateway_counts_them_once() {
         promtool(&history, &expected).await;
     });
 }
+
+#[test]
+fn held_removals_ejected_gateways_panics_and_stalls_raise_an_alert_for_a_while() {
+    run(async {
+        let test = "held_removals_ejected_gateways_panics_and_stalls_raise_an_alert_for_a_while";
+        if !peers::exists(PROMTOOL, test, "type `make promtool`") {
+            return;
+        }
+        type Values = fn(usize) -> f64;
+        let held: Values = |minute| if (10..20).contains(&minute) { 14.0 } else { 0.0 };
+        let once: Values = |minute| if minute < 10 { 0.0 } else { 1.0 };
+        // An attempt ends the ejection in each fourth minute.
+        let ejected: Values =
+            |minute| f64::from(u8::from((10..20).contains(&minute) && minute % 4 > 0));
+        let gateway = ",network=\"west\",gateway=\"192.0.2.7:15008\"";
+        for (alert, metric, labels, values, first) in [
+            ("StraitRemovalsHeld", "strait_xds_held_removals", "", held, 10),
+            ("StraitGatewayEjected", "strait_remote_gateway_ejected", gateway, ejected, 19),
+            ("StraitPanics", "strait_panics_total", "", once, 10),
+            ("StraitWorkerStalls", "strait_worker_stalls_total", "", once, 10),
+        ] {
+            let series = format!("{metric}{{job=\"strait\",instance=\"a\"{labels}}}");
+            let history = History::from([(series, (0..=40).map(values).collect())]);
+            let alert = (&*format!("{{alertname=\"{alert}\"}}"), 1.0);
+            let quiet: Expected<'_> = (first - 1, FIRING, &[]);
+            promtool(&history, &[quiet, (first, FIRING, &[alert]), (40, FIRING, &[])]).await;
+        }
+    });
+}
