@@ -62,7 +62,7 @@ ALL = {
         "loadBalancerSourceRanges": ["198.51.100.0/24"],
         "ipFamilies": ["IPv4"],
     },
-    "autoscaling": {"enabled": True, "targetTunnels": 10000, "autoscaleBehavior": {"scaleDown": {"stabilizationWindowSeconds": 600}}},
+    "autoscaling": {"enabled": True, "targetDescriptors": 500000, "targetTunnels": 10000, "autoscaleBehavior": {"scaleDown": {"stabilizationWindowSeconds": 600}}},
     "networkPolicy": {"enabled": True},
     "revision": "canary",
     "labels": {"team": "mesh"}, "annotations": {"a": "b"},
@@ -111,6 +111,7 @@ WRONG = [
     ({"flavor": "isito"}, "flavor"),
     ({"service": {"type": "loadbalancer"}}, "type"),
     ({"image": {"tga": "1"}}, "tga"),
+    ({"autoscaling": {"targetDescriptors": "1k"}}, "targetDescriptors"),
     ({"config": {"limits": {"connectons": 1}}}, "connectons"),
     ({"istiod": "istiod.istio-system.svc"}, "istiod"),
     ({"terminationGracePeriodSeconds": "30s"}, "terminationGracePeriodSeconds"),
@@ -354,6 +355,15 @@ def check_queries(rendered, promtool):
     return wrong
 
 
+def check_autoscaler(rendered):
+    """Whether the autoscaler has the values of descriptors and tunnels."""
+    metrics = check.the(rendered, "HorizontalPodAutoscaler")["spec"]["metrics"]
+    pods = [each["pods"] for each in metrics if each["type"] == "Pods"]
+    found = {each["metric"]["name"]: each["target"]["averageValue"] for each in pods}
+    wanted = {"process_open_fds": "500000", "strait_tunnels_open": "10000"}
+    return [] if found == wanted else [f"the autoscaler has {found}"]
+
+
 def check_alerts(rendered):
     """Whether each alert has its place in docs/operations.md."""
     text = (TOP / "docs" / "operations.md").read_text()
@@ -403,6 +413,7 @@ def main():
         wrong += compared(rendered["manual"])
         wrong += check_queries(rendered["everything"], promtool)
         wrong += check_alerts(rendered["everything"])
+        wrong += check_autoscaler(rendered["everything"])
     for line in wrong:
         print(line, file=sys.stderr)
     count = sum(map(len, rendered.values()))

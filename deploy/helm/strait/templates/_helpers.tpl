@@ -90,14 +90,18 @@ metrics:
       target:
         type: Utilization
         averageUtilization: {{ .Values.autoscaling.targetCPUUtilizationPercentage }}
-  {{- with .Values.autoscaling.targetTunnels }}
+  {{- with .Values.autoscaling }}
+  {{- range $name, $value := dict "process_open_fds" .targetDescriptors "strait_tunnels_open" .targetTunnels }}
+  {{- with $value }}
   - type: Pods
     pods:
       metric:
-        name: strait_tunnels_open
+        name: {{ $name }}
       target:
         type: AverageValue
-        averageValue: {{ . | quote }}
+        averageValue: {{ . | int64 | quote }}
+  {{- end }}
+  {{- end }}
   {{- end }}
 {{- with .Values.autoscaling.autoscaleBehavior }}
 behavior:
