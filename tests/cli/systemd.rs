@@ -8,6 +8,9 @@ use strait::config::reference;
 
 use crate::support::{run, run_command};
 
+/// Command of the service.
+const START: &str = "/usr/bin/strait run -c /etc/strait/strait.yaml";
+
 fn deployed(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name)
 }
@@ -36,7 +39,7 @@ fn seconds(text: &str) -> u64 {
 fn the_service_starts_a_configuration_that_its_package_has() {
     run(async {
         let service = read("systemd/strait.service");
-        assert_eq!(only(&service, "ExecStart"), "/usr/bin/strait run -c /etc/strait/strait.yaml");
+        assert_eq!(only(&service, "ExecStart"), START);
         assert_eq!(only(&service, "Type"), "notify");
         let arguments = ["check", "--format", "json", "-c", "strait.yaml"];
         let done = run_command(&deployed("debian"), &arguments).await;
@@ -47,6 +50,24 @@ fn the_service_starts_a_configuration_that_its_package_has() {
         assert_eq!(findings.len(), 1, "only certificates are missing: {messages:?}");
         assert!(messages[0].to_string().contains("certificates were not checked"), "{messages:?}");
     });
+}
+
+#[test]
+fn the_template_differs_from_the_service_by_the_hand_over_alone() {
+    let settings = |name: &str| {
+        let unit = read(name);
+        let section = unit.split("[Service]\n").nth(1).expect("a section");
+        let section = section.split("[Install]").next().unwrap_or_default();
+        let is_setting = |line: &&str| !line.is_empty() && !line.starts_with('#');
+        section.lines().filter(is_setting).collect::<Vec<_>>().join("\n")
+    };
+    let service = settings("systemd/strait.service");
+    let folder = only(&service, "RuntimeDirectory");
+    let template = service
+        .replace(START, &format!("{START} --take-over /run/{folder}/take-over"))
+        // The end of one process must not remove the socket of the next one.
+        .replace("RuntimeDirectoryPreserve=restart", "RuntimeDirectoryPreserve=yes");
+    assert_eq!(settings("systemd/strait@.service"), template);
 }
 
 #[test]
