@@ -146,7 +146,7 @@ impl Place {
 
 /// Copies `deploy/local` and `deploy/examples`, with `change` applied to their files.
 fn copy_examples(folder: &Path, change: impl Fn(&str) -> String) {
-    let examples = ["acceptor", "donor", "regions", "split-horizon"];
+    let examples = ["acceptor", "ambient-and-sidecars", "donor", "regions", "split-horizon"];
     let examples = examples.map(|name| Path::new("deploy/examples").join(name));
     for example in examples.into_iter().chain(["deploy/local".into()]) {
         let to = folder.join(&example);

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use hickory_resolver::proto::rr::RecordType;
 use strait::tools::hbone::{Client, ConnectError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::bindings::{self, Workload, over_udp, question};
+use crate::passthrough::{UNRECOGNIZED, answer, client_hello};
 use crate::support::process::strait;
 use crate::support::{
     CLIENT, ENDPOINT, Endpoint, GATEWAY, Gateway, Net, Settings, echoes, identities, replace, run,
@@ -129,6 +131,35 @@ async fn counts<const N: usize>(client: &Client, authority: &str, pods: [u8; N])
 async fn is_rejected(client: &Client, authority: &str) {
     let rejected = client.tunnel(authority).await;
     assert!(matches!(rejected, Err(ConnectError::Status(status)) if status == 503));
+}
+
+#[test]
+fn one_gateway_serves_ambient_clusters_by_hbone_and_sidecars_by_server_names() {
+    run(async {
+        let networks = Networks::new();
+        let gateway = networks.start(networks.east, "ambient-and-sidecars", "strait.yaml").await;
+        let _ambient = Endpoint::echo(networks.east.listen(11, 15008).await);
+        let _with_sidecar = Endpoint::echo(networks.east.listen(12, 8080).await);
+        let peer = gateway.client(identities()).await;
+        let echo = "echo.app.svc.cluster.local:80";
+        echoes(&mut peer.tunnel(echo).await.expect("a tunnel")).await;
+        let other = CLIENT.replace("/shop/", "/other/");
+        is_rejected(&gateway.client_as(identities(), &other).await, echo).await;
+        let sidecar = async |service: &str| {
+            let name = format!("outbound_.80_._.{service}.app.svc.cluster.local");
+            let hello = client_hello(&name, &["istio"]);
+            let to = networks.east.address(1, 15443);
+            let mut stream = TcpStream::connect(to).await.expect("a connection");
+            stream.write_all(&hello).await.expect("a hello");
+            stream.shutdown().await.expect("our end");
+            (hello, answer(stream).await)
+        };
+        let (hello, echoed) = sidecar("cart").await;
+        assert!(echoed == hello, "the endpoint has the ClientHello as it was");
+        assert_eq!(sidecar("echo").await.1, UNRECOGNIZED, "it is for peers of west alone");
+        let completed = async || gateway.tunnels("completed").await;
+        until("its end", completed, |&count| count == 1.0).await;
+    });
 }
 
 #[test]

@@ -22,7 +22,7 @@ const ROUTES: u16 = 15012;
 const NARROW: u16 = 15017;
 const ECHO_SNI: &str = "outbound_.80_._.echo.app.svc.cluster.local";
 /// Alert unrecognized_name, fatal.
-const UNRECOGNIZED: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
+pub const UNRECOGNIZED: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
 /// Alert handshake_failure, fatal.
 const FAILURE: [u8; 7] = [21, 3, 3, 0, 2, 2, 40];
 const MIB: u64 = 1 << 20;
@@ -72,7 +72,7 @@ async fn sent(net: Net, port: u16, hello: &[u8]) -> TcpStream {
 }
 
 /// Returns the whole answer, to a clean end.
-async fn answer(mut stream: TcpStream) -> Vec<u8> {
+pub async fn answer(mut stream: TcpStream) -> Vec<u8> {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.expect("a clean end");
     answer
