@@ -86,18 +86,24 @@ impl Cluster {
         self.0.changed.send_modify(|count| *count += 1);
     }
 
-    /// Creates or changes an object of the namespace `app`. `parts` are those beside its metadata.
+    /// Creates or changes an object by its name, or NAMESPACE/NAME in another namespace than `app`.
+    /// `parts` are those beside its metadata.
     pub fn put(&self, kind: &str, name: &str, parts: Json) {
         self.change(|state| {
             state.version += 1;
             let mut object = parts;
             let labels = object.get("labels").cloned().unwrap_or_else(|| json!({}));
             let version = state.version.to_string();
-            object["metadata"] = json!({
-                "name": name, "namespace": "app", "labels": labels, "resourceVersion": version,
+            let (namespace, own) = name.split_once('/').unwrap_or(("app", name));
+            let mut metadata = json!({
+                "name": own, "labels": labels, "resourceVersion": version,
                 "creationTimestamp": "2026-01-31T12:00:00Z",
                 "managedFields": [{"manager": "test"}],
             });
+            if !["Namespace", "Node"].contains(&kind) {
+                metadata["namespace"] = json!(namespace);
+            }
+            object["metadata"] = metadata;
             object.as_object_mut().expect("a map").remove("labels");
             let kind = path_of(kind).0;
             let old = state.objects.insert((kind, name.to_owned()), object.clone());

@@ -1,44 +1,33 @@
-//! Objects that come, change and go, and an API server that is slow, away or forgets.
+//! An API server that is slow, away or forgets; objects that are held, invalid or judged.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use strait::tools::hbone::Client;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
 
 use crate::server::{Cluster, Server};
 use crate::support::{
     CLIENT, ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until,
 };
 
-const HOST: &str = "echo.app.svc.cluster.local";
-
 /// Any free port.
-const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+pub const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Time in which a gateway that may ask a control plane would do so.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// An endpoint that sends its own name and then echoes.
-fn named(listener: TcpListener, name: u8) -> Endpoint {
-    Endpoint::new(listener, move |mut stream| async move {
-        let _ = stream.write_u8(name).await;
-        let (mut read, mut write) = stream.split();
-        let _ = tokio::io::copy(&mut read, &mut write).await;
-    })
-}
-
-fn ports(number: u16) -> Json {
+pub fn ports(number: u16) -> Json {
     json!([{"name": "tcp", "port": number}])
 }
 
-fn service() -> Json {
+pub fn service() -> Json {
     json!({"spec": {"ports": ports(80)}})
 }
 
-fn slice(net: Net, host: u8) -> Json {
+pub fn slice(net: Net, host: u8) -> Json {
     let labels = json!({"kubernetes.io/service-name": "echo"});
     let endpoints = json!([{"addresses": [net.ip(host)]}]);
     json!({
@@ -46,17 +35,17 @@ fn slice(net: Net, host: u8) -> Json {
     })
 }
 
-fn policy(cluster: &str) -> Json {
+pub fn policy(cluster: &str) -> Json {
     json!({"spec": {"exposed": [{"name": "echo", "clusters": [cluster]}]}})
 }
 
-fn binding() -> Json {
-    let services = json!([{"name": "far.global", "alias": "far", "port": 8080}]);
+pub fn binding(port: u16) -> Json {
+    let services = json!([{"name": "far.global", "alias": "far", "port": port}]);
     json!({"spec": {"remote": [{"cluster": "west", "services": services}]}})
 }
 
 /// A cluster that exports a service with an endpoint.
-fn cluster(net: Net, host: u8) -> Cluster {
+pub fn cluster(net: Net, host: u8) -> Cluster {
     let cluster = Cluster::new();
     cluster.put("Service", "echo", service());
     cluster.put("EndpointSlice", "echo-1", slice(net, host));
@@ -65,9 +54,9 @@ fn cluster(net: Net, host: u8) -> Cluster {
 }
 
 /// Discovery of the tests.
-const LIVE: &str = "discovery: {kind: kubernetes, kubeconfig: kubeconfig}";
+pub const LIVE: &str = "discovery: {kind: kubernetes, kubeconfig: kubeconfig}";
 
-fn settings(net: Net) -> Settings<'static> {
+pub fn settings(net: Net) -> Settings<'static> {
     let mut settings = Settings::new(net, identities());
     let bindings = format!("  bindings: {{addresses: {}/32}}\n", net.ip(2));
     settings.exposure = format!("    []\n{bindings}");
@@ -82,7 +71,7 @@ fn spawn(net: Net, server: &Server) -> Gateway {
 }
 
 /// Starts a gateway with this discovery, and a kubeconfig for a server.
-fn spawn_with(settings: &Settings<'_>, server: SocketAddr, discovery: &str) -> Gateway {
+pub fn spawn_with(settings: &Settings<'_>, server: SocketAddr, discovery: &str) -> Gateway {
     Gateway::spawn(settings, |folder| {
         let file = folder.join("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
@@ -99,23 +88,24 @@ fn spawn_with(settings: &Settings<'_>, server: SocketAddr, discovery: &str) -> G
     })
 }
 
-async fn started(net: Net, server: &Server) -> Gateway {
+pub async fn started(net: Net, server: &Server) -> Gateway {
     let mut gateway = spawn(net, server);
     gateway.ready().await;
     gateway
 }
 
+/// Returns the name of the endpoint at which a tunnel ends, if it is not rejected.
+pub async fn answer(client: &Client, authority: &str) -> Option<u8> {
+    client.tunnel(authority).await.ok()?.read_u8().await.ok()
+}
+
 /// Waits until tunnels to the service end at this endpoint, or are rejected.
 async fn answers(client: &Client, wanted: Option<u8>) {
-    let answer = async || match client.tunnel(ECHO).await {
-        Ok(mut tunnel) => tunnel.read_u8().await.ok(),
-        Err(_) => None,
-    };
-    until("the endpoint", answer, |answer| *answer == wanted).await;
+    until("the endpoint", async || answer(client, ECHO).await, |answer| *answer == wanted).await;
 }
 
 /// Waits until an object has a condition with this status, reason and text.
-async fn judged(cluster: &Cluster, object: (&str, &str), wanted: (&str, &str, &str)) {
+pub async fn judged(cluster: &Cluster, object: (&str, &str), wanted: (&str, &str, &str)) {
     let condition = async || cluster.condition(object.0, object.1);
     let (status, reason, text) = wanted;
     let is_wanted = |found: &Option<(String, String, String)>| {
@@ -126,184 +116,10 @@ async fn judged(cluster: &Cluster, object: (&str, &str), wanted: (&str, &str, &s
     until(reason, condition, is_wanted).await;
 }
 
-/// Waits until the dump of the configuration has a text, or has it not.
-async fn dumped(gateway: &Gateway, text: &str, wanted: bool) {
-    let dump = async || gateway.http(15000, "GET", "/config_dump").await.1.contains(text);
-    until(text, dump, |has| *has == wanted).await;
-}
-
 /// Waits until the status has a text, or has it not.
 async fn shown(gateway: &Gateway, text: &str, wanted: bool) {
     let status = async || gateway.http(15000, "GET", "/status").await.1.contains(text);
     until(text, status, |has| *has == wanted).await;
-}
-
-#[test]
-fn each_kind_applies_when_it_is_created_changed_and_removed() {
-    run(async {
-        let net = Net::new();
-        let cluster = Cluster::new();
-        let server = Server::start(&cluster, ANY).await;
-        let _first = named(net.listen(11, 9000).await, 11);
-        let _second = named(net.listen(12, 9000).await, 12);
-        let gateway = started(net, &server).await;
-        let client = gateway.client(identities()).await;
-        answers(&client, None).await;
-        cluster.put("Service", "echo", service());
-        cluster.put("EndpointSlice", "echo-1", slice(net, 11));
-        cluster.put("ServiceExport", "echo", json!({}));
-        answers(&client, Some(11)).await;
-        cluster.put("EndpointSlice", "echo-1", slice(net, 12));
-        answers(&client, Some(12)).await;
-        cluster.remove("EndpointSlice", "echo-1");
-        answers(&client, None).await;
-        cluster.put("EndpointSlice", "echo-2", slice(net, 11));
-        answers(&client, Some(11)).await;
-        let local = json!({"istio.io/global": "false"});
-        cluster.put("Service", "echo", json!({"labels": local, "spec": {"ports": ports(80)}}));
-        answers(&client, None).await;
-        cluster.put("Service", "echo", service());
-        answers(&client, Some(11)).await;
-        cluster.put("ServiceExpositionPolicy", "echo", policy("east"));
-        answers(&client, None).await;
-        cluster.put("ServiceExpositionPolicy", "echo", policy("west"));
-        answers(&client, Some(11)).await;
-        cluster.remove("ServiceExport", "echo");
-        answers(&client, Some(11)).await;
-        cluster.remove("ServiceExpositionPolicy", "echo");
-        answers(&client, None).await;
-    });
-}
-
-#[test]
-fn imports_distributions_and_bindings_of_objects_come_and_go() {
-    run(async {
-        let net = Net::new();
-        let cluster = cluster(net, 11);
-        let server = Server::start(&cluster, ANY).await;
-        let gateway = started(net, &server).await;
-        let import = |ip: &str| json!({"spec": {"ips": [ip], "ports": ports(80)}});
-        cluster.put("ServiceImport", "echo", import("240.9.8.7"));
-        dumped(&gateway, "240.9.8.7", true).await;
-        cluster.put("ServiceImport", "echo", import("240.9.8.6"));
-        dumped(&gateway, "240.9.8.6", true).await;
-        cluster.remove("ServiceImport", "echo");
-        dumped(&gateway, "240.9.8.6", false).await;
-        // No endpoint would be left, as none is in the region: the policy is refused.
-        let target = json!([{"region": "us-west-2/*", "weight": 10}]);
-        let rule = json!([{"dns": HOST, "lbType": 1, "target": target}]);
-        cluster.put("GlobalTrafficPolicy", "echo", json!({"spec": {"policy": rule}}));
-        shown(&gateway, "GlobalTrafficPolicy app/echo", true).await;
-        cluster.remove("GlobalTrafficPolicy", "echo");
-        shown(&gateway, "GlobalTrafficPolicy app/echo", false).await;
-        let listen = net.address(2, 8080);
-        let connected = async || TcpStream::connect(listen).await;
-        connected().await.expect_err("no listener");
-        cluster.put("RemoteServiceBinding", "far", binding());
-        let _ = until("a listener", connected, Result::is_ok).await;
-        cluster.remove("RemoteServiceBinding", "far");
-        let _ = until("no listener", connected, Result::is_err).await;
-    });
-}
-
-/// A pod of the identity `orders`.
-fn source(phase: &str) -> Json {
-    json!({
-        "labels": {"identity": "orders"}, "spec": {},
-        "status": {"phase": phase, "podIPs": [{"ip": "10.0.0.9"}]},
-    })
-}
-
-/// Settings in which the Dependency objects of the namespace of the tests count.
-fn with_dependencies(net: Net) -> Settings<'static> {
-    let mut settings = settings(net);
-    settings.exposure += "  dependencies: app\n";
-    settings
-}
-
-#[test]
-fn a_dependency_opens_a_binding_only_while_its_source_has_a_pod_here() {
-    run(async {
-        let net = Net::new();
-        let cluster = cluster(net, 11);
-        let server = Server::start(&cluster, ANY).await;
-        let mut gateway = spawn_with(&with_dependencies(net), server.address, LIVE);
-        gateway.ready().await;
-        let connected = async || TcpStream::connect(net.address(2, 8080)).await;
-        let listens = async |wanted: bool| {
-            let _ = until("a listener", connected, |found| found.is_ok() == wanted).await;
-        };
-        let dependency = |of: Json| json!({"spec": {"source": "orders", "destinations": of}});
-        cluster.put("RemoteServiceBinding", "far", binding());
-        listens(true).await;
-        cluster.put("Dependency", "orders", dependency(json!(["far"])));
-        listens(false).await;
-        let rule = "Dependency app/orders limits it to clusters with a pod that has the label \
-                    `identity: orders`";
-        judged(&cluster, ("RemoteServiceBinding", "far"), ("False", "NoEffect", rule)).await;
-        judged(&cluster, ("Dependency", "orders"), ("True", "Accepted", "")).await;
-        let (code, _, error) = gateway.run_command(&["explain", "--binding", "far.global"]).await;
-        assert!(code != 0 && error.contains(rule), "{error}");
-        cluster.put("Pod", "orders-1", source("Running"));
-        listens(true).await;
-        judged(&cluster, ("RemoteServiceBinding", "far"), ("True", "Accepted", "")).await;
-        cluster.put("Pod", "orders-1", source("Succeeded"));
-        listens(false).await;
-        cluster.put("Dependency", "orders", dependency(json!(["near"])));
-        listens(true).await;
-        // Its destinations cannot be read, so they may be any.
-        cluster.put("Dependency", "orders", dependency(json!("near")));
-        listens(false).await;
-        judged(&cluster, ("Dependency", "orders"), ("False", "Invalid", "destinations")).await;
-        cluster.remove("Dependency", "orders");
-        listens(true).await;
-    });
-}
-
-#[test]
-fn a_dependency_leaves_out_the_endpoints_of_other_clusters() {
-    run(async {
-        let net = Net::new();
-        let cluster = Cluster::new();
-        let server = Server::start(&cluster, ANY).await;
-        let _remote = named(net.listen(12, 9000).await, 12);
-        let mut gateway = spawn_with(&with_dependencies(net), server.address, LIVE);
-        gateway.ready().await;
-        let client = gateway.client(identities()).await;
-        let answer = async |wanted: Option<u8>| {
-            let ask = async || match client.tunnel("echo.app.svc.clusterset.local:80").await {
-                Ok(mut tunnel) => tunnel.read_u8().await.ok(),
-                Err(_) => None,
-            };
-            until("the endpoint", ask, |found| *found == wanted).await;
-        };
-        let mut copy = slice(net, 12);
-        copy["labels"] = json!({
-            "multicluster.kubernetes.io/source-cluster": "west",
-            "multicluster.kubernetes.io/service-name": "echo",
-            "topology.istio.io/network": "east",
-        });
-        cluster.put("EndpointSlice", "west-echo", copy);
-        let labels = json!({"identity": "payments"});
-        let spec = json!({"ips": [], "ports": ports(80)});
-        cluster.put("ServiceImport", "echo", json!({"labels": labels, "spec": spec}));
-        answer(Some(12)).await;
-        let depends = json!({"source": "orders", "destinations": ["payments"]});
-        cluster.put("Dependency", "orders", json!({"spec": depends}));
-        answer(None).await;
-        let rule = "it is not used from other clusters: Dependency app/orders limits it";
-        let to = "echo.app.svc.clusterset.local:80";
-        let peer = "spiffe://west.local/ns/shop/sa/checkout";
-        let (_, page, _) = gateway.run_command(&["explain", "--from", peer, "--to", to]).await;
-        assert!(page.contains(rule), "{page}");
-        shown(&gateway, "Dependency app/orders limits it", true).await;
-        cluster.put("Pod", "orders-1", source("Running"));
-        answer(Some(12)).await;
-        cluster.remove("Pod", "orders-1");
-        answer(None).await;
-        cluster.remove("Dependency", "orders");
-        answer(Some(12)).await;
-    });
 }
 
 #[test]
@@ -312,8 +128,8 @@ fn an_api_server_that_goes_leaves_the_last_state_until_it_is_back() {
         let net = Net::new();
         let cluster = cluster(net, 11);
         let server = Server::start(&cluster, ANY).await;
-        let _first = named(net.listen(11, 9000).await, 11);
-        let _second = named(net.listen(12, 9000).await, 12);
+        let _first = Endpoint::named(net.listen(11, 9000).await, 11);
+        let _second = Endpoint::named(net.listen(12, 9000).await, 12);
         let gateway = started(net, &server).await;
         let client = gateway.client(identities()).await;
         answers(&client, Some(11)).await;
@@ -334,7 +150,7 @@ fn a_start_without_the_api_server_serves_the_cached_objects_until_it_is_back() {
         let net = Net::new();
         let cluster = cluster(net, 11);
         let server = Server::start(&cluster, ANY).await;
-        let _endpoint = named(net.listen(11, 9000).await, 11);
+        let _endpoint = Endpoint::named(net.listen(11, 9000).await, 11);
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("objects");
         let keys = format!("kubeconfig: kubeconfig, cache: {}", file.display());
@@ -378,7 +194,7 @@ fn forgotten_changes_are_listed_again() {
         let net = Net::new();
         let cluster = cluster(net, 11);
         let server = Server::start(&cluster, ANY).await;
-        let _second = named(net.listen(12, 9000).await, 12);
+        let _second = Endpoint::named(net.listen(12, 9000).await, 12);
         let gateway = started(net, &server).await;
         let client = gateway.client(identities()).await;
         let lists = cluster.lists();
@@ -419,7 +235,7 @@ fn a_list_of_far_fewer_objects_is_held_until_an_operator_releases_it() {
         let cluster = cluster(net, 11);
         put_others(&cluster);
         let server = Server::start(&cluster, ANY).await;
-        let _first = named(net.listen(11, 9000).await, 11);
+        let _first = Endpoint::named(net.listen(11, 9000).await, 11);
         let folder = tempfile::tempdir().expect("a folder");
         let mut settings = settings(net);
         settings.take_over = Some(folder.path().join("take-over"));
@@ -455,7 +271,7 @@ fn a_process_that_holds_removals_of_objects_is_replaced_by_one_with_a_cache() {
         let cluster = cluster(net, 11);
         put_others(&cluster);
         let server = Server::start(&cluster, ANY).await;
-        let _endpoint = named(net.listen(11, 9000).await, 11);
+        let _endpoint = Endpoint::named(net.listen(11, 9000).await, 11);
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("objects");
         let discovery = format!(
@@ -481,12 +297,18 @@ fn a_gateway_is_ready_once_a_slow_api_server_has_listed_everything() {
     run(async {
         let net = Net::new();
         let cluster = cluster(net, 11);
-        for number in 0..10_000 {
-            cluster.put("Service", &format!("other-{number}"), service());
+        for number in 0..10_000_u16 {
+            let name = format!("other-{number}");
+            cluster.put("Service", &name, service());
+            let [high, low] = number.to_be_bytes();
+            let mut slice = slice(net, 11);
+            slice["labels"] = json!({"kubernetes.io/service-name": &name});
+            slice["endpoints"] = json!([{"addresses": [Ipv4Addr::new(10, 0, high, low)]}]);
+            cluster.put("EndpointSlice", &name, slice);
         }
         cluster.set_slow(true);
         let server = Server::start(&cluster, ANY).await;
-        let _first = named(net.listen(11, 9000).await, 11);
+        let _first = Endpoint::named(net.listen(11, 9000).await, 11);
         let mut gateway = spawn(net, &server);
         let readiness = async || gateway.readiness().await;
         let waits = |(status, why): &(u16, String)| *status == 500 && why.contains("discovery");
@@ -494,7 +316,7 @@ fn a_gateway_is_ready_once_a_slow_api_server_has_listed_everything() {
         cluster.set_slow(false);
         gateway.ready().await;
         answers(&gateway.client(identities()).await, Some(11)).await;
-        assert!(cluster.lists() > 40, "pages");
+        assert!(cluster.lists() > 70, "pages");
     });
 }
 
@@ -505,7 +327,7 @@ fn missing_kinds_and_invalid_objects_are_reported_and_open_nothing() {
         let cluster = cluster(net, 11);
         cluster.set_missing(&["GlobalTrafficPolicy", "RemoteServiceBinding"]);
         let server = Server::start(&cluster, ANY).await;
-        let _first = named(net.listen(11, 9000).await, 11);
+        let _first = Endpoint::named(net.listen(11, 9000).await, 11);
         let gateway = started(net, &server).await;
         let client = gateway.client(identities()).await;
         gateway.logged("has no RemoteServiceBinding, GlobalTrafficPolicy").await;
@@ -516,7 +338,7 @@ fn missing_kinds_and_invalid_objects_are_reported_and_open_nothing() {
         gateway.logged("ServiceExpositionPolicy app/bad: error: `spec.exposed[].subset`").await;
         cluster.remove("ServiceExpositionPolicy", "bad");
         answers(&client, Some(11)).await;
-        cluster.put("RemoteServiceBinding", "far", binding());
+        cluster.put("RemoteServiceBinding", "far", binding(8080));
         cluster.set_missing(&[]);
         let connected = async || TcpStream::connect(net.address(2, 8080)).await;
         let _ = until("a listener", connected, Result::is_ok).await;
@@ -555,7 +377,7 @@ fn a_binding_whose_port_is_in_use_is_not_accepted_until_it_is_open() {
         let server = Server::start(&cluster, ANY).await;
         let _gateway = started(net, &server).await;
         let taken = net.listen(2, 8080).await;
-        cluster.put("RemoteServiceBinding", "far", binding());
+        cluster.put("RemoteServiceBinding", "far", binding(8080));
         let far = ("RemoteServiceBinding", "far");
         let why = format!("cannot listen on {}", net.address(2, 8080));
         judged(&cluster, far, ("False", "PortUnavailable", &why)).await;
