@@ -76,7 +76,7 @@ section! {
         /// Region: `REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`. The longest
         /// match counts.
         region: RegionPattern = required("us-west-2/*");
-        /// Part of the sum of all weights. Weight 0 evacuates the region.
+        /// Part of the sum of all weights. Weight 0 drains the region.
         weight: u32 as Weight = required("10");
     }
 }

@@ -217,7 +217,7 @@ fn the_example_of_split_horizon_gives_each_of_four_pods_a_quarter() {
 }
 
 #[test]
-fn the_example_of_regions_splits_10_to_90_evacuates_and_fails_over() {
+fn the_example_of_regions_splits_10_to_90_drains_and_fails_over() {
     run(async {
         let networks = Networks::new();
         let _pods = networks.pods().await;
