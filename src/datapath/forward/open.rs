@@ -1,5 +1,6 @@
 //! Open tunnel, and the end of it.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -163,9 +164,10 @@ impl Open {
         }
     }
 
-    /// Delivers the backlog and FIN, and then finishes the tunnel.
+    /// Delivers the backlog and FIN unless that is evicted, and then finishes the tunnel.
     async fn deliver_rest(mut self, mut end: End) {
         let (deadline, peer) = (Instant::now() + DELIVERY_DEADLINE, Arc::clone(&self.peer));
+        let account = end.backlog.account().cloned();
         let delivery = async {
             let stream = &mut self.upstream.stream;
             while !end.backlog.bytes().is_empty() {
@@ -176,11 +178,20 @@ impl Open {
             stream.shut_down()
         };
         let delivery = timeout_at(deadline, delivery);
-        match peer.listener.drain.run_until_closed(delivery).await {
-            Some(Ok(Ok(()))) => end.delivery_deadline = Some(deadline),
-            Some(Ok(Err(_))) => end.result = Err(Reason::UpstreamReset),
-            Some(Err(_)) => {}
-            None => end.result = Err(Reason::DrainDeadline),
+        let evicted = async {
+            match account {
+                Some(account) => account.wait_until_evicted().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            delivered = peer.listener.drain.run_until_closed(delivery) => match delivered {
+                Some(Ok(Ok(()))) => end.delivery_deadline = Some(deadline),
+                Some(Ok(Err(_))) => end.result = Err(Reason::UpstreamReset),
+                Some(Err(_)) => {}
+                None => end.result = Err(Reason::DrainDeadline),
+            },
+            () = evicted => end.result = Err(Reason::BuffersFull),
         }
         let outcome = end.outcome(&self.upstream);
         if let Some(delivery) = self.finish(&outcome, end.silence) {

@@ -1,14 +1,19 @@
 //! Received records of an HBONE connection, as a part of its turns.
 
+use std::io::IoSlice;
+use std::ops::Range;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::downstream::ConnectionEnd;
 use super::turn::HboneConnection;
-use crate::datapath::http2::server::ConnectionError;
+use crate::datapath::http2::server::{ConnectionError, Event};
+use crate::datapath::http2::streams::StreamKey;
 use crate::tls::record::Content;
 
+/// Limit of slices in one write to an endpoint.
+const SLICES_MAX: usize = 32;
 /// Limit of the turns in which a connection that is lost receives the rest.
 const REST_TURNS: usize = 4;
 
@@ -98,5 +103,34 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             Content::Nothing => {}
         }
         Ok(true)
+    }
+
+    /// Forwards DATA of a stream, together with its DATA in later events.
+    pub(super) fn forward(
+        &mut self,
+        key: StreamKey,
+        bytes: Range<usize>,
+        later: &mut [Event],
+        input: &[u8],
+    ) {
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        slices[0] = IoSlice::new(&input[bytes]);
+        let mut count = 1;
+        for event in later.iter_mut().take(SLICES_MAX - 1) {
+            match event {
+                Event::Data { key: of, bytes } if *of == key => {
+                    slices[count] = IoSlice::new(&input[bytes.clone()]);
+                    count += 1;
+                    *event = Event::Handled;
+                }
+                Event::SmallData { key: of, .. } | Event::End(of) | Event::Reset(of, _)
+                    if *of == key =>
+                {
+                    break;
+                }
+                _ => {}
+            }
+        }
+        self.receive_data(key, &slices[..count]);
     }
 }

@@ -323,6 +323,7 @@ impl TunnelCopy {
     /// # Errors
     /// The endpoint has failed, or the tunnel is evicted.
     pub fn step(&mut self, downstream: &mut Downstream) -> Result<Step, Reason> {
+        self.is_queued = false;
         self.check_eviction()?;
         // The endpoint is read first: its bytes before a reset are sent before this reset fails
         // the write.
@@ -331,6 +332,19 @@ impl TunnelCopy {
         match (read, written) {
             (_, Step::Done) => Ok(Step::Done),
             (read, _) => Ok(read),
+        }
+    }
+
+    /// Performs the part of a step that needs no room in the output.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub fn step_blocked(&mut self, downstream: &mut Downstream) -> Result<Step, Reason> {
+        self.check_eviction()?;
+        match self.wait_readable()? {
+            // A write could fail by a reset that bytes precede, which are read first.
+            Step::HasMore => Ok(Step::Waits),
+            _ => self.write_backlog(downstream),
         }
     }
 

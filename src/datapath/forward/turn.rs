@@ -35,8 +35,6 @@ use crate::datapath::http2::streams::StreamKey;
 const ROUNDS: usize = 4;
 /// Limit of tunnels that are served between two reads of the peer.
 const TUNNELS_PER_ROUND: usize = 16;
-/// Limit of slices in one write to an endpoint.
-const SLICES_MAX: usize = 32;
 
 /// New request for the connection's driver.
 #[derive(Debug)]
@@ -70,6 +68,8 @@ pub struct HboneConnection<S> {
     /// By the slot of the stream.
     tunnels: Vec<Option<StreamState>>,
     ready: VecDeque<StreamKey>,
+    /// Number of tunnels at the front of `ready` that wait for nothing but room in the output.
+    blocked: usize,
     /// Empty list, of which only the memory is kept.
     woken: Vec<StreamKey>,
     pub(super) events: Vec<Event>,
@@ -110,6 +110,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             mailbox: Arc::default(),
             tunnels: Vec::new(),
             ready: VecDeque::new(),
+            blocked: 0,
             woken: Vec::new(),
             events: Vec::new(),
             requests: Vec::new(),
@@ -229,7 +230,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 break;
             }
             if let Some(key) = self.ready.pop_front() {
-                self.step(key);
+                self.blocked = self.blocked.saturating_sub(1);
+                self.step(key, TunnelCopy::step);
                 self.downstream.write_control()?;
             }
             if turns::is_over() {
@@ -237,6 +239,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             }
         }
         let is_flushed = self.downstream.poll_flush(cx, &mut self.socket)?;
+        let has_blocked = !is_flushed && self.step_blocked();
         if self.downstream.server.is_finished() && is_flushed {
             return Err(ConnectionEnd::Closed);
         }
@@ -245,7 +248,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
         // A read that was skipped has registered no waker.
         let can_send = !self.ready.is_empty() || self.downstream.server.has_writable();
-        Ok(has_commands || has_read || is_flushed && (skips_read || can_send))
+        Ok(has_commands || has_read || has_blocked || is_flushed && (skips_read || can_send))
+    }
+
+    /// Performs what listed tunnels need no room in the output for, while the peer takes nothing.
+    /// Returns true if some are left.
+    fn step_blocked(&mut self) -> bool {
+        for _ in 0..TUNNELS_PER_ROUND {
+            let Some(&key) = self.ready.get(self.blocked) else { break };
+            self.blocked += 1;
+            self.step(key, TunnelCopy::step_blocked);
+        }
+        self.blocked < self.ready.len()
     }
 
     /// Lists the tunnels that were woken.
@@ -253,7 +267,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         let mut woken = std::mem::take(&mut self.woken);
         self.mailbox.swap_woken(&mut woken);
         for key in woken.drain(..) {
-            self.enqueue(key);
+            if !self.enqueue(key) && self.blocked > 0 {
+                // It may be one of those that waited for nothing else.
+                self.step(key, TunnelCopy::step_blocked);
+            }
         }
         if woken.capacity() <= ENTRIES_KEPT {
             self.woken = woken;
@@ -317,19 +334,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
         self.tunnels[key.slot()] = Some(StreamState::Open(copy));
         match started {
-            Ok(()) => self.enqueue(key),
+            Ok(()) => drop(self.enqueue(key)),
             Err(reason) => self.end(key, Err(reason)),
         }
     }
 
-    /// Lists an open tunnel for its next step, once.
-    fn enqueue(&mut self, key: StreamKey) {
+    /// Lists an open tunnel for its next step, once. Returns true if it was not listed.
+    fn enqueue(&mut self, key: StreamKey) -> bool {
         if self.downstream.server.has(key)
             && let Some(Some(StreamState::Open(copy))) = self.tunnels.get_mut(key.slot())
             && !std::mem::replace(&mut copy.is_queued, true)
         {
             self.ready.push_back(key);
+            return true;
         }
+        false
     }
 
     /// Performs the events of what was received.
@@ -348,7 +367,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 }
                 Event::End(key) => self.receive_end(key),
                 Event::Reset(key, reason) => self.receive_reset(key, reason),
-                Event::Writable(key) => self.enqueue(key),
+                Event::Writable(key) => drop(self.enqueue(key)),
                 Event::Request { key, request, ended, price } => {
                     let setup = Arc::new(Setup::new(self.source.account(), ended));
                     self.insert(key, StreamState::Setup(SetupGuard(Arc::clone(&setup))));
@@ -370,31 +389,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         self.tunnels[key.slot()] = Some(tunnel);
     }
 
-    /// Forwards DATA of a stream, together with its DATA in later events.
-    fn forward(&mut self, key: StreamKey, bytes: Range<usize>, later: &mut [Event], input: &[u8]) {
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        slices[0] = IoSlice::new(&input[bytes]);
-        let mut count = 1;
-        for event in later.iter_mut().take(SLICES_MAX - 1) {
-            match event {
-                Event::Data { key: of, bytes } if *of == key => {
-                    slices[count] = IoSlice::new(&input[bytes.clone()]);
-                    count += 1;
-                    *event = Event::Handled;
-                }
-                Event::SmallData { key: of, .. } | Event::End(of) | Event::Reset(of, _)
-                    if *of == key =>
-                {
-                    break;
-                }
-                _ => {}
-            }
-        }
-        self.receive_data(key, &slices[..count]);
-    }
-
     /// Passes DATA to the tunnel of a stream. A reset may follow it in the same input.
-    fn receive_data(&mut self, key: StreamKey, slices: &[IoSlice<'_>]) {
+    pub(super) fn receive_data(&mut self, key: StreamKey, slices: &[IoSlice<'_>]) {
         if !self.downstream.server.has(key) {
             return;
         }
@@ -437,18 +433,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
     }
 
-    /// Performs what a tunnel was woken for.
-    fn step(&mut self, key: StreamKey) {
+    /// Performs a step of an open tunnel.
+    fn step(
+        &mut self,
+        key: StreamKey,
+        step: impl FnOnce(&mut TunnelCopy, &mut Downstream) -> Result<Step, Reason>,
+    ) {
         if !self.downstream.server.is_open(key) {
             return;
         }
         let Some(Some(StreamState::Open(copy))) = self.tunnels.get_mut(key.slot()) else {
             return;
         };
-        copy.is_queued = false;
-        match copy.step(&mut self.downstream) {
+        match step(copy, &mut self.downstream) {
             Ok(Step::Waits) => {}
-            Ok(Step::HasMore) => self.enqueue(key),
+            Ok(Step::HasMore) => drop(self.enqueue(key)),
             Ok(Step::Done) => self.end(key, Ok(())),
             Err(reason) => self.end(key, Err(reason)),
         }

@@ -1,6 +1,7 @@
-//! Tests of a connection's turns: a model, idle hours, mended defects, bounds, windows, pauses, and
-//! a panic.
+//! Tests of a connection's turns: a model, idle hours, mended defects, bounds, windows, pauses,
+//! peers that take nothing, and a panic.
 
+mod blocked;
 mod idle;
 mod mended;
 mod model;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::iter::successors;
+use std::sync::atomic::Ordering;
 
 use crate::limits::{Account, Source};
 
@@ -51,7 +52,12 @@ impl<'a> Round<'a> {
             let held = account.held();
             let source = account.source.lock().clone();
             let has_stalled = is_stalled && !wait.was_cut_short;
-            if held == 0 || !(has_stalled || is_urgent || budget.is_far_over_share(&source)) {
+            // One that was evicted before this wait gives nothing back.
+            let is_stuck = !wait.was_cut_short && account.evicted.load(Ordering::Relaxed);
+            if held == 0
+                || is_stuck
+                || !(has_stalled || is_urgent || budget.is_far_over_share(&source))
+            {
                 continue;
             }
             let of_source = by_source.entry(source.source().clone());

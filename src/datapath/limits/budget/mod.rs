@@ -9,6 +9,7 @@
 
 mod evict;
 
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -468,6 +469,11 @@ impl BufferAccount {
             }
             poll(cx).map(Ok)
         })
+    }
+
+    /// Waits until the tunnel is evicted, as the only task that waits.
+    pub async fn wait_until_evicted(self: &Arc<Self>) {
+        let _ = poll_fn(|cx| self.poll_gated(cx, |_| Poll::<()>::Pending)).await;
     }
 
     fn evict(&self) {

@@ -47,7 +47,7 @@ async fn past_the_limit_the_largest_stalled_tunnels_go_and_the_others_stay() {
     assert!(budget.has_room());
 
     thin.charge(3 * UNIT_BYTES);
-    sleep(3 * STALL_PERIOD).await;
+    sleep(STALL_PERIOD).await;
     assert!(evicted(&thin) && !evicted(&large) && !evicted(&moving));
 }
 
@@ -84,6 +84,20 @@ async fn far_past_the_limit_nobody_is_waited_for() {
     account.charge(13 * UNIT_BYTES);
     sleep(STALL_PERIOD / 5).await;
     assert!(evicted(&account));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_evicted_tunnel_that_gives_nothing_back_is_passed_over_after_a_second() {
+    let budget = budget(10 * UNIT_BYTES);
+    let [stuck, next] = [8, 4].map(|units| {
+        let account = budget.account(&source("a"));
+        account.charge(units * UNIT_BYTES);
+        account
+    });
+    sleep(STALL_PERIOD * 3 / 2).await;
+    assert!(evicted(&stuck) && !evicted(&next));
+    sleep(STALL_PERIOD).await;
+    assert!(evicted(&next));
 }
 
 #[tokio::test(start_paused = true)]
