@@ -106,8 +106,8 @@ async fn establish(
             (stream, dialled)
         }
         RouteBy::Strict => {
-            let (stream, upstream) = dial_and_answer(tunnel, (connect, load), permit).await?;
-            let checked = Box::pin(sni::check(tunnel, &stream, &upstream.grant)).await;
+            let (stream, mut upstream) = dial_and_answer(tunnel, (connect, load), permit).await?;
+            let checked = Box::pin(sni::check(tunnel, &stream, &mut upstream)).await;
             (stream, checked.map(|()| upstream))
         }
     };

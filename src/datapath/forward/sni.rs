@@ -11,7 +11,7 @@ use crate::datapath::client_hello::{
 };
 use crate::datapath::dial::Upstream;
 use crate::datapath::http2::tunnel::Target;
-use crate::datapath::policy::{self, Grant, Permit};
+use crate::datapath::policy::{self, Permit};
 use crate::reason::Reason;
 use crate::wire::sni;
 
@@ -57,9 +57,12 @@ pub fn target(outer: &Permit, name: Option<&str>) -> Result<Target, Reason> {
 pub(super) async fn check(
     tunnel: &mut NewTunnel,
     stream: &AnsweredConnect,
-    grant: &Grant,
+    Upstream { stream: endpoint, grant, .. }: &mut Upstream,
 ) -> Result<(), Reason> {
-    let name = server_name(tunnel, stream).await?;
+    let name = tokio::select! {
+        name = server_name(tunnel, stream) => name?,
+        () = endpoint.hold_received() => return Err(Reason::BuffersFull),
+    };
     let snapshot = tunnel.data_path.reader.load();
     policy::check_server_name(&snapshot, &tunnel.peer, grant, name.as_deref())
 }

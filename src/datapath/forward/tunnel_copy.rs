@@ -363,13 +363,11 @@ impl TunnelCopy {
         if self.flags.endpoint_ended {
             return Ok(Step::Waits);
         }
-        if downstream.pace == Pace::Paused {
-            self.awaited = None;
+        if self.wait_readable()? == Step::Waits {
             return self.check_eviction();
         }
-        let readable = self.wait_readable();
-        self.open.upstream.stream.charge_received();
-        if readable? == Step::Waits {
+        if downstream.pace == Pace::Paused {
+            self.awaited = None;
             return self.check_eviction();
         }
         let budget = &self.open.data_path.budget;

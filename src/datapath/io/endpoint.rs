@@ -1,5 +1,6 @@
 //! Byte stream to an endpoint: a socket, or a tunnel through a gateway of another network.
 
+use std::future::{pending, poll_fn};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;
 use std::pin::{Pin, pin};
@@ -69,13 +70,6 @@ impl EndpointStream {
         }
     }
 
-    /// Charges the received bytes that this process holds. Those of a socket are in the kernel.
-    pub fn charge_received(&mut self) {
-        if let Self::Outer(outer) = self {
-            outer.charge_received();
-        }
-    }
-
     /// Returns true if a refusal of the last write is no sign of a slow endpoint
     /// ([`outer::Stream::is_gathering`]).
     pub fn is_gathering(&self) -> bool {
@@ -95,12 +89,25 @@ impl EndpointStream {
         }
     }
 
-    /// Polls whether a read succeeds.
+    /// Polls whether a read succeeds. Charges what a tunnel has received. The bytes of a socket are
+    /// in the kernel.
     pub fn poll_read_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_read_ready(cx),
-            Self::Outer(outer) => outer.stream.poll_read_ready(cx),
+            Self::Outer(outer) => Side::poll_read_ready(&mut **outer, cx),
         }
+    }
+
+    /// Charges what a tunnel receives while nothing reads it. Completes if it is evicted.
+    pub async fn hold_received(&mut self) {
+        let Self::Outer(outer) = self else { return pending().await };
+        let account = Arc::clone(&outer.account);
+        let evicted = poll_fn(|cx| {
+            // An error is found by the next read too.
+            let _ = Side::poll_read_ready(&mut **outer, cx);
+            account.poll_gated(cx, |_| Poll::<()>::Pending)
+        });
+        let _ = evicted.await;
     }
 
     /// Polls whether a write succeeds.

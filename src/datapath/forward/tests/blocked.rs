@@ -3,11 +3,23 @@
 use std::os::unix::net::UnixStream;
 
 use super::mended::frames;
+use super::paused;
 use super::rig::{CONNECT, Rig, TestGateway};
 use super::wire::{DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PING, RST_STREAM};
 use super::*;
+use crate::datapath::io::buffer::BUFFER_BYTES;
+use crate::datapath::io::endpoint::EndpointStream;
+use crate::outer::tests::echo_tunnel;
 
+/// Limit of a wait for something that happens at once.
+const SOON: Duration = Duration::from_secs(8);
 const KIB: usize = 1024;
+/// Bytes that another gateway echoes: less than a window.
+const ECHOED: usize = 60 * KIB;
+/// Bytes that the account of a tunnel, or of a connection, may hold unreported.
+const UNREPORTED: usize = 4 * KIB;
+/// Polls for which a number of bytes is held if none are under way.
+const SETTLED: usize = 300;
 /// Bytes that a peer uploads in a tunnel: less than its window.
 const UPLOAD: usize = 200 * KIB;
 const INTERNAL_ERROR: u32 = 2;
@@ -78,4 +90,73 @@ async fn the_rest_of_a_tunnel_is_evicted_although_its_delivery_was_promised() {
     evict(&mut rig, 64 * KIB).await;
     assert_eq!((rig.data_path.lifecycle.tasks(), rig.data_path.budget.held()), (0, 0));
     assert_eq!(metric(&rig.data_path, "strait_tunnels_total{reason=\"buffers_full\","), 1);
+}
+
+/// Waits until the gateway holds as many bytes, and goes on to.
+async fn until_held(rig: &mut Rig, bytes: usize) {
+    let settled = async {
+        let mut polls = 0;
+        while polls < SETTLED {
+            rig.pump().await;
+            let is_held = rig.data_path.budget.held() + UNREPORTED >= bytes;
+            polls = if is_held { polls + 1 } else { 0 };
+        }
+    };
+    let settled = timeout(SOON, settled).await;
+    assert!(settled.is_ok(), "{} of {bytes} bytes", rig.data_path.budget.held());
+}
+
+#[tokio::test]
+async fn what_another_gateway_has_sent_is_charged_though_the_peer_takes_nothing() {
+    let (_gateway, stream) = echo_tunnel().await;
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    rig.tunnel_through(1, stream).await;
+    block(&mut rig).await;
+    upload(&mut rig, 1, ECHOED).await;
+    until_held(&mut rig, BUFFER_BYTES + ECHOED).await;
+}
+
+#[tokio::test]
+async fn what_another_gateway_has_sent_is_charged_to_a_tunnel_that_opens_meanwhile() {
+    let (_gateway, mut stream) = echo_tunnel().await;
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    block(&mut rig).await;
+    let sent = stream.write(&[7; ECHOED], |_| ()).await.expect("an open tunnel");
+    rig.tunnel_through(1, stream).await;
+    until_held(&mut rig, BUFFER_BYTES + sent).await;
+}
+
+#[tokio::test]
+async fn what_another_gateway_has_sent_is_charged_during_a_pause() {
+    let (_gateway, stream) = echo_tunnel().await;
+    let mut rig = Rig::established(&paused::gateway(Some(1000))).await;
+    rig.tunnel_through(1, stream).await;
+    upload(&mut rig, 1, ECHOED).await;
+    until_held(&mut rig, ECHOED).await;
+}
+
+#[tokio::test]
+async fn what_another_gateway_sends_before_the_copy_is_charged_and_can_be_evicted() {
+    let (_gateway, mut stream) = echo_tunnel().await;
+    let sent = stream.write(&[7; ECHOED], |_| ()).await.expect("an open tunnel");
+    let gateway = TestGateway::new();
+    let budget = Arc::clone(&gateway.data_path.budget);
+    let account = budget.account(&gateway.peer.charged_source());
+    let mut endpoint = EndpointStream::outer(stream, account);
+    let charged = async {
+        while budget.held() + UNREPORTED < sent {
+            yield_now().await;
+        }
+    };
+    let charged = async {
+        tokio::select! {
+            () = endpoint.hold_received() => panic!("evicted"),
+            () = charged => {}
+        }
+    };
+    timeout(SOON, charged).await.expect("a charge");
+    budget.set_limit(KIB);
+    let evicts = Arc::clone(&budget);
+    tokio::spawn(async move { evicts.run().await });
+    timeout(SOON, endpoint.hold_received()).await.expect("an eviction");
 }

@@ -18,7 +18,7 @@ const STEPS: u64 = 100;
 const TUNNELS: usize = 90;
 
 /// Gateway with a limit for the cluster of its peer.
-fn gateway(bytes: Option<u32>) -> TestGateway {
+pub(super) fn gateway(bytes: Option<u32>) -> TestGateway {
     let cluster = "west".to_owned();
     let settings = ClusterSettings { weight: 10, bytes };
     TestGateway::with(WorkerTime::new(HashMap::from([(cluster, settings)])))
