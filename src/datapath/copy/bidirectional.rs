@@ -185,8 +185,8 @@ where
             return Poll::Ready(Ok(()));
         }
         if let Some(timer) = &mut self.timer {
-            let sockets = (self.sides.socket, self.sides.endpoint.socket());
-            match timer.poll(cx, sockets, has_answered) {
+            let sides = (self.sides.socket, &mut *self.sides.endpoint);
+            match timer.poll(cx, sides, has_answered) {
                 Ok(true) => {}
                 Ok(false) => self.timer = None,
                 Err((reason, why)) => {

@@ -18,6 +18,7 @@ use crate::reason::Reason;
 
 use super::io::acks::{AckWatch, CHECK_INTERVAL};
 use super::io::endpoint::keep_alive;
+use super::io::side::Side;
 use super::limits::loop_detection::InFlight;
 
 /// End of a tunnel.
@@ -88,15 +89,15 @@ impl Timer {
         Self::new(Stage::Acks, CHECK_INTERVAL, None)
     }
 
-    /// Polls the timer of a tunnel with these sockets of the peer and the endpoint. Returns false
-    /// once the tunnel needs none until it moves bytes.
+    /// Polls the timer of a tunnel between the socket of a peer and an endpoint. Returns false once
+    /// the tunnel needs none until it moves bytes.
     ///
     /// # Errors
     /// The endpoint is silent, or a side has vanished; the reason, and its detail.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        (peer, endpoint): (&TcpStream, Option<&TcpStream>),
+        (peer, endpoint): (&TcpStream, &mut impl Side),
         has_answered: bool,
     ) -> Result<bool, (Reason, String)> {
         if has_answered {
@@ -105,7 +106,8 @@ impl Timer {
         while self.timer.as_mut().poll(cx).is_ready() {
             let mut next = Instant::now() + CHECK_INTERVAL;
             match self.stage {
-                Stage::Late if !has_answered => {
+                // An answer that memory is too short to read is one.
+                Stage::Late if !has_answered && endpoint.poll_read_ready(cx).is_pending() => {
                     return Err((Reason::EndpointSilent, SILENT.to_owned()));
                 }
                 Stage::Start if !has_answered => {
@@ -114,10 +116,10 @@ impl Timer {
                 }
                 stage => {
                     if stage != Stage::Acks {
-                        endpoint.into_iter().for_each(keep_alive);
+                        endpoint.socket().into_iter().for_each(keep_alive);
                         self.stage = Stage::Acks;
                     }
-                    if !self.check_acks(peer, endpoint)? {
+                    if !self.check_acks(peer, endpoint.socket())? {
                         return Ok(false);
                     }
                 }
@@ -136,5 +138,47 @@ impl Timer {
         let peer = self.peer.check(peer).map_err(|why| (Reason::DownstreamLost, why))?;
         let endpoint = endpoint.map_or(Ok(false), |endpoint| self.endpoint.check(endpoint));
         Ok(endpoint.map_err(|why| (Reason::UpstreamReset, why))? || peer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use prometheus_client::metrics::gauge::Gauge;
+    use tokio::io::AsyncWriteExt;
+    use tokio::time::timeout;
+
+    use super::bidirectional::{CopyLimits, InitialState, run};
+    use super::*;
+    use crate::datapath::identity::Peer;
+    use crate::datapath::io::endpoint::EndpointStream;
+    use crate::datapath::io::shared_socket::SharedSocket;
+    use crate::datapath::limits::admission::Admission;
+    use crate::datapath::limits::budget::BufferBudget;
+    use crate::datapath::tests::tcp_pair;
+    use crate::limits::Source;
+    use crate::telemetry::{Metrics, Record};
+
+    const BUFFERS: usize = 1 << 20;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_whose_answer_memory_is_too_short_to_read_is_not_silent() {
+        let [(_client, downstream), (upstream, mut server)] = [tcp_pair().await, tcp_pair().await];
+        let budget = Arc::new(BufferBudget::new(BUFFERS, Gauge::default()));
+        let [account, other] =
+            [1, 2].map(|host| budget.account(&Source::prefix([192, 0, 2, host].into())));
+        other.charge(2 * BUFFERS);
+        let peer = Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None);
+        let mut record = Record::for_client_hello(&Arc::new(Metrics::new()), &peer.source, None);
+        let initial = InitialState { client_hello: b"hello".to_vec(), loop_entry: None };
+        let limits = &CopyLimits { account: &account, admission: &Admission::new(1000) };
+        let (mut endpoint, moved) = (EndpointStream::Tcp(upstream), AtomicU64::new(0));
+        server.write_all(b"answer").await.expect("an open connection");
+        let client = (&downstream, &mut SharedSocket::from(&downstream));
+        let copy = run(client, &mut endpoint, Some(Box::new(initial)), limits, &mut record, &moved);
+        let ended = timeout(2 * ANSWER_DEADLINE, copy).await;
+        assert!(ended.is_err(), "{ended:?}");
     }
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Waker};
 
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -194,16 +195,21 @@ impl ConnectionTunnel {
 
     /// Ends both sides in the way in which the tunnel ended, and finishes the record.
     pub(super) async fn end(self: Box<Self>, outcome: CopyOutcome) {
-        let Self { open, socket, tls, account, guards, .. } = *self;
-        if outcome.result.is_ok() {
+        let Self { mut open, socket, tls, account, guards, .. } = *self;
+        let is_clean = outcome.result.is_ok();
+        if is_clean {
             // The end was received from and sent to both sides; the kernel delivers the rest.
             linger::disable_reset_on_close(&socket);
         }
         // An endpoint of a TLS listener was sent the ClientHello as soon as it was dialled. That of
         // a binding is behind a gateway, which judges it.
-        let silence = (open.record.sent_bytes() == 0).then(|| open.since.elapsed());
+        let mut silence = None;
         if open.record.sent_bytes() > 0 {
             open.upstream.grant.endpoint.state.record_answer();
+        } else {
+            let mut cx = Context::from_waker(Waker::noop());
+            let has_answered = open.upstream.stream.poll_read_ready(&mut cx).is_ready();
+            silence = (!has_answered).then(|| open.since.elapsed());
         }
         // Before the sockets, so that a client that sees the end finds it counted.
         let delivery = open.finish(&outcome, silence);

@@ -173,12 +173,15 @@ impl TunnelCopy {
     /// Checks the limits of time. Returns the time of the next check, if there is a limit.
     pub fn check_limits(&mut self) -> Result<Option<Instant>, Reason> {
         let due = self.open.check_limits()?;
-        let answer = self.answer_due();
-        if answer.is_some_and(|due| due <= Instant::now()) {
-            self.open.record.set_detail(SILENT.to_owned());
-            return Err(Reason::EndpointSilent);
+        if self.answer_due().is_some_and(|due| due <= Instant::now()) {
+            if self.wait_readable()? == Step::Waits {
+                self.open.record.set_detail(SILENT.to_owned());
+                return Err(Reason::EndpointSilent);
+            }
+            // It has answered, and the peer takes nothing.
+            self.awaited = None;
         }
-        Ok(due.into_iter().chain(answer).min())
+        Ok(due.into_iter().chain(self.answer_due()).min())
     }
 
     /// Returns the time at which the wait for an answer of the endpoint has to be checked.
@@ -464,6 +467,11 @@ impl TunnelCopy {
     pub fn end(self: Box<Self>, result: Result<(), Reason>, output: &Output) {
         let Self { mut open, backlog, progress, last_output, flags, awaited, .. } = *self;
         let silent_since = awaited.and_then(|awaited| awaited.since);
+        let silence = silent_since.filter(|_| {
+            // An answer that was not read is one.
+            let mut cx = Context::from_waker(Waker::noop());
+            open.upstream.stream.poll_read_ready(&mut cx).is_pending()
+        });
         if result == Err(Reason::DownstreamCancelled) {
             open.upstream.stream.cancel_on_drop();
         }
@@ -474,7 +482,7 @@ impl TunnelCopy {
             received_end: flags.received_end,
             delivery_deadline: flags.sent_fin.then(|| Instant::now() + DELIVERY_DEADLINE),
             backlog,
-            silence: silent_since.map(|since| since.elapsed()),
+            silence: silence.map(|since| since.elapsed()),
         });
     }
 }

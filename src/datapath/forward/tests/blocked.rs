@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use super::mended::frames;
 use super::paused;
-use super::rig::{CONNECT, Rig, TestGateway};
+use super::rig::{CONNECT, Rig, TestGateway, fill};
 use super::wire::{DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PING, RST_STREAM};
 use super::*;
 use crate::datapath::io::buffer::BUFFER_BYTES;
@@ -23,6 +23,7 @@ const SETTLED: usize = 300;
 /// Bytes that a peer uploads in a tunnel: less than its window.
 const UPLOAD: usize = 200 * KIB;
 const INTERNAL_ERROR: u32 = 2;
+const CANCEL: u32 = 8;
 
 /// Opens a tunnel to an endpoint that reads nothing, and whose socket takes little.
 async fn stalled_tunnel(rig: &mut Rig, id: u32) -> UnixStream {
@@ -159,4 +160,32 @@ async fn what_another_gateway_sends_before_the_copy_is_charged_and_can_be_evicte
     let evicts = Arc::clone(&budget);
     tokio::spawn(async move { evicts.run().await });
     timeout(SOON, endpoint.hold_received()).await.expect("an eviction");
+}
+
+/// Returns a ClientHello with this random.
+fn hello(random: u8) -> Vec<u8> {
+    [&[22, 3, 1, 0, 38, 1, 0, 0, 34, 3, 3][..], &[random; 32]].concat()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_whose_answer_the_peer_does_not_take_is_not_silent() {
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    let mut ends = [rig.tunnel(1).await, rig.tunnel(3).await];
+    block(&mut rig).await;
+    for (id, far) in [1, 3].into_iter().zip(&mut ends) {
+        rig.send(Frame::new(DATA, 0, id, &hello(0xb1))).await;
+        assert_eq!(fill(far, b"answer"), 6);
+    }
+    rig.wait(Duration::from_secs(3)).await;
+    let connection = rig.connection().expect("an open connection");
+    let copy = connection.open_tunnels().next().expect("a tunnel");
+    let state = Arc::clone(&copy.tunnel().upstream.grant.endpoint.state);
+    rig.send(Frame::new(RST_STREAM, 0, 3, &CANCEL.to_be_bytes())).await;
+    assert_eq!(state.add_silence(Duration::ZERO), Duration::ZERO);
+    rig.wait(Duration::from_secs(3)).await;
+    rig.peer.set_room(usize::MAX);
+    rig.pump().await;
+    let answers = frames(&mut rig).into_iter().filter(|frame| frame.stream == 1);
+    let answers: Vec<_> = answers.map(|frame| (frame.kind, frame.payload)).collect();
+    assert_eq!(answers, [(DATA, b"answer".to_vec())]);
 }
