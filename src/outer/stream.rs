@@ -170,7 +170,9 @@ impl Stream {
     /// [`Stream::is_cancelled`].
     pub fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let is_end = |code| matches!(code, h2::Reason::CANCEL | h2::Reason::NO_ERROR);
-        self.send.poll_reset(cx).map(|code| code.is_ok_and(is_end))
+        let broken = self.send.poll_reset(cx).map(|code| code.is_ok_and(is_end));
+        self.is_cancelled |= broken == Poll::Ready(true);
+        broken
     }
 
     /// Makes a drop reset the stream with CANCEL, as the peer of the tunnel has done.

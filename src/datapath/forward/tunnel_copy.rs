@@ -152,7 +152,8 @@ impl TunnelCopy {
     }
 
     /// Turns keepalive on for the endpoint, unless it is on, and checks that it acknowledges what
-    /// it was sent. At most once per [`CHECK_INTERVAL`](crate::datapath::io::acks::CHECK_INTERVAL).
+    /// it was sent, and after its end that it has not failed. At most once per
+    /// [`CHECK_INTERVAL`](crate::datapath::io::acks::CHECK_INTERVAL).
     ///
     /// # Errors
     /// The endpoint has vanished.
@@ -160,6 +161,12 @@ impl TunnelCopy {
         let (flags, stream) = (&mut self.flags, &self.open.upstream.stream);
         if !std::mem::replace(&mut flags.is_kept_alive, true) {
             stream.keep_alive();
+        }
+        if flags.endpoint_ended
+            && let Some(error) = stream.take_error()
+        {
+            self.open.record.set_detail(format!("the endpoint failed after its end: {error}"));
+            return Err(Reason::UpstreamReset);
         }
         if flags.may_owe_acks {
             flags.may_owe_acks = stream.check_acks(&mut self.acks).map_err(|detail| {
@@ -364,7 +371,7 @@ impl TunnelCopy {
     /// Reads the endpoint once, into DATA frames.
     fn read(&mut self, downstream: &mut Downstream) -> Result<Step, Reason> {
         if self.flags.endpoint_ended {
-            return Ok(Step::Waits);
+            return self.wait_readable();
         }
         if self.wait_readable()? == Step::Waits {
             return self.check_eviction();
@@ -406,7 +413,10 @@ impl TunnelCopy {
             let ended = downstream.output.append_end(self.key.id, &mut downstream.layer);
             ended.map_err(|_| Reason::DownstreamLost)?;
             downstream.server.sent_data(self.key, 0, 1, true);
-            return self.finish_upload();
+            return match self.finish_upload()? {
+                Step::Done => Ok(Step::Done),
+                _ => self.wait_readable(),
+            };
         }
         downstream.server.sent_data(self.key, read.bytes, read.frames, false);
         downstream.moved += read.bytes;
@@ -422,10 +432,16 @@ impl TunnelCopy {
         if read.is_drained { self.wait_readable() } else { Ok(Step::HasMore) }
     }
 
-    /// Registers the waker for the next bytes of the endpoint.
+    /// Registers the waker for the next bytes of the endpoint, and after its end for its failure.
+    /// That of a socket wakes nobody: [`Self::check_endpoint`] finds it.
     fn wait_readable(&mut self) -> Result<Step, Reason> {
         let mut cx = Context::from_waker(&self.waker);
-        match self.open.upstream.stream.poll_read_ready(&mut cx) {
+        let stream = &mut self.open.upstream.stream;
+        if self.flags.endpoint_ended {
+            let is_broken = stream.poll_broken(&mut cx).is_ready();
+            return if is_broken { Err(Reason::UpstreamReset) } else { Ok(Step::Waits) };
+        }
+        match stream.poll_read_ready(&mut cx) {
             Poll::Pending => Ok(Step::Waits),
             Poll::Ready(Ok(())) => Ok(Step::HasMore),
             Poll::Ready(Err(_)) => Err(Reason::UpstreamReset),

@@ -110,6 +110,23 @@ impl EndpointStream {
         let _ = evicted.await;
     }
 
+    /// Polls whether the far side of a tunnel has reset it after its end
+    /// ([`outer::Stream::poll_broken`]).
+    pub fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        match self {
+            Self::Tcp(_) => Poll::Pending,
+            Self::Outer(outer) => outer.poll_broken(cx),
+        }
+    }
+
+    /// Takes the error of a socket that has failed.
+    pub fn take_error(&self) -> Option<io::Error> {
+        match self {
+            Self::Tcp(stream) => stream.take_error().ok().flatten(),
+            Self::Outer(_) => None,
+        }
+    }
+
     /// Polls whether a write succeeds.
     pub fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {

@@ -3,7 +3,7 @@
 mod pings;
 mod places;
 mod probes;
-mod robustness;
+pub(crate) mod robustness;
 mod shares;
 mod sources;
 mod writes;
@@ -253,6 +253,8 @@ enum Stop {
 enum Answer {
     /// 200, and every byte comes back.
     Echo,
+    /// 200 and END_STREAM.
+    EndAtOnce,
     /// A status and an outcome.
     Reject(u16, Option<&'static str>),
     /// REFUSED_STREAM for the first request of all connections.
@@ -414,6 +416,9 @@ async fn answer(
     let (Ok(mut send), mut receive) = (send, request.into_body()) else {
         return;
     };
+    if matches!(answer, Answer::EndAtOnce) {
+        let _ = send.send_data(Bytes::new(), true);
+    }
     while let Some(Ok(bytes)) = receive.data().await {
         frames.fetch_add(usize::from(!bytes.is_empty()), Ordering::SeqCst);
         let _ = receive.flow_control().release_capacity(bytes.len());

@@ -31,6 +31,13 @@ impl Drop for Charge {
     }
 }
 
+/// As [`echo_tunnel`], to a gateway whose endpoint ends its direction at once.
+pub(crate) async fn ended_tunnel() -> (impl Sized, Stream) {
+    let (world, gateway) = World::with(Answer::EndAtOnce).await;
+    let stream = world.open(&gateway).await.expect("a tunnel");
+    ((world, gateway), stream)
+}
+
 #[tokio::test]
 async fn bytes_that_wait_for_the_socket_are_charged_and_their_writes_are_bounded() {
     let world = World::new();

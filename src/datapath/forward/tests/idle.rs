@@ -1,5 +1,6 @@
 //! Long idle times in virtual time, and the keepalive of endpoints in them.
 
+use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::time::sleep;
 
@@ -38,20 +39,34 @@ async fn the_endpoint_of_a_tunnel_is_kept_alive_from_the_next_ping_on() {
     }
 }
 
-/// The listener at 15012 forwards TLS to istiod, whose streams may be silent for hours.
 #[tokio::test(start_paused = true)]
-async fn a_connection_through_15012_survives_hours_of_silence() {
-    let (listener, data_path, _publisher) = endpoint("istiod").await;
-    let (mut client, stream) = tcp_pair().await;
-    let descriptor = descriptor(&data_path);
+async fn an_endpoint_that_fails_after_its_end_is_noticed_with_the_next_ping() {
+    let (listener, data_path, _publisher) = endpoint("echo").await;
+    let mut client = Client::connect(&data_path).await;
+    let mut tunnel = client.tunnel(&listener).await;
+    tunnel.exchange().await;
+    tunnel.far.shutdown().await.expect("an open connection");
+    let end = tunnel.receive.data().await.expect("END_STREAM").expect("no reset");
+    assert!(end.is_empty() && tunnel.receive.is_end_stream());
+    SockRef::from(&tunnel.far).set_linger(Some(Duration::ZERO)).expect("an open socket");
+    drop(tunnel.far);
+    let reset = "strait_tunnels_total{reason=\"upstream_reset\",";
+    assert_eq!(metric(&data_path, reset), 0);
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!(metric(&data_path, reset), 1);
+}
+
+/// Returns a connection of a TLS listener that leads to `istiod`.
+fn connection(data_path: &Arc<DataPath>, stream: TcpStream) -> Box<PassthroughConnection> {
+    let descriptor = descriptor(data_path);
     let peer = Arc::new(Peer {
         holders: Some(descriptor.holders().clone()),
         ..Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None)
     });
     let record = Record::for_client_hello(&data_path.metrics, &peer.source, None);
-    let connection = PassthroughConnection {
+    Box::new(PassthroughConnection {
         random: [7; 32],
-        tunnel: NewTunnel::new(&data_path, &peer, record),
+        tunnel: NewTunnel::new(data_path, &peer, record),
         stream,
         client_hello: HELLO.to_vec(),
         target: Ok(ListenerTarget {
@@ -63,12 +78,25 @@ async fn a_connection_through_15012_survives_hours_of_silence() {
             counted: data_path.metrics.connection_opened(),
             of_binding: None,
         },
-    };
-    let served = tokio::spawn(passthrough::run(Box::new(connection)));
+    })
+}
+
+/// Accepts the connection of an endpoint, and reads the ClientHello.
+async fn greeted(listener: &TcpListener) -> TcpStream {
     let (mut server, _) = listener.accept().await.expect("a connection");
     let mut hello = vec![0; HELLO.len()];
     server.read_exact(&mut hello).await.expect("a hello");
     assert_eq!(hello, HELLO);
+    server
+}
+
+/// The listener at 15012 forwards TLS to istiod, whose streams may be silent for hours.
+#[tokio::test(start_paused = true)]
+async fn a_connection_through_15012_survives_hours_of_silence() {
+    let (listener, data_path, _publisher) = endpoint("istiod").await;
+    let (mut client, stream) = tcp_pair().await;
+    let served = tokio::spawn(passthrough::run(connection(&data_path, stream)));
+    let mut server = greeted(&listener).await;
     for silence in [Duration::ZERO, HOUR, 12 * HOUR] {
         sleep(silence).await;
         server.write_all(b"push").await.expect("an open connection");

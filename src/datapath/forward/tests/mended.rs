@@ -11,6 +11,7 @@ use super::wire::{
 use super::*;
 use crate::datapath::forward::connection::load_current;
 use crate::datapath::io::buffer::BUFFER_BYTES;
+use crate::outer::tests::robustness::ended_tunnel;
 use crate::tls::tests::samples::{OWN, authority, certificates, leaf, material, trusting};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -346,6 +347,29 @@ async fn a_delivery_ends_soon_after_the_deadline_of_a_drain() {
         let text = metrics.encode();
         assert!(text.contains(&ended), "{reason}");
     }
+}
+
+/// Waits until the peer has received a frame of this kind.
+async fn received(rig: &mut Rig, kind: u8) -> Frame {
+    let received = async {
+        loop {
+            rig.pump().await;
+            if let Some(frame) = frames(rig).into_iter().find(|frame| frame.kind == kind) {
+                return frame;
+            }
+        }
+    };
+    timeout(DEADLINE, received).await.expect("a frame")
+}
+
+#[tokio::test]
+async fn a_tunnel_whose_gateway_is_lost_after_the_end_of_the_endpoint_is_reset() {
+    let (gateway, stream) = ended_tunnel().await;
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    rig.tunnel_through(1, stream).await;
+    assert!(received(&mut rig, DATA).await.has(END_STREAM));
+    drop(gateway);
+    assert_eq!(received(&mut rig, RST_STREAM).await.number(0), CONNECT_ERROR);
 }
 
 #[tokio::test(start_paused = true)]

@@ -90,8 +90,8 @@ impl Client {
 
 /// Tunnel with its endpoint.
 pub(super) struct Echo {
-    send: SendStream<Bytes>,
-    receive: RecvStream,
+    pub(super) send: SendStream<Bytes>,
+    pub(super) receive: RecvStream,
     pub(super) far: TcpStream,
 }
 
