@@ -85,7 +85,7 @@ impl HandshakeError {
         report_refused_handshake(&data_path.metrics, address, self.refusal, &self.detail);
         if let Some(alerted) = self.alerted {
             linger::disable_reset_on_close(&alerted.socket);
-            linger::close_gracefully(alerted.socket).await;
+            linger::close_gracefully(alerted.socket, linger::PEER_CLOSE_DEADLINE).await;
         }
     }
 }

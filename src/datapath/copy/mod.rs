@@ -42,6 +42,14 @@ impl CopyOutcome {
 /// kernel has acknowledged FIN.
 pub const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
 
+/// Time for a side to take the last bytes of a tunnel or connection that has ended cleanly. Linux
+/// keeps a closed socket for about as long if the other side has closed its window.
+pub const LAST_BYTES_DEADLINE: Duration = Duration::from_secs(180);
+
+/// Number of bytes from which a tunnel that has ended cleanly lasts until a side has taken them.
+/// Fewer are left to the kernel, which saves two system calls for a short tunnel.
+pub const LAST_BYTES_MIN: u64 = 64 * 1024;
+
 /// Deadline for the first byte of an endpoint that was sent a ClientHello. A TLS server answers at
 /// once; later bytes may take any time.
 pub const ANSWER_DEADLINE: Duration = Duration::from_secs(5);

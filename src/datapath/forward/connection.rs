@@ -18,6 +18,7 @@ use tracing::debug;
 
 use crate::datapath::DataPath;
 use crate::datapath::accept::ConnectionResources;
+use crate::datapath::copy::LAST_BYTES_DEADLINE;
 use crate::datapath::handshake::{HandshakeError, Session, Transport};
 use crate::datapath::http2::server::ConnectionError;
 use crate::datapath::http2::streams::{STREAMS_MAX, StreamKey};
@@ -66,13 +67,17 @@ pub async fn run(
     session: Session,
     peer: Arc<Peer>,
 ) -> Result<(), HandshakeError> {
-    let socket: TcpStream =
+    let listener = Arc::clone(&peer.listener);
+    let (socket, is_clean): (TcpStream, _) =
         serve_stream(data_path, session.transport, &session.resources, peer).await?;
-    linger::close_gracefully(socket).await;
+    let time = if is_clean { LAST_BYTES_DEADLINE } else { linger::PEER_CLOSE_DEADLINE };
+    let closed = linger::close_gracefully(socket, time);
+    listener.drain.run_until_closed(closed).await;
     Ok(())
 }
 
-/// Serves CONNECTs as [`run`] does, on any byte stream to the peer. Returns the stream.
+/// Serves CONNECTs as [`run`] does, on any byte stream to the peer. Returns the stream, and true if
+/// the connection has ended by itself.
 ///
 /// # Errors
 /// Fails if the HTTP/2 preface is invalid or late.
@@ -81,7 +86,7 @@ pub async fn serve_stream<S>(
     transport: Box<Transport<S>>,
     held: &ConnectionResources,
     peer: Arc<Peer>,
-) -> Result<S, HandshakeError>
+) -> Result<(S, bool), HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -120,12 +125,12 @@ where
         ping_at: Instant::now(),
         peer,
     };
-    let socket = match end {
+    let closed = match end {
         None => driver.run(connection).await,
         Some(end) => driver.close(connection, end).await,
     };
     drop(open);
-    Ok(socket)
+    Ok(closed)
 }
 
 /// Event of a connection other than input from its peer. All events are rare.
@@ -203,7 +208,7 @@ enum Wake {
 }
 
 impl ConnectionDriver<'_> {
-    async fn run<S>(mut self, mut connection: Box<HboneConnection<S>>) -> S
+    async fn run<S>(mut self, mut connection: Box<HboneConnection<S>>) -> (S, bool)
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -336,7 +341,8 @@ impl ConnectionDriver<'_> {
         connection.check_limits();
     }
 
-    async fn close<S>(self, connection: Box<HboneConnection<S>>, end: ConnectionEnd) -> S
+    /// Ends the connection. Returns its socket, and true unless an error or this gateway ends it.
+    async fn close<S>(self, connection: Box<HboneConnection<S>>, end: ConnectionEnd) -> (S, bool)
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -344,7 +350,8 @@ impl ConnectionDriver<'_> {
         if let ConnectionEnd::Http2(ConnectionError::EXHAUSTED) = end {
             self.data_path.metrics.frame_floods.inc();
         }
-        close(connection, end).await
+        let is_clean = matches!(end, ConnectionEnd::Closed);
+        (close(connection, end).await, is_clean)
     }
 
     /// Returns the initial events in the order of their priority.

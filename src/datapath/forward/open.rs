@@ -9,7 +9,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::datapath::copy::backlog::Backlog;
 use crate::datapath::copy::progress::InnerProgress;
-use crate::datapath::copy::{ANSWER_DEADLINE, CopyOutcome, DELIVERY_DEADLINE};
+use crate::datapath::copy::{
+    ANSWER_DEADLINE, CopyOutcome, DELIVERY_DEADLINE, LAST_BYTES_DEADLINE, LAST_BYTES_MIN,
+};
 use crate::datapath::dial::{self, Upstream};
 use crate::datapath::identity::Peer;
 use crate::datapath::limits::load::LoadGuard;
@@ -200,7 +202,8 @@ impl Open {
     }
 
     /// Finishes the record, and closes the endpoint's side: by RST, unless the endpoint was sent
-    /// everything. Returns the delivery that is left, if the peer has disconnected after its end.
+    /// everything. Returns the delivery that is left, after a clean end or if the peer has
+    /// disconnected after its end.
     ///
     /// The endpoint has owed an answer for `silence`, if it still does.
     pub(super) fn finish(
@@ -212,12 +215,20 @@ impl Open {
         let Self { peer, upstream, mut record, guards, .. } = self;
         record.finish(outcome.result.err().unwrap_or(Reason::Completed));
         // The socket was dialled with zero linger, so every other close is an RST.
-        match (outcome.result, outcome.delivery_deadline) {
-            (Ok(()), _) => upstream.stream.announce_close(),
-            (Err(_), None) => {}
-            (Err(_), Some(deadline)) => {
-                return Some(deliver(peer, upstream, deadline, record, guards));
+        let deadline = match outcome.result {
+            Ok(()) if record.received_bytes() >= LAST_BYTES_MIN => {
+                Some(Instant::now() + LAST_BYTES_DEADLINE)
             }
+            Ok(()) => {
+                upstream.stream.announce_close();
+                None
+            }
+            Err(_) => outcome.delivery_deadline,
+        };
+        if let Some(deadline) = deadline {
+            // A clean end is counted at once.
+            let record = Some(record).filter(|_| outcome.result.is_err());
+            return Some(deliver(peer, upstream, deadline, record, guards));
         }
         // The tunnel is counted as long as its socket.
         drop(upstream);
@@ -271,12 +282,12 @@ impl Open {
     }
 }
 
-/// Waits until the endpoint has taken everything, and counts the tunnel until then.
+/// Waits until the endpoint has taken everything, and holds what the tunnel has until then.
 async fn deliver(
     peer: Arc<Peer>,
     upstream: Upstream,
     deadline: Instant,
-    _record: Record,
+    _record: Option<Record>,
     _guards: Option<StreamGuards>,
 ) {
     // Data that the endpoint still sends has no reader. Closing at once would send RST, and revoke

@@ -15,8 +15,8 @@ use tokio_rustls::server::TlsStream;
 
 use crate::datapath::accept::ConnectionResources;
 use crate::datapath::client_hello;
-use crate::datapath::copy::CopyOutcome;
 use crate::datapath::copy::bidirectional::{self, CopyLimits, InitialState};
+use crate::datapath::copy::{CopyOutcome, LAST_BYTES_DEADLINE, LAST_BYTES_MIN};
 use crate::datapath::dial::Upstream;
 use crate::datapath::identity::Peer;
 use crate::datapath::io::linger;
@@ -211,9 +211,15 @@ impl ConnectionTunnel {
             let has_answered = open.upstream.stream.poll_read_ready(&mut cx).is_ready();
             silence = (!has_answered).then(|| open.since.elapsed());
         }
+        let (sent, peer) = (open.record.sent_bytes(), Arc::clone(&open.peer));
         // Before the sockets, so that a client that sees the end finds it counted.
         let delivery = open.finish(&outcome, silence);
-        drop((socket, tls, account));
+        drop((tls, account));
+        let client = socket.into_inner().filter(|_| is_clean && sent >= LAST_BYTES_MIN);
+        if let Some(client) = client {
+            let closed = linger::close_gracefully(client, LAST_BYTES_DEADLINE);
+            peer.listener.drain.run_until_closed(closed).await;
+        }
         if let Some(delivery) = delivery {
             delivery.await;
         }

@@ -18,7 +18,7 @@ use super::buffer::{BUFFER_BYTES, Buffer};
 
 pub const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 /// Limit of the wait for a peer's close: a few round trips between far regions.
-const PEER_CLOSE_DEADLINE: Duration = Duration::from_secs(1);
+pub const PEER_CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 /// Limit of bytes from a peer that are discarded meanwhile: a certificate chain or window updates
 /// for all its tunnels.
 const PEER_BYTES_MAX: u64 = 16 * 1024;
@@ -45,29 +45,35 @@ pub fn reset_on_close(stream: &TcpStream) {
     let _: io::Result<()> = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
-/// Sends FIN, then discards input until the peer closes or a limit is reached.
-pub async fn close_gracefully(mut stream: TcpStream) {
+/// Sends FIN, then discards input until the peer closes or a limit is reached. Closes once the
+/// peer has everything, or after `time` by a reset. Otherwise the kernel would keep the rest for
+/// minutes, on nobody's account.
+pub async fn close_gracefully(mut stream: TcpStream, time: Duration) {
+    let deadline = Instant::now() + time;
     let drain = async {
         stream.shutdown().await?;
-        tokio::io::copy(&mut stream.take(PEER_BYTES_MAX), &mut tokio::io::sink()).await
+        let mut input = (&mut stream).take(PEER_BYTES_MAX);
+        tokio::io::copy(&mut input, &mut tokio::io::sink()).await
     };
     // The result does not matter: the socket is closed even if the peer is late or gone.
     let _ = timeout(PEER_CLOSE_DEADLINE, drain).await;
+    deliver(stream, deadline).await;
 }
 
 /// Writes an alert, and closes once the peer has read it.
 pub async fn close_with_alert(mut stream: TcpStream, alert: &[u8]) {
     disable_reset_on_close(&stream);
     if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(alert)).await {
-        close_gracefully(stream).await;
+        close_gracefully(stream, PEER_CLOSE_DEADLINE).await;
     }
 }
 
-/// Closes the socket of an endpoint whose peer has disconnected, once the endpoint's kernel has
-/// acknowledged everything, FIN included. At `deadline`, unacknowledged bytes are dropped by RST.
+/// Closes a socket whose FIN was sent, such as that of an endpoint whose peer has disconnected,
+/// once the other kernel has acknowledged everything, FIN included. At `deadline`, unacknowledged
+/// bytes are dropped by RST.
 ///
-/// The close may itself be a reset, as the endpoint may still send. It follows the last
-/// acknowledgement, so all bytes are in the endpoint's receive queue by then.
+/// The close may itself be a reset, as the other side may still send. It follows the last
+/// acknowledgement, so all bytes are in the receive queue of the other side by then.
 ///
 /// If the count of unacknowledged bytes is unavailable, the socket is closed by FIN after a
 /// second.
@@ -131,13 +137,8 @@ mod tests {
         written
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_an_endpoint_does_not_take_is_taken_back_at_the_deadline() {
-        let (near, mut far) = pair().await;
-        let written = fill(&near);
-        let start = Instant::now();
-        deliver(near, start + Duration::from_secs(30)).await;
-        assert_eq!(start.elapsed(), Duration::from_secs(30));
+    /// Asserts that a reset has dropped some of the written bytes.
+    async fn assert_taken_back(far: &mut TcpStream, written: usize) {
         let (mut got, mut read) = (Vec::new(), Ok(1));
         while let Ok(1..) = read {
             read = far.read_buf(&mut got).await;
@@ -145,6 +146,26 @@ mod tests {
         let error = read.expect_err("no clean end");
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
         assert!(got.len() < written, "{} of {written}", got.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_an_endpoint_does_not_take_is_taken_back_at_the_deadline() {
+        let (near, mut far) = pair().await;
+        let written = fill(&near);
+        let start = Instant::now();
+        deliver(near, start + Duration::from_secs(30)).await;
+        assert_eq!(start.elapsed(), Duration::from_secs(30));
+        assert_taken_back(&mut far, written).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_peer_does_not_take_of_a_connection_that_is_closed_is_taken_back() {
+        let (near, mut far) = pair().await;
+        let written = fill(&near);
+        let start = Instant::now();
+        close_gracefully(near, PEER_CLOSE_DEADLINE).await;
+        assert_eq!(start.elapsed(), PEER_CLOSE_DEADLINE);
+        assert_taken_back(&mut far, written).await;
     }
 
     #[tokio::test]

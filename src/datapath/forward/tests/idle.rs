@@ -12,6 +12,8 @@ use crate::datapath::listener::ListenerTarget;
 use crate::datapath::tests::{kept_alive_by_other_end, tcp_pair};
 
 const HELLO: &[u8] = b"a ClientHello that nothing reads";
+/// More than a socket receives whose process does not read, and less than it may hold unsent.
+const LAST: usize = 192 * 1024;
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Returns the listener of a service with one endpoint, and a gateway in front of it.
@@ -88,6 +90,47 @@ async fn greeted(listener: &TcpListener) -> TcpStream {
     server.read_exact(&mut hello).await.expect("a hello");
     assert_eq!(hello, HELLO);
     server
+}
+
+/// Reads the last bytes ten seconds after the end. Returns their number, and those of what lives
+/// before and afterwards.
+async fn read_late<T>(
+    side: &mut TcpStream,
+    data_path: &DataPath,
+    live: impl Fn() -> T,
+) -> (usize, [T; 2]) {
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(metric(data_path, "strait_tunnels_total{reason=\"completed\","), 1);
+    let before = live();
+    let read = side.read_to_end(&mut Vec::new()).await;
+    sleep(Duration::from_secs(1)).await;
+    (read.expect("a clean end"), [before, live()])
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_takes_the_last_bytes_late_keeps_the_place_of_its_tunnel() {
+    let (listener, data_path, _publisher) = endpoint("echo").await;
+    let mut client = Client::connect(&data_path).await;
+    let mut tunnel = client.tunnel(&listener).await;
+    tunnel.far.shutdown().await.expect("an open connection");
+    tunnel.send.send_data(vec![7; LAST].into(), true).expect("an open tunnel");
+    // That of the connection lives on.
+    let tasks = || data_path.lifecycle.tasks();
+    assert_eq!(read_late(&mut tunnel.far, &data_path, tasks).await, (LAST, [2, 1]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_the_last_bytes_late_keeps_its_connection_open() {
+    let (listener, data_path, _publisher) = endpoint("istiod").await;
+    let (mut client, stream) = tcp_pair().await;
+    let served = tokio::spawn(passthrough::run(connection(&data_path, stream)));
+    let mut server = greeted(&listener).await;
+    client.shutdown().await.expect("an open connection");
+    server.write_all(&[7; LAST]).await.expect("an open connection");
+    drop(server);
+    let open = || metric(&data_path, "strait_connections_open");
+    assert_eq!(read_late(&mut client, &data_path, open).await, (LAST, [1, 0]));
+    served.await.expect("no panic");
 }
 
 /// The listener at 15012 forwards TLS to istiod, whose streams may be silent for hours.
