@@ -172,6 +172,15 @@ impl<'a> Value<'a> {
         read.into_iter().collect()
     }
 
+    /// Returns this list; none after a finding if it has more than `max` entries.
+    pub fn at_most(self, max: usize, how: &str) -> Option<Self> {
+        let is_within = self.node.items().len() <= max;
+        if !is_within {
+            self.error(format!("has more than {max} items"), how);
+        }
+        is_within.then_some(self)
+    }
+
     /// Returns the entries of a map whose keys are data; none after a finding if it is no map.
     pub fn pairs(self) -> impl Iterator<Item = (&'a Entry, Value<'a>)> {
         let entries = match &self.node.kind {

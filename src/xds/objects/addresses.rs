@@ -4,7 +4,7 @@
 //! The address of a node is that of several namespaces, each with ports of its own. VIPs of
 //! Services come before those of ServiceImports, because Kubernetes allocates each clusterIP once.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use super::claims::{At, Claim, Claims, Evidence, Holders};
@@ -155,18 +155,22 @@ impl<'a> Collector<'a> {
 
     fn add_slice(&mut self, view: &ObjectIndex<'a>, key: Key<'a>, cluster: &str, slice: &'a Slice) {
         let is_managed = view.is_managed(key, cluster, slice);
-        let ports: Vec<_> = slice.ports.iter().map(|port| port.number).collect();
-        // Without a port that can be read it may mean all ports.
-        let ports = Some(&*ports).filter(|ports| !ports.is_empty());
+        let ports = view.claimed_ports(slice);
+        // Any number of pods can have the address of their node.
+        let mut addresses = HashMap::new();
         for backend in &slice.endpoints {
             let evidence = match backend.own_pod(key.0) {
                 Some(_) if is_managed => Evidence::Managed,
                 Some(_) | None => Evidence::Slice,
             };
             for ip in &backend.addresses {
-                let (at, by, place) = ((*ip, 0), (key.0, ""), Some(&slice.place));
-                self.add_endpoint(Claim { at, by, evidence, place }, ports);
+                let best = addresses.entry(*ip).or_insert(evidence);
+                *best = evidence.max(*best);
             }
+        }
+        for (ip, evidence) in addresses {
+            let (at, by, place) = ((ip, 0), (key.0, ""), Some(&slice.place));
+            self.add_endpoint(Claim { at, by, evidence, place }, ports.as_deref());
         }
     }
 

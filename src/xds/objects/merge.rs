@@ -120,15 +120,11 @@ impl<'a> Merger<'a> {
     fn expose_all(&mut self, objects: &[&Entries]) {
         let services = objects.iter().flat_map(|of| &of.services);
         let services: Vec<_> = services.filter_map(|one| self.check_exposed(one)).collect();
-        let mut shares = Shares::new(EXPOSED_MAX);
-        for one in &services {
-            for _ in &one.ports {
-                shares.take(Arc::clone(&one.namespace));
-            }
-        }
+        let wanted = services.iter().map(|one| (Arc::clone(&one.namespace), one.ports.len()));
+        let mut shares = Shares::divide(EXPOSED_MAX, wanted);
         for one in services {
             let ports = one.ports.iter();
-            let used = ports.take_while(|_| shares.use_up(&one.namespace));
+            let used = ports.take_while(|_| shares.use_up(&one.namespace, 1));
             let (used, beyond) = one.ports.split_at(used.count());
             let entries = used.iter().map(|port| one.entry(*port));
             self.config.exposure.services.extend(entries);

@@ -5,6 +5,10 @@ use std::collections::BTreeMap;
 use super::meta::Meta;
 use crate::yaml::{Finding, Value};
 
+/// Limit of the ports of an object: that of a service of a control plane. Each endpoint has all of
+/// them.
+const PORTS_MAX: usize = 1024;
+
 /// TCP port.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Port {
@@ -17,8 +21,9 @@ pub(super) struct Port {
 }
 
 /// Reads a list of ports. Ports of other protocols are left out, and so are ports of a slice
-/// without a number, which mean all ports.
+/// without a number, which mean all ports. Returns none if it has more than [`PORTS_MAX`].
 pub(super) fn read(list: Value<'_>, place: &'static str) -> Option<Vec<Port>> {
+    let list = list.at_most(PORTS_MAX, "fewer ports")?;
     let read: Vec<_> = list.items().map(|item| port(item, place)).collect();
     let read: Option<Vec<_>> = read.into_iter().collect();
     Some(read?.into_iter().flatten().collect())

@@ -37,10 +37,27 @@ impl Shares {
         Some(most)
     }
 
-    /// Uses up a place of a namespace. Returns false if it has none.
-    pub(super) fn use_up(&mut self, namespace: &str) -> bool {
-        let places = self.taken.get_mut(namespace).filter(|places| **places > 0);
-        places.map(|places| *places -= 1).is_some()
+    /// Divides places between namespaces that want so many. What does not divide goes to those with
+    /// the most, and among equals to the first ones by name.
+    pub(super) fn divide(limit: usize, wanted: impl Iterator<Item = (Arc<str>, usize)>) -> Self {
+        let mut taken = BTreeMap::<_, usize>::new();
+        for (namespace, count) in wanted {
+            *taken.entry(namespace).or_default() += count;
+        }
+        let mut counts: Vec<_> = taken.values_mut().rev().collect();
+        counts.sort_by_key(|count| **count);
+        let (mut free, mut others) = (limit, counts.len());
+        for count in counts {
+            *count = (*count).min(free / others);
+            (free, others) = (free - *count, others - 1);
+        }
+        Self { free, taken }
+    }
+
+    /// Uses up places of a namespace. Returns false if it has fewer.
+    pub(super) fn use_up(&mut self, namespace: &str, count: usize) -> bool {
+        let places = self.taken.get_mut(namespace).filter(|places| **places >= count);
+        places.map(|places| *places -= count).is_some()
     }
 }
 
@@ -50,11 +67,8 @@ pub(super) fn limit<T>(
     limit: usize,
     namespace: impl Fn(&T) -> Arc<str>,
 ) -> (Vec<T>, Vec<T>) {
-    let mut shares = Shares::new(limit);
-    for entry in &entries {
-        shares.take(namespace(entry));
-    }
-    let has_place = |entry: &T| shares.use_up(&namespace(entry));
+    let mut shares = Shares::divide(limit, entries.iter().map(|entry| (namespace(entry), 1)));
+    let has_place = |entry: &T| shares.use_up(&namespace(entry), 1);
     entries.into_iter().partition(has_place)
 }
 
@@ -85,6 +99,20 @@ mod tests {
                 }
             }
             assert_eq!(kept, want, "{entries}");
+            let (kept, _) = limit(entries.chars().collect(), 4, |name| name.to_string().into());
+            assert_eq!(kept.into_iter().collect::<String>(), want, "{entries}, divided");
         }
+    }
+
+    #[test]
+    fn a_namespace_that_wants_little_has_all_of_it_and_the_others_equal_parts() {
+        let wanted = [("a", 50), ("b", 3), ("c", 60), ("d", 0), ("e", 7)];
+        let wanted = wanted.into_iter().map(|(name, count)| (name.into(), count));
+        let shares = Shares::divide(31, wanted);
+        let places: Vec<_> = shares.taken.values().copied().collect();
+        assert_eq!((places, shares.free), (vec![10, 3, 11, 0, 7], 0));
+        let mut shares = Shares::divide(31, [("a".into(), 20), ("a".into(), 5)].into_iter());
+        assert!(!shares.use_up("b", 0) && !shares.use_up("a", 26) && shares.use_up("a", 25));
+        assert!(!shares.use_up("a", 1) && shares.use_up("a", 0));
     }
 }

@@ -40,6 +40,14 @@ pub(super) struct Slice {
     pub(super) place: Place,
 }
 
+impl Slice {
+    /// Returns the number of pairs of an address and a port.
+    pub(super) fn pairs(&self) -> usize {
+        let addresses = self.endpoints.iter().map(|one| one.addresses.len());
+        addresses.sum::<usize>() * self.ports.len()
+    }
+}
+
 /// Endpoint of a slice.
 #[derive(Clone, Debug)]
 pub(super) struct SliceEndpoint {

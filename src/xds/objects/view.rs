@@ -1,12 +1,14 @@
 //! Index of the objects by service and cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
+use std::ptr;
 use std::sync::Arc;
 
 use super::meta::{Meta, ROOT_NAMESPACE};
 use super::names::Key;
 use super::service::{DeclaredScope, Service};
+use super::shares::Shares;
 use super::slice::Slice;
 use super::{Export, Import, Objects, RunningPod};
 use crate::config::{Config, DefaultExposure, Selector};
@@ -16,6 +18,10 @@ type Clusters<'a, T> = BTreeMap<&'a str, &'a T>;
 
 /// Label that Kubernetes sets on every namespace.
 const NAME: &str = "kubernetes.io/metadata.name";
+
+/// Limit of the pairs of an address and a port in all slices: ten for each of 100,000 workloads.
+/// Each pair may be a claim, and is an endpoint under each name of a service.
+const PAIRS_MAX: usize = 1_000_000;
 
 /// Index of all objects. Of several objects with the same key, the first counts.
 pub(super) struct ObjectIndex<'a> {
@@ -30,6 +36,8 @@ pub(super) struct ObjectIndex<'a> {
     local_services: BTreeSet<(&'a str, Key<'a>)>,
     /// Invalid namespaces by cluster, whose labels are not fully known.
     invalid_namespaces: BTreeSet<(&'a str, &'a str)>,
+    /// Slices of namespaces with more than their share of [`PAIRS_MAX`]. They serve nothing.
+    beyond: HashSet<*const Slice>,
     objects: &'a Objects,
 }
 
@@ -54,6 +62,7 @@ impl<'a> ObjectIndex<'a> {
             slices: BTreeMap::new(),
             local_services: BTreeSet::new(),
             invalid_namespaces: BTreeSet::new(),
+            beyond: slices_beyond(objects),
             objects,
         };
         for namespace in &objects.passed_over.namespaces {
@@ -100,14 +109,23 @@ impl<'a> ObjectIndex<'a> {
         let key @ (namespace, name) = (&*slice.namespace, &*slice.service);
         let cluster = self.cluster(slice.cluster.as_ref());
         // The uids of its workloads begin with the cluster, and could be those of a gateway.
-        if cluster.contains('/') && cluster != self.own_cluster() {
-            let what =
-                format!("the slice of {namespace}/{name} is not used: its cluster is `{cluster}`");
-            let how = "the name of a cluster, without `/`";
-            warnings.push(Finding::warning(&slice.place, what, how).of(namespace));
+        let (why, how) = if cluster.contains('/') && cluster != self.own_cluster() {
+            (format!("its cluster is `{cluster}`"), "the name of a cluster, without `/`")
+        } else if self.is_beyond(slice) {
+            let why = format!(
+                "slices have more than {PAIRS_MAX} pairs of an address and a port, and namespace \
+                 {namespace} has the most of them"
+            );
+            (why, "fewer ports or endpoints")
         } else {
-            self.slices.entry(key).or_default().push(slice);
-        }
+            return self.slices.entry(key).or_default().push(slice);
+        };
+        let what = format!("the slice of {namespace}/{name} is not used: {why}");
+        warnings.push(Finding::warning(&slice.place, what, how).of(namespace));
+    }
+
+    fn is_beyond(&self, slice: &Slice) -> bool {
+        self.beyond.contains(&ptr::from_ref(slice))
     }
 
     pub(super) fn own_cluster(&self) -> &'a str {
@@ -161,15 +179,22 @@ impl<'a> ObjectIndex<'a> {
         slices.map(|slice| (self.cluster(slice.cluster.as_ref()), *slice))
     }
 
-    /// Returns the slices of all services, each with its cluster. Invalid ones serve nothing, but
-    /// their addresses remain unavailable to others.
+    /// Returns the slices of all services, each with its cluster. Invalid ones and those beyond the
+    /// limit serve nothing, but their addresses remain unavailable to others.
     pub(super) fn all_slices(&self) -> impl Iterator<Item = (Key<'a>, &'a str, &'a Slice)> {
-        let slices =
-            self.slices.values().flatten().copied().chain(&self.objects.passed_over.slices);
-        slices.map(|slice| {
+        let beyond = self.objects.slices.iter().filter(|slice| self.is_beyond(slice));
+        let unused = beyond.chain(&self.objects.passed_over.slices);
+        self.slices.values().flatten().copied().chain(unused).map(|slice| {
             let key = (&*slice.namespace, &*slice.service);
             (key, self.cluster(slice.cluster.as_ref()), slice)
         })
+    }
+
+    /// Returns the ports that a slice claims of a node; none for all ports, which it may mean if no
+    /// port of it can be read. One beyond the limit claims all for lack of room.
+    pub(super) fn claimed_ports(&self, slice: &Slice) -> Option<Vec<u16>> {
+        let ports: Vec<_> = slice.ports.iter().map(|port| port.number).collect();
+        Some(ports).filter(|ports| !ports.is_empty() && !self.is_beyond(slice))
     }
 
     /// Returns whether the controller of Kubernetes reverts changes of a slice by others. It finds
@@ -310,6 +335,16 @@ impl<'a> ObjectIndex<'a> {
         let of_namespace = || namespace.and_then(|meta| meta.is_ambient());
         slice.is_ambient.or_else(of_namespace).unwrap_or(false)
     }
+}
+
+/// Returns the slices that find no room in the share of their namespace, of the invalid ones too:
+/// their claims take as much.
+fn slices_beyond(objects: &Objects) -> HashSet<*const Slice> {
+    let all = || objects.slices.iter().chain(&objects.passed_over.slices);
+    let wanted = all().map(|slice| (Arc::clone(&slice.namespace), slice.pairs()));
+    let mut shares = Shares::divide(PAIRS_MAX, wanted);
+    let beyond = all().filter(|slice| !shares.use_up(&slice.namespace, slice.pairs()));
+    beyond.map(ptr::from_ref).collect()
 }
 
 fn own_imports<'a>(imports: &'a [Import], config: &'a Config) -> impl Iterator<Item = &'a Import> {

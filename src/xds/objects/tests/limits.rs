@@ -25,6 +25,66 @@ fn the_addresses_of_a_workload_are_bounded_however_many_endpoints_name_its_pod()
     assert_eq!(joined.mesh.workloads.sorted()[0].addresses.len(), 16);
 }
 
+/// Returns an object with so many ports, the first of which is `http`, from 8080 on.
+fn with_ports(text: &str, count: usize) -> String {
+    let others = (8081..).take(count - 1).map(|port| format!(", {{name: p{port}, port: {port}}}"));
+    let ports = format!("ports: [{{name: http, port: 8080}}{}]", others.collect::<String>());
+    text.replace("ports: [{name: http, port: 80}]", &ports)
+        .replace("ports: [{name: http, port: 8080}]", &ports)
+}
+
+#[test]
+fn a_slice_with_too_many_ports_or_pairs_claims_few_addresses_and_gives_none_to_others() {
+    let node = "---\napiVersion: v1\nkind: Node\nmetadata: {name: n}\n\
+                status: {addresses: [{type: InternalIP, address: 10.0.0.1}]}\n";
+    let small = [at("10.0.0.1"), at("10.0.0.2")].join(", ");
+    let small = service("east", EXPORTED) + &slice("east", "", &small);
+    let beyond = "the slice of app/hello is not used: slices have more than 1000000 pairs of an \
+                  address and a port, and namespace app has the most of them; write fewer ports or \
+                  endpoints";
+    let invalid = "`object.ports` has more than 1024 items; write fewer ports";
+    for (ports, endpoints, reported) in [(1025, 1, invalid), (1000, 1000, beyond)] {
+        let mut big = vec![at("10.0.0.1"); endpoints];
+        big.push(at("10.0.0.3"));
+        let big = with_ports(&slice("east", "", &big.join(", ")), ports);
+        let big = service("east", EXPORTED) + &big;
+        let text = format!("{node}{big}{}", in_namespace(&small, "small"));
+        let mut objects = Objects::default();
+        let read = read::text(Path::new("o.yaml"), &text, &mut objects);
+        let (held, mesh, config) = (AddressHolders::default(), Mesh::default(), config(JOIN, "{}"));
+        let view = view::ObjectIndex::new(&objects, &config, &mut Vec::new());
+        let claims = addresses::AddressClaims::new(&view, &mesh, &held);
+        // That of the small namespace to a port of the node is no better than one to all ports.
+        assert_eq!(claims.endpoints.all().count(), 4, "{reported}");
+        let joined = joined(&text);
+        let uids: Vec<_> = joined.mesh.workloads.keys().collect();
+        assert_eq!(uids.len(), 1, "{uids:?}");
+        assert_eq!(&**uids[0], "east//Endpoint/small/east/10.0.0.2");
+        let found = format!("{read}\n{}", joined.warnings);
+        assert!(found.contains(reported), "{found}");
+    }
+}
+
+#[test]
+fn a_service_or_an_import_with_too_many_ports_is_invalid_and_keeps_its_address() {
+    let import = "---\napiVersion: multicluster.x-k8s.io/v1alpha1\nkind: ServiceImport\n\
+                  metadata: {name: hello, namespace: app}\n\
+                  ports: [{name: http, port: 80}]\nips: [10.9.0.1]\n";
+    let service = service("east", EXPORTED).replace("spec: {", "spec: {clusterIP: 10.9.0.1, ");
+    let other = in_namespace(import, "other");
+    // Number of addresses of the other namespace, and of exported names.
+    let numbers = |text: &str| {
+        let joined = joined(&format!("{text}{other}"));
+        let of_other = joined.mesh.services.values().filter(|one| *one.namespace == *"other");
+        (of_other.map(|one| one.vips.len()).sum::<usize>(), joined.scope.exported.len())
+    };
+    assert_eq!(numbers(""), (1, 0));
+    assert_eq!(numbers(&with_ports(&service, 1024)), (0, 3));
+    for text in [service.as_str(), import] {
+        assert_eq!(numbers(&with_ports(text, 1025)), (0, 0), "{text}");
+    }
+}
+
 #[test]
 fn pods_at_the_address_of_their_node_stay_apart_and_take_an_unnamed_endpoint_in() {
     let pod = |index: u32| {
