@@ -11,7 +11,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::names::{Key, OwnedKey};
-use crate::snapshot::lowest_rank;
 use crate::yaml::Place;
 
 /// Evidence for a claim, the weakest first.
@@ -32,6 +31,11 @@ pub(super) enum Evidence {
     File,
 }
 
+impl Evidence {
+    const ALL: [Self; Self::File as usize + 1] =
+        [Self::Import, Self::Slice, Self::OtherPort, Self::Managed, Self::Assigned, Self::File];
+}
+
 /// Claimed address: a port of a node's address, or any other address as a whole, with port 0.
 pub(super) type At = (IpAddr, u16);
 
@@ -46,12 +50,22 @@ pub(super) struct Claim<'a> {
     pub(super) place: Option<&'a Place>,
 }
 
+impl<'a> Claim<'a> {
+    /// Returns its order among the claims to an address.
+    fn rank(&self) -> (Reverse<Evidence>, Key<'a>) {
+        #[cfg(test)]
+        tests::RANKED.set(tests::RANKED.get() + 1);
+        (Reverse(self.evidence), self.by)
+    }
+}
+
 /// Claimants that had each address by the last decision.
 pub(super) type Holders = HashMap<At, OwnedKey>;
 
 /// Claims to addresses, which are decided when they are asked for.
 pub(super) struct Claims<'a> {
-    /// The best claim of each claimant to each address, in order.
+    /// The best claim of each claimant to each address. Those to an address are in the order of
+    /// their ranks, because the first two decide about it, however many there are.
     list: Vec<Claim<'a>>,
     /// Holders by the last decision.
     held: &'a Holders,
@@ -73,45 +87,59 @@ impl<'a> Claims<'a> {
     pub(super) fn new(mut list: Vec<Claim<'a>>, held: &'a Holders) -> Self {
         list.sort_by_key(|one| (one.at, one.by, Reverse(one.evidence)));
         list.dedup_by_key(|one| (one.at, one.by));
+        list.sort_by_key(|one| (one.at, one.rank()));
         Self { list, held }
     }
 
-    fn exactly_at(&self, at: At) -> impl Iterator<Item = Claim<'a>> {
-        let start = self.list.partition_point(|one| one.at < at);
-        self.list.iter().skip(start).take_while(move |one| one.at == at).copied()
+    fn exactly_at(&self, at: At) -> &[Claim<'a>] {
+        let (_, rest) = self.list.split_at(self.list.partition_point(|one| one.at < at));
+        rest.split_at(rest.partition_point(|one| one.at == at)).0
     }
 
-    /// Returns the claims to an address, the best one of each claimant. One to all ports of a node
-    /// is one to each of its ports.
-    fn all_at(&self, at @ (ip, port): At) -> Vec<Claim<'a>> {
-        let mut all: Vec<_> = self.exactly_at((ip, 0)).collect();
-        if port != 0 {
-            all.extend(self.exactly_at(at));
-            all.sort_by_key(|one| (one.by, Reverse(one.evidence)));
-            all.dedup_by_key(|one| one.by);
+    /// Returns the claims to an address. One to all ports of a node is one to each of its ports.
+    fn all_at(&self, at @ (ip, port): At) -> [&[Claim<'a>]; 2] {
+        [self.exactly_at((ip, 0)), if port == 0 { &[] } else { self.exactly_at(at) }]
+    }
+
+    /// Returns the best claim to an address, and the best one of another claimant.
+    fn best(&self, at: At) -> [Option<Claim<'a>>; 2] {
+        let all = self.all_at(at);
+        let all = || all.iter().flat_map(|claims| claims.iter().take(2));
+        let first = all().min_by_key(|one| one.rank());
+        let others = all().filter(|one| first.is_some_and(|first| first.by != one.by));
+        [first, others.min_by_key(|one| one.rank())].map(|one| one.copied())
+    }
+
+    /// Returns which of the best claims to an address has it, or the holder's claim if it is equal
+    /// to them.
+    fn winner(&self, at: At, best: [Option<Claim<'a>>; 2]) -> Option<Claim<'a>> {
+        let [first, second] = best;
+        let evidence = first?.evidence;
+        if second.is_none_or(|second| second.evidence < evidence) {
+            return first;
         }
-        all
-    }
-
-    /// Returns which of the claims to an address has it, if one has.
-    fn winner(&self, (ip, port): At, claims: &[Claim<'a>]) -> Option<Claim<'a>> {
         // A port that nobody claims alone is decided with the address. An address that was not
         // known to be that of a node had a holder as a whole.
-        let is_claimed = self.exactly_at((ip, port)).next().is_some();
-        let holder = self.held.get(&(ip, port)).filter(|_| is_claimed);
-        let holder = holder.or_else(|| self.held.get(&(ip, 0)));
-        let is_holder = |one: &Claim<'_>| holder.is_some_and(|(a, b)| (&**a, &**b) == one.by);
-        let ranked = claims.iter().map(|one| ((Reverse(one.evidence), !is_holder(one)), *one));
-        lowest_rank(ranked)
+        let is_claimed = !self.exactly_at(at).is_empty();
+        let holder = self.held.get(&at).filter(|_| is_claimed);
+        let (namespace, name) = holder.or_else(|| self.held.get(&(at.0, 0)))?;
+        self.claim((namespace, name), at).filter(|one| one.evidence == evidence)
+    }
+
+    /// Returns the best claim of a claimant to an address.
+    fn claim(&self, by: Key<'_>, at: At) -> Option<Claim<'a>> {
+        let own = self.all_at(at).into_iter().filter_map(|claims| {
+            Evidence::ALL.into_iter().find_map(|evidence| {
+                let found = claims.binary_search_by(|one| one.rank().cmp(&(Reverse(evidence), by)));
+                claims.get(found.ok()?).copied()
+            })
+        });
+        own.min_by_key(Claim::rank)
     }
 
     /// Returns the best evidence of a claimant for an address.
-    pub(super) fn evidence(&self, by: Key<'_>, (ip, port): At) -> Option<Evidence> {
-        let own = |at: At| {
-            let found = self.list.binary_search_by(|one| (one.at, one.by).cmp(&(at, by)));
-            found.ok().and_then(|index| self.list.get(index)).map(|one| one.evidence)
-        };
-        own((ip, port)).max(own((ip, 0)))
+    pub(super) fn evidence(&self, by: Key<'_>, at: At) -> Option<Evidence> {
+        self.claim(by, at).map(|one| one.evidence)
     }
 
     /// Returns whether a claimant has an address. Claimants of the mesh file share.
@@ -124,13 +152,16 @@ impl<'a> Claims<'a> {
     /// Claims with equal evidence exclude each other, exposed or not. Otherwise a tenant could
     /// expose an address to more peers than its owner does.
     pub(super) fn refusal(&self, by: Key<'_>, at: At) -> Option<Refusal<'a>> {
-        let (claims, own) = (self.all_at(at), self.evidence(by, at));
-        let winner = self.winner(at, &claims);
-        if own == Some(Evidence::File) || winner.is_some_and(|one| one.by == by) {
+        let best @ [first, second] = self.best(at);
+        let winner = self.winner(at, best);
+        if winner.is_some_and(|one| one.by == by) {
             return None;
         }
-        let others = claims.iter().filter(|one| one.by != by);
-        let rival = *others.max_by_key(|one| one.evidence)?;
+        let own = self.evidence(by, at);
+        if own == Some(Evidence::File) {
+            return None;
+        }
+        let rival = first.filter(|one| one.by != by).or(second)?;
         Some(if Some(rival.evidence) > own {
             Refusal::Owned(rival)
         } else {
@@ -141,11 +172,9 @@ impl<'a> Claims<'a> {
     /// Returns a claim to a whole address that no tenant can forge for long, if none of `namespace`
     /// is one.
     pub(super) fn proven_elsewhere(&self, ip: IpAddr, namespace: &str) -> Option<Claim<'a>> {
-        let all = self.all_at((ip, 0)).into_iter();
-        let mut proven = all.filter(|one| one.evidence > Evidence::Slice);
-        let first = proven.next()?;
-        let is_own = |one: Claim<'_>| one.by.0 == namespace;
-        (!is_own(first) && !proven.any(is_own)).then_some(first)
+        let [first, _] = self.best((ip, 0));
+        let is_own = self.evidence((namespace, ""), (ip, 0)) > Some(Evidence::Slice);
+        first.filter(|first| first.evidence > Evidence::Slice && !is_own)
     }
 
     /// Returns all claims, each claimant's best one to each address.
@@ -160,7 +189,7 @@ impl<'a> Claims<'a> {
             |name: &'a str| Arc::clone(names.entry(name).or_insert_with(|| name.into()));
         let places = self.list.chunk_by(|one, next| one.at == next.at);
         let places = places.filter_map(|same| Some(same.first()?.at));
-        let winners = places.filter_map(|at| self.winner(at, &self.all_at(at)).map(|of| (at, of)));
+        let winners = places.filter_map(|at| Some((at, self.winner(at, self.best(at))?)));
         let winners = winners
             .filter(|(_, one)| ![Evidence::File, Evidence::OtherPort].contains(&one.evidence));
         winners.map(|(at, one)| (at, (owned(one.by.0), owned(one.by.1)))).collect()
@@ -172,5 +201,37 @@ impl<'a> Refusal<'a> {
     pub(super) fn other(self) -> Claim<'a> {
         let (Self::Owned(of) | Self::Held(of) | Self::Equal(of)) = self;
         of
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        /// Number of ranks that were compared.
+        pub(super) static RANKED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[test]
+    fn any_number_of_claims_to_an_address_is_decided_by_few_of_them() {
+        const COUNT: usize = 5000;
+        let names: Vec<_> = (0..COUNT).map(|index| format!("n{index}")).collect();
+        let at = ([10, 9, 0, 1].into(), 0);
+        let by = names.iter().map(|name| (name.as_str(), "a"));
+        let list = by.map(|by| Claim { at, by, evidence: Evidence::Import, place: None });
+        let held = Holders::from([(at, ("n7".into(), "a".into()))]);
+        for (held, winner) in [(&Holders::new(), None), (&held, Some("n7"))] {
+            let claims = Claims::new(list.clone().collect(), held);
+            RANKED.set(0);
+            let winners = claims.all().filter(|one| claims.has(one.by, at));
+            let winners: Vec<_> = winners.map(|one| one.by.0).collect();
+            assert_eq!(winners, Vec::from_iter(winner));
+            assert_eq!(claims.holders().len(), winners.len());
+            // For each claim the two best ones, the holder, and its own by a search.
+            assert!(RANKED.get() < COUNT * 400, "{} ranks", RANKED.get());
+        }
     }
 }

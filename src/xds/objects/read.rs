@@ -51,6 +51,9 @@ const KIND_EDITS_MAX: usize = 5;
 /// Number of letters that differ in a misspelt API group.
 const GROUP_EDITS_MAX: usize = 2;
 
+/// Limit of the addresses of a ServiceImport: that of a service of a control plane.
+const IPS_MAX: usize = 1024;
+
 /// Object of a supported kind. An invalid one has the parts that could be read.
 enum Object {
     Namespace(Meta),
@@ -318,7 +321,10 @@ fn import(top: &mut Fields<'_>, meta: Meta) -> Import {
 fn import_fields(fields: &mut Fields<'_>, meta: Meta) -> Import {
     let ports = fields.get("ports");
     let ports = ports.and_then(|list| ports::read(list, "ports[]"));
-    let ips = fields.get("ips").into_iter().flat_map(Value::items);
+    let ips = fields.get("ips");
+    // All of them remain claimed.
+    ips.and_then(|list| list.at_most(IPS_MAX, "fewer addresses"));
+    let ips = ips.into_iter().flat_map(Value::items);
     Import {
         meta,
         ports: ports.unwrap_or_default(),

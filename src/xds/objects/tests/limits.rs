@@ -83,6 +83,13 @@ fn a_service_or_an_import_with_too_many_ports_is_invalid_and_keeps_its_address()
     for text in [service.as_str(), import] {
         assert_eq!(numbers(&with_ports(text, 1025)), (0, 0), "{text}");
     }
+    let ips = |count| {
+        let ips = (1..count).map(|index| format!("10.8.{}.{}, ", index / 250, index % 250 + 1));
+        import.replace("ips: [", &format!("ips: [{}", ips.collect::<String>()))
+    };
+    let vips = |of: &JoinResult| of.mesh.services.values().map(|one| one.vips.len()).sum::<usize>();
+    assert_eq!([1024, 1025].map(|count| vips(&joined(&ips(count)))), [1024, 0]);
+    assert_eq!(numbers(&ips(1025)), (0, 0));
 }
 
 #[test]
