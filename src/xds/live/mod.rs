@@ -213,6 +213,7 @@ impl LiveSource {
             let version = json.get("apiVersion").and_then(Json::as_str).unwrap_or_default();
             let kind = (*kind, version.to_owned());
             let (read, mut findings) = objects::of_json(Path::new(&place), json);
+            let bytes = bytes.max(read.bytes());
             // Errors first: a small object may have many findings, which its bytes do not count.
             findings.0.sort_by_key(|one| one.severity == Severity::Warning);
             findings.0.truncate(condition::FINDINGS_MAX);

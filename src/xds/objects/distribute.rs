@@ -8,9 +8,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::entries::by_age;
+use super::limited::LimitedFindings;
 use super::merge::namespaces_of_hosts;
 use super::shares::limit;
-use super::{Objects, limit_findings, refusal};
+use super::{Objects, refusal};
 use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Line, Traffic};
 use crate::snapshot::mesh::{Locality, Mesh, UNKNOWN_NAMESPACE};
 use crate::xds::envoy::namespace_of_host;
@@ -33,7 +34,7 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
         config,
         mesh: mesh.map(MeshIndex::new),
         known: HashMap::new(),
-        findings: Vec::new(),
+        findings: LimitedFindings::default(),
     };
     config.traffic.iter().for_each(|one| distributor.note(one));
     let mut added = Vec::new();
@@ -52,7 +53,7 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
         );
         distributor.refuse(one, (what, "the others into `traffic`"));
     }
-    let findings = Findings(limit_findings(distributor.findings));
+    let findings = Findings(distributor.findings.into_vec());
     config.traffic.extend(added);
     findings
 }
@@ -66,7 +67,7 @@ struct Distributor<'a> {
     mesh: Option<MeshIndex<'a>>,
     /// Entries of each service, by the namespace to which they are limited.
     known: HashMap<String, Vec<KnownEntry>>,
-    findings: Vec<Finding>,
+    findings: LimitedFindings,
 }
 
 /// Exposed services, by what distributions are compared with.

@@ -29,6 +29,12 @@ const TARGET: &str = "spec.policy[].target[]";
 const ENVIRONMENTS: [&str; 2] = ["admiral.io/env", "env"];
 const DEFAULT_ENVIRONMENT: &str = "default";
 
+/// Limit of the items of one object, of which most are a service of its namespace.
+const ITEMS_MAX: usize = 1000;
+
+/// Remedy of an object with more items.
+const FEWER: &str = "the others into another object";
+
 /// Limit of the ports, of the clusters and of the regions of one entry: that of Kubernetes for the
 /// ports of an EndpointSlice.
 const LIST_MAX: usize = 100;
@@ -55,10 +61,10 @@ type Age = (bool, Option<SystemTime>, Arc<str>, Arc<str>);
 
 /// Returns the entries of the objects of the gateway's cluster, the oldest object first. Names and
 /// addresses belong to the first one that claims them, whatever file it is in.
-pub(super) fn by_age<'a>(entries: &'a [Entries], config: &Config) -> Vec<&'a Entries> {
+pub(super) fn by_age<'a>(entries: &'a [Arc<Entries>], config: &Config) -> Vec<&'a Entries> {
     let own = config.gateway.cluster.as_str();
     let is_own = |of: &&Entries| of.cluster.as_deref().is_none_or(|cluster| cluster == own);
-    let mut entries: Vec<_> = entries.iter().filter(is_own).collect();
+    let mut entries: Vec<_> = entries.iter().map(|one| &**one).filter(is_own).collect();
     entries.sort_by(|one, other| one.age.cmp(&other.age));
     entries
 }
@@ -88,6 +94,13 @@ pub(super) struct BoundService {
 }
 
 impl Entries {
+    /// Returns the number of items in its lists.
+    pub(super) fn items(&self) -> usize {
+        let destinations = self.dependency.as_ref().and_then(|one| one.destinations.as_ref());
+        let lists = self.services.len() + self.bound.len() + self.traffic.len();
+        lists + destinations.map_or(0, Vec::len)
+    }
+
     /// Returns the entries of an invalid object: its services are exposed to nobody, whatever else
     /// exports them, and the services that it depends on are not used.
     pub(super) fn closed(self) -> Self {
@@ -139,17 +152,23 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<
         "ServiceExpositionPolicy" => {
             let example = "[{name: echo, port: 80, clusters: [west]}]";
             let items = spec.fields("spec").and_then(|mut fields| fields.need("exposed", example));
-            entries.hides_services = items.is_none_or(|items| !items.is_list());
+            let is_short = |items: Value<'_>| items.at_most(ITEMS_MAX, FEWER).is_some();
+            let is_read = items.is_some_and(|items| items.is_list() && is_short(items));
+            entries.hides_services = !is_read;
             let items = items.into_iter().flat_map(Value::items);
             let services = items.filter_map(|item| exposed(item, &meta.namespace));
-            entries.services.extend(services);
+            // A list that is too long closes all services, and keeps its aliases from others.
+            entries.services.extend(services.filter(|one| is_read || one.alias.is_some()));
         }
         "RemoteServiceBinding" => {
             let example = "[{cluster: west, services: [{name: echo}]}]";
-            let items = spec.fields("spec").and_then(|mut fields| fields.need("remote", example));
-            let items = items.into_iter().flat_map(Value::items);
+            let list = spec.fields("spec").and_then(|mut fields| fields.need("remote", example));
+            let items = list.into_iter().flat_map(Value::items);
             let bound = items.flat_map(|item| remote(item, &meta.namespace));
-            entries.bound.extend(bound);
+            entries.bound.extend(bound.take(ITEMS_MAX + 1));
+            if let Some(list) = list.filter(|_| entries.bound.len() > ITEMS_MAX) {
+                list.error(format!("has more than {ITEMS_MAX} services"), FEWER);
+            }
         }
         "Dependency" => entries.dependency.iter_mut().for_each(|one| one.read(spec)),
         _ => {
@@ -160,6 +179,7 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<
             let selector = fields.get("selector");
             fields.warn_of_others();
             let identity = Identity::find(meta, selector);
+            let policies = policies.and_then(|list| list.at_most(ITEMS_MAX, FEWER));
             let items = policies.into_iter().flat_map(Value::items);
             let traffic = items.filter_map(|item| policy(item, identity.as_ref(), &meta.namespace));
             entries.traffic.extend(traffic);
@@ -259,6 +279,7 @@ fn remote(item: Value<'_>, namespace: &Arc<str>) -> Vec<BoundService> {
     };
     let cluster = fields.need("cluster", "west").and_then(cluster_name);
     let services = fields.need("services", "[{name: echo, port: 80}]");
+    let services = services.and_then(|list| list.at_most(ITEMS_MAX, FEWER));
     let items = services.into_iter().flat_map(Value::items);
     let services = items.filter_map(|item| remote_service(item, cluster, namespace));
     services.collect()

@@ -9,10 +9,12 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::Objects;
 use super::addresses::{AddressClaims, AddressHolders};
 use super::claims::Evidence;
 use super::entries::by_age;
 use super::findings;
+use super::limited::LimitedFindings;
 use super::members::{ServedEndpoint, ServicePorts, Site, WorkloadMerger, with_services};
 use super::names::{Key, LOCAL_SUFFIX, host, name};
 use super::needs::Needs;
@@ -21,7 +23,6 @@ use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
 use super::view::ObjectIndex;
 use super::waypoints::{self, NamedWaypoint};
-use super::{Objects, limit_findings};
 use crate::config::Config;
 use crate::snapshot::ServiceVisibility;
 use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
@@ -54,7 +55,7 @@ pub(super) fn names(key: Key<'_>) -> impl Iterator<Item = Arc<str>> {
 /// Joins a mesh with objects according to the cluster, network and exposure of a configuration.
 /// `held` are the holders of the addresses by the last join; none at the start.
 pub fn join(mesh: &Mesh, objects: &Objects, config: &Config, held: &AddressHolders) -> JoinResult {
-    let mut warnings = Vec::new();
+    let mut warnings = LimitedFindings::default();
     let view = ObjectIndex::new(objects, config, &mut warnings);
     let claims = AddressClaims::new(&view, mesh, held);
     let needs = Needs::new(objects, config);
@@ -94,7 +95,7 @@ struct Joiner<'a> {
     /// Global services that workloads of the mesh file serve too, by their own service.
     global_services_of: HashMap<Arc<str>, Vec<Arc<str>>>,
     scope: ServiceVisibility,
-    warnings: Vec<Finding>,
+    warnings: LimitedFindings,
     /// Slices with a warning that none of their ports is a port of their service.
     reported_slices: HashSet<*const Slice>,
 }
@@ -375,7 +376,7 @@ impl<'a> Joiner<'a> {
         let claims = self.claims;
         let may_use = |namespace: &str, ip, port| claims.may_use(namespace, ip, port);
         self.members.into_mesh(network, &mut self.mesh, may_use);
-        warnings.extend(limit_findings(self.warnings));
+        warnings.extend(self.warnings.into_vec());
         JoinResult {
             mesh: self.mesh,
             scope: self.scope,

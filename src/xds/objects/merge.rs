@@ -12,9 +12,10 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::entries::{BoundService, Entries, Exposed, by_age};
+use super::limited::LimitedFindings;
 use super::needs::{self, Needs};
 use super::shares::{Shares, limit};
-use super::{Objects, limit_findings, refusal};
+use super::{Objects, refusal};
 use crate::config::{Config, ExposedService, HostPort, Line, ObjectBindings, vip, vip_count};
 use crate::snapshot::mesh::Mesh;
 use crate::yaml::{Finding, Findings};
@@ -43,7 +44,7 @@ pub fn merge(config: &Config, objects: &Objects, mesh: &Mesh) -> (Config, Findin
     merger.expose_all(&objects);
     let bound: Vec<_> = objects.iter().flat_map(|of| &of.bound).collect();
     merger.bind_all(&bound, &needs);
-    (merger.config, Findings(limit_findings(merger.findings)))
+    (merger.config, Findings(merger.findings.into_vec()))
 }
 
 pub(super) fn namespaces_of_hosts(mesh: &Mesh) -> HashMap<&str, Vec<&str>> {
@@ -66,7 +67,7 @@ struct Merger<'a> {
     config: Config,
     /// Hostnames and names of exposed services.
     claims: HashMap<String, NameClaim>,
-    findings: Vec<Finding>,
+    findings: LimitedFindings,
 }
 
 /// Claim to a name that peers may request.
@@ -85,7 +86,7 @@ impl<'a> Merger<'a> {
             clusters: own.cluster_names(),
             config: own.clone(),
             claims: HashMap::new(),
-            findings: Vec::new(),
+            findings: LimitedFindings::default(),
         };
         for exposed in &own.exposure.services {
             let host = &exposed.service.host;

@@ -15,6 +15,7 @@ mod entries;
 mod files;
 mod findings;
 mod join;
+mod limited;
 mod members;
 mod merge;
 mod meta;
@@ -45,6 +46,8 @@ pub use addresses::AddressHolders;
 pub use distribute::distribute;
 pub use files::object_files;
 pub use join::{JoinResult, join};
+pub(super) use limited::WARNINGS_MAX;
+pub(crate) use limited::limit_findings;
 pub use merge::merge;
 
 use entries::Entries;
@@ -53,11 +56,13 @@ pub(super) use read::KINDS;
 use meta::Meta;
 use ports::Port;
 use service::Service;
-use shares::Shares;
 use slice::Slice;
 
-/// Limit of the warnings of one kind. Nobody reads more than a screen of them.
-pub(super) const WARNINGS_MAX: usize = 200;
+/// Bytes that an item of an entry takes, with what it adds to the configuration.
+const ITEM_BYTES: usize = 1024;
+
+/// Bytes that an endpoint of a slice takes.
+const ENDPOINT_BYTES: usize = 256;
 
 /// Objects of all files in file order. They are not deduplicated: several control planes may
 /// supply the same object.
@@ -70,7 +75,7 @@ pub struct Objects {
     exports: Vec<Export>,
     imports: Vec<Import>,
     slices: Vec<Slice>,
-    entries: Vec<Entries>,
+    entries: Vec<Arc<Entries>>,
     passed_over: InvalidObjects,
     /// Namespaces with objects that are not known. Their services stay in all clusters.
     closed: BTreeSet<Arc<str>>,
@@ -174,6 +179,15 @@ impl Objects {
         pods.flat_map(|pod| pod.addresses.iter().copied())
     }
 
+    /// Returns the number of bytes that the items of these objects take: many times those of a
+    /// terse text.
+    pub(super) fn bytes(&self) -> usize {
+        let items: usize = self.entries.iter().map(|one| one.items()).sum();
+        let slices = self.slices.iter().chain(&self.passed_over.slices);
+        let endpoints: usize = slices.map(|one| one.endpoints.len()).sum();
+        items * ITEM_BYTES + endpoints * ENDPOINT_BYTES
+    }
+
     /// Returns the names in the mesh of the services that these objects define, export or serve.
     pub(super) fn service_names(&self) -> impl Iterator<Item = Arc<str>> {
         let services = self.services.iter().map(|one| &one.meta);
@@ -210,68 +224,4 @@ impl Objects {
 /// Returns the finding that an entry of an object, or a part of one, is not used.
 fn refusal(namespace: &str, line: &Line, what: String, how: &str) -> Finding {
     Finding { severity: Severity::PassedOver, ..Finding::warning(&line.0, what, how).of(namespace) }
-}
-
-/// Findings of one severity, with the position of each among all.
-struct Limited {
-    severity: Severity,
-    shares: Shares,
-    kept: Vec<(usize, Finding)>,
-    omitted: usize,
-    first_omitted: Option<(usize, Finding)>,
-}
-
-/// Limits warnings and findings of skipped objects to [`WARNINGS_MAX`] each, shared by their
-/// namespaces, and counts the others. The objects of one tenant can have any number of them.
-pub(crate) fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
-    limit(&mut findings.into_iter())
-}
-
-/// Not generic over an iterator, so that there is one instance of it.
-fn limit(findings: &mut dyn Iterator<Item = Finding>) -> Vec<Finding> {
-    let mut limited = [Severity::Warning, Severity::PassedOver].map(|severity| Limited {
-        severity,
-        shares: Shares::new(WARNINGS_MAX),
-        kept: Vec::new(),
-        omitted: 0,
-        first_omitted: None,
-    });
-    let mut kept = Vec::new();
-    for one in findings.enumerate() {
-        let mut same = limited.iter_mut();
-        match same.find(|of| of.severity == one.1.severity) {
-            Some(same) => same.add(one),
-            None => kept.push(one),
-        }
-    }
-    let mut last = Vec::new();
-    for of in limited {
-        kept.extend(of.kept);
-        let what = format!("{} more findings are omitted; this is the first of them", of.omitted);
-        last.extend(of.first_omitted.map(|(_, first)| Finding {
-            what,
-            how: String::new(),
-            ..first
-        }));
-    }
-    kept.sort_unstable_by_key(|(position, _)| *position);
-    let kept = kept.into_iter().map(|(_, finding)| finding);
-    kept.chain(last).collect()
-}
-
-impl Limited {
-    /// Adds a finding. If no place is free, the last one of the namespace with the most is omitted.
-    fn add(&mut self, finding: (usize, Finding)) {
-        let most = self.shares.take(Arc::clone(&finding.1.namespace));
-        self.kept.push(finding);
-        let mut kept = self.kept.iter();
-        let Some(last) = most.and_then(|most| kept.rposition(|(_, one)| one.namespace == most))
-        else {
-            return;
-        };
-        self.omitted += 1;
-        let last = self.kept.remove(last);
-        let first = self.first_omitted.take().filter(|(position, _)| *position < last.0);
-        self.first_omitted = first.or(Some(last));
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::limited::LimitedFindings;
 use super::meta::Meta;
 use crate::yaml::{Finding, Value};
 
@@ -66,7 +67,7 @@ impl<'a> Ports<'a> {
         ports: &'a [Port],
         service: &str,
         meta: &Meta,
-        warnings: &mut Vec<Finding>,
+        warnings: &mut LimitedFindings,
     ) {
         for port in ports {
             match self.by_name.get(&*port.name) {

@@ -248,7 +248,7 @@ impl Objects {
             Object::Export(export) => self.exports.push(export),
             Object::Import(import) => self.imports.push(import),
             Object::Slice(slice) => self.slices.push(slice),
-            Object::Entries(entries, _) => self.entries.push(entries),
+            Object::Entries(entries, _) => self.entries.push(entries.into()),
         }
     }
 
@@ -272,7 +272,7 @@ impl Objects {
                     let name = Arc::clone(&meta.namespace);
                     self.passed_over.namespaces.push(Meta { name, ..meta });
                 }
-                self.entries.push(entries.closed());
+                self.entries.push(entries.closed().into());
             }
         }
     }

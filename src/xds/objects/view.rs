@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::ptr;
 use std::sync::Arc;
 
+use super::limited::LimitedFindings;
 use super::meta::{Meta, ROOT_NAMESPACE};
 use super::names::Key;
 use super::service::{DeclaredScope, Service};
@@ -45,7 +46,7 @@ impl<'a> ObjectIndex<'a> {
     pub(super) fn new(
         objects: &'a Objects,
         config: &'a Config,
-        warnings: &mut Vec<Finding>,
+        warnings: &mut LimitedFindings,
     ) -> Self {
         let mut contradiction = |of: &Meta, first: &Meta, what: String| {
             let what =
@@ -105,7 +106,7 @@ impl<'a> ObjectIndex<'a> {
         view
     }
 
-    fn add_slice(&mut self, slice: &'a Slice, warnings: &mut Vec<Finding>) {
+    fn add_slice(&mut self, slice: &'a Slice, warnings: &mut LimitedFindings) {
         let key @ (namespace, name) = (&*slice.namespace, &*slice.service);
         let cluster = self.cluster(slice.cluster.as_ref());
         // The uids of its workloads begin with the cluster, and could be those of a gateway.

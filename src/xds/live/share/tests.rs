@@ -184,3 +184,26 @@ fn a_namespace_is_complete_or_closed_and_one_within_its_share_is_never_closed() 
         }
     }
 }
+
+#[test]
+fn items_of_a_terse_list_count_by_what_they_take() {
+    let kind = "ServiceExpositionPolicy";
+    let policy = |namespace: &str, name, items| {
+        let mut policy = object(kind, namespace, name, 0);
+        policy["spec"] = json!({"exposed": vec![json!({"name": "a", "clusters": ["w"]}); items]});
+        policy
+    };
+    let api = KubernetesApi { hold: Duration::ZERO, ..KubernetesApi::default() };
+    let live = LiveSource::with_limits(&api, 100, 3_500_000);
+    list(&live, &[]);
+    let big = (0..3).map(|name| policy("big", name, 1000));
+    list_kind(&live, kind, &big.chain([policy("small", 0, 1001)]).collect::<Vec<_>>());
+    assert_eq!(findings(&live).len(), 1, "{:?}", findings(&live));
+    assert!(live.put(kind, policy("small", 1, 1000), false));
+    assert!(is_closed(&live, "big") && !is_closed(&live, "small"));
+    live.judge(&live.contents().unwrap(), &[], &[]);
+    let verdicts = live.verdicts().borrow().clone().unwrap();
+    let reasons = verdicts.iter().map(|(one, of)| (&*one.name, of.as_ref().unwrap().reason));
+    let reasons: BTreeMap<_, _> = reasons.collect();
+    assert_eq!((reasons["small/o0"], reasons["small/o1"]), ("Invalid", "Accepted"));
+}

@@ -52,7 +52,8 @@ fn a_slice_with_too_many_ports_or_pairs_claims_few_addresses_and_gives_none_to_o
         let mut objects = Objects::default();
         let read = read::text(Path::new("o.yaml"), &text, &mut objects);
         let (held, mesh, config) = (AddressHolders::default(), Mesh::default(), config(JOIN, "{}"));
-        let view = view::ObjectIndex::new(&objects, &config, &mut Vec::new());
+        let view =
+            view::ObjectIndex::new(&objects, &config, &mut limited::LimitedFindings::default());
         let claims = addresses::AddressClaims::new(&view, &mesh, &held);
         // That of the small namespace to a port of the node is no better than one to all ports.
         assert_eq!(claims.endpoints.all().count(), 4, "{reported}");
@@ -269,9 +270,14 @@ fn a_binding_beyond_the_limit_stays_out_with_the_younger_donors_of_its_service()
 
 #[test]
 fn a_namespace_with_too_many_policies_takes_no_place_of_another_one() {
-    let policies = |count, namespace: &str| {
+    let policies = |count: usize, namespace: &str| {
         let names = (0..count).map(|index| format!("{{dns: n{index}.{namespace}.global}}"));
-        listing("GlobalTrafficPolicy", &format!("name: gtp, namespace: {namespace}"), names)
+        let names: Vec<_> = names.collect();
+        let parts = names.chunks(1000).enumerate().map(|(part, names)| {
+            let metadata = format!("name: gtp{part}, namespace: {namespace}");
+            listing("GlobalTrafficPolicy", &metadata, names.iter().cloned())
+        });
+        parts.collect::<Vec<_>>().join("---\n")
     };
     let mut config = config(MERGE, "{files: [Cargo.toml]}");
     let text = format!("{}---\n{}", policies(5000, "payments"), policies(1, "shop"));
@@ -284,4 +290,50 @@ fn a_namespace_with_too_many_policies_takes_no_place_of_another_one() {
     assert_eq!(findings.0.len(), 201);
     let want = "objects have more than 4096 distributions, and namespace payments has the most";
     assert!(findings.0[0].what.contains(want), "{findings}");
+}
+
+#[test]
+fn a_policy_with_too_many_items_closes_its_namespace_and_keeps_its_alias() {
+    let policy = |metadata: &str, items: Vec<String>| {
+        listing("ServiceExpositionPolicy", metadata, items.into_iter())
+    };
+    let last = "{name: hello, alias: pay.global, clusters: [west]}".to_owned();
+    let items = |count| (0..count).map(|index| format!("{{name: s{index}, clusters: [west]}}"));
+    let old = "name: a, namespace: app, creationTimestamp: \"2026-01-01T00:00:00Z\"";
+    let other = policy("name: b, namespace: shop", vec![last.clone()]);
+    let merging = config(MERGE, "{files: [Cargo.toml]}");
+    for (count, exported, entries) in [(999, 3, 1001), (45_000, 0, 2)] {
+        let many = policy(old, items(count).chain([last.clone()]).collect());
+        let text = format!("{many}---\n{other}{}", service("east", EXPORTED));
+        assert_eq!(objects(&text).bytes(), entries * ITEM_BYTES);
+        assert_eq!(joined(&text).scope.exported.len(), exported);
+        let (config, reported) = merged(&merging, &text);
+        assert_eq!(config.exposure.services.len(), entries);
+        let named = config.exposure.services.iter().filter(|one| !one.names.is_empty());
+        let named: Vec<_> = named.map(|one| (one.namespace.as_deref(), one.to.len())).collect();
+        assert_eq!(named, [(Some("app"), usize::from(exported > 0))]);
+        assert!(reported.contains("the alias pay.global is that of "), "{reported}");
+    }
+}
+
+#[test]
+fn an_object_with_too_many_items_is_invalid_and_keeps_few_of_them() {
+    let names = |count: u16| (0..count).map(|index| format!("{{dns: n{index}.app.global}}"));
+    let of = |metadata: &str, count| listing("GlobalTrafficPolicy", metadata, names(count));
+    let metadata = "name: a, namespace: app";
+    let two = "{cluster: west, services: [{name: a, port: 1}, {name: b, port: 1}]}".to_owned();
+    let nested = vec![two; 501].into_iter();
+    for (text, kept) in [
+        (of(metadata, 1000), 1000),
+        (of(metadata, 1001), 0),
+        (binding(metadata, "west", 1..1001), 1000),
+        (binding(metadata, "west", 1..1002), 0),
+        (listing("RemoteServiceBinding", metadata, nested), 0),
+    ] {
+        let mut objects = Objects::default();
+        let found = read::text(Path::new("o.yaml"), &text, &mut objects).to_string();
+        assert_eq!(objects.bytes(), kept * ITEM_BYTES, "{found}");
+        let is_invalid = found.contains("; write the others into another object");
+        assert_eq!(is_invalid, kept == 0, "{found}");
+    }
 }
