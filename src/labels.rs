@@ -31,6 +31,8 @@ macro_rules! labelled {
         }
     ) => {
         $(#[$about])*
+        #[derive(derive_more::Display)]
+        #[display("{}", self.label())]
         $vis enum $name {
             $( $(#[$doc])* $variant, )+
         }
@@ -44,12 +46,6 @@ macro_rules! labelled {
                 match self {
                     $( Self::$variant => $label, )+
                 }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.label())
             }
         }
     };

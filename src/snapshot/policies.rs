@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use derive_more::Display;
+
 use super::authorization::{Action, Attributes, Policy, PolicyScope};
 use super::mesh::Workload;
 pub use crate::config::Enforcement;
@@ -31,12 +33,15 @@ pub struct Verdict {
     pub dry_run: Option<PolicyRejection>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Display, PartialEq)]
 pub enum PolicyRejection {
     /// No policies have been received yet.
+    #[display("authorization policies not received yet")]
     NotReceived,
+    #[display("{}", denial(_0))]
     Denied(Arc<Policy>),
     /// ALLOW policies apply, and none of them matches; this is the first one.
+    #[display("not allowed by any ALLOW policy, such as {:?}", _0.full_name())]
     NotAllowed(Arc<Policy>),
 }
 
@@ -129,21 +134,12 @@ fn rejection<'a>(
     Some(PolicyRejection::NotAllowed(Arc::clone(first)))
 }
 
-impl std::fmt::Display for PolicyRejection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NotReceived => f.write_str("authorization policies not received yet"),
-            Self::Denied(policy) if policy.unreadable => {
-                let name = policy.full_name();
-                write!(f, "policy {name:?} is unreadable and denies everything in its scope")
-            }
-            Self::Denied(policy) => write!(f, "denied by policy {:?}", policy.full_name()),
-            Self::NotAllowed(policy) => {
-                let name = policy.full_name();
-                write!(f, "not allowed by any ALLOW policy, such as {name:?}")
-            }
-        }
+fn denial(policy: &Policy) -> String {
+    let name = policy.full_name();
+    if policy.unreadable {
+        return format!("policy {name:?} is unreadable and denies everything in its scope");
     }
+    format!("denied by policy {name:?}")
 }
 
 #[cfg(test)]

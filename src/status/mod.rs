@@ -12,12 +12,12 @@ mod workload;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
+use derive_more::Display;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -75,23 +75,19 @@ pub struct Reload {
 }
 
 /// Certificate revocation list in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
+#[display(
+    "CRL {} of {issuer} ({}, nextUpdate {})",
+    number.as_deref().unwrap_or("none"),
+    file.display(),
+    humantime::format_rfc3339_seconds(*next_update)
+)]
 pub struct Crl {
     pub file: PathBuf,
     pub issuer: String,
     pub number: Option<String>,
     /// nextUpdate: end of the validity.
     pub next_update: SystemTime,
-}
-
-impl fmt::Display for Crl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { issuer, file, .. } = self;
-        let number = self.number.as_deref().unwrap_or("none");
-        let next = humantime::format_rfc3339_seconds(self.next_update);
-        let file = file.display();
-        write!(f, "CRL {number} of {issuer} ({file}, nextUpdate {next})")
-    }
 }
 
 /// State of a hostname that discovery sent instead of addresses.

@@ -14,7 +14,7 @@ pub struct Authority {
     pub port: u16,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, derive_more::Display, PartialEq, Eq, Hash)]
 pub enum Host {
     /// A name, resolved in the snapshot and never in DNS.
     Name(Box<str>),

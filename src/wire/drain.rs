@@ -1,7 +1,8 @@
 //! Parts of the mesh and of this gateway that an operator drains.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+
+use derive_more::Display;
 
 use super::RegionPattern;
 
@@ -9,7 +10,8 @@ use super::RegionPattern;
 const NAME_BYTES_MAX: usize = 2048;
 
 /// Part of the mesh that new tunnels avoid, or listener that accepts none.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Display, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[display("{} {}", self.kind(), self.name())]
 pub enum DrainTarget {
     /// Everything in a region, zone or subzone.
     Region(RegionPattern),
@@ -80,12 +82,6 @@ impl DrainTarget {
 impl From<RegionPattern> for DrainTarget {
     fn from(region: RegionPattern) -> Self {
         Self::Region(region)
-    }
-}
-
-impl fmt::Display for DrainTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind(), self.name())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Load of a service behind a gateway, as the header `x-strait-load` states it.
 
-use std::fmt;
+use derive_more::Display;
 
 /// Response header with the load of the service that a CONNECT asks for.
 pub const LOAD_HEADER: &str = "x-strait-load";
@@ -8,7 +8,8 @@ pub const LOAD_HEADER: &str = "x-strait-load";
 const BYTES_MAX: usize = 128;
 
 /// Load of a service behind a gateway: a dictionary (RFC 9651) such as `ready=4, free=0.80`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
+#[display("ready={ready}, free={}.{:02}", free_percent / 100, free_percent % 100)]
 pub struct ServiceLoad {
     /// Capacity of the ready instances in the gateway's network.
     pub ready: u32,
@@ -48,13 +49,6 @@ fn parse_percent(text: &str) -> Option<u32> {
     let whole = parse_integer(whole).filter(|whole| *whole <= 1)?;
     let percent = 100 * whole + thousandths / 10;
     (1000 * whole + thousandths <= 1000).then_some(percent)
-}
-
-impl fmt::Display for ServiceLoad {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, rest) = (self.free_percent / 100, self.free_percent % 100);
-        write!(f, "ready={}, free={whole}.{rest:02}", self.ready)
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Patterns of localities such as `us-west-2/*`, in the syntax of Istio's locality settings.
 
-use std::fmt;
+use derive_more::Display;
 
 /// Number of parts of a locality: region, zone and subzone.
 const PARTS_MAX: usize = 3;
@@ -12,7 +12,8 @@ const CHARS_MAX: usize = 256;
 ///
 /// Patterns are ordered: those inside `us-west-2` come after `us-west-2`, and all come after
 /// `*`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Display, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[display("{}", if parts.is_empty() { "*".to_owned() } else { parts.join("/") })]
 pub struct RegionPattern {
     /// The first parts of a matching locality.
     parts: Box<[Box<str>]>,
@@ -42,15 +43,6 @@ impl RegionPattern {
     /// the most parts applies.
     pub fn part_count(&self) -> usize {
         self.parts.len()
-    }
-}
-
-impl fmt::Display for RegionPattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.parts {
-            [] => f.write_str("*"),
-            parts => f.write_str(&parts.join("/")),
-        }
     }
 }
 

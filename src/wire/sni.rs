@@ -1,6 +1,6 @@
 //! Server names of ClientHello messages, and the patterns that match them.
 
-use std::fmt;
+use derive_more::Display;
 
 use super::authority::{Authority, AuthorityError, Host, LENGTH_BYTES_MAX, parse_port};
 use crate::labels::labelled;
@@ -45,7 +45,8 @@ pub fn normalise(name: &str) -> Option<Box<str>> {
 
 /// Server name in the form that Istio's sidecars send to a gateway (docs/wire-contract.md 1.9):
 /// `outbound_.PORT_.SUBSET_.HOST`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
+#[display("outbound_.{}_.{subset}_.{}", authority.port, authority.host)]
 pub struct IstioName {
     pub authority: Authority,
     /// Subset of the endpoints; empty for all endpoints.
@@ -80,26 +81,17 @@ impl IstioName {
     }
 }
 
-impl fmt::Display for IstioName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Authority { host, port } = &self.authority;
-        let host = match host {
-            Host::Name(name) => name.to_string(),
-            Host::Ip(ip) => ip.to_string(),
-        };
-        write!(f, "outbound_.{port}_.{}_.{host}", self.subset)
-    }
-}
-
 /// Pattern of the server names of a route.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Display, PartialEq, Eq, Hash)]
 pub enum SniPattern {
     /// Exactly this name.
     Exact(Box<str>),
     /// All names below this one, at any depth, as in Envoy and Istio gateways: `*.example.com`.
     /// The name itself does not match.
+    #[display("*.{_0}")]
     Wildcard(Box<str>),
     /// Every name, and a ClientHello without a name: `*`.
+    #[display("*")]
     Any,
 }
 
@@ -135,16 +127,6 @@ impl SniPattern {
                 below.is_some_and(|below| below.len() > 1 && below.ends_with('.'))
             }
             Self::Any => true,
-        }
-    }
-}
-
-impl fmt::Display for SniPattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exact(name) => f.write_str(name),
-            Self::Wildcard(name) => write!(f, "*.{name}"),
-            Self::Any => f.write_str("*"),
         }
     }
 }

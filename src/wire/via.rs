@@ -1,6 +1,8 @@
 //! Gateways that a tunnel has passed, as the header `x-strait-via` lists them.
 
-use std::fmt;
+use derive_more::Display;
+
+use crate::labels::join;
 
 /// Header with the gateways that a tunnel has passed, in order.
 pub const VIA_HEADER: &str = "x-strait-via";
@@ -9,11 +11,13 @@ pub const VIA_HEADER: &str = "x-strait-via";
 pub const HOPS_MAX: usize = 3;
 
 /// Short hash of a gateway's cluster, network and identity. Replicas of a gateway share it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
+#[display("{:016x}", u64::from_be_bytes(*_0))]
 pub struct GatewayHash([u8; 8]);
 
 /// Gateways that a tunnel has passed, at most [`HOPS_MAX`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Display, PartialEq, Eq)]
+#[display("{}", join(_0, ","))]
 pub struct Via(Vec<GatewayHash>);
 
 impl GatewayHash {
@@ -26,12 +30,6 @@ impl GatewayHash {
         let is_hash = text.len() == 16 && text.bytes().all(|octet| octet.is_ascii_hexdigit());
         let number = is_hash.then(|| u64::from_str_radix(text, 16).ok()).flatten()?;
         Some(Self(number.to_be_bytes()))
-    }
-}
-
-impl fmt::Display for GatewayHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", u64::from_be_bytes(self.0))
     }
 }
 
@@ -66,16 +64,6 @@ impl Via {
     pub fn with(mut self, gateway: GatewayHash) -> Option<Self> {
         (!self.is_full()).then(|| self.0.push(gateway))?;
         Some(self)
-    }
-}
-
-impl fmt::Display for Via {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, hash) in self.0.iter().enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            write!(f, "{comma}{hash}")?;
-        }
-        Ok(())
     }
 }
 

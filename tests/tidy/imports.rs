@@ -83,7 +83,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 const MAY_IMPORT_ALL_BUT: &[(&str, &[&str])] = &[("app", &["cli", "tools"]), ("cli", &[])];
 
 /// Crates that the parsers of `wire` may use besides the standard library.
-const CRATES_OF_WIRE: &[&str] = &["bytes", "ppp", "thiserror"];
+const CRATES_OF_WIRE: &[&str] = &["bytes", "derive_more", "ppp", "thiserror"];
 
 fn check_modules(source: &Source) -> Vec<String> {
     let module = source.module();

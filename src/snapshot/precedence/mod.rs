@@ -6,7 +6,6 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -22,7 +21,12 @@ use super::{Service, Snapshot, mesh};
 use crate::labels::join_first;
 
 /// Hostname or VIP of which at least one claimant does not answer.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Display, PartialEq, Eq)]
+#[display(
+    "{claimed} is claimed by {}, and {} answers: {rule}",
+    join_first(losers, LOSERS_SHOWN),
+    winner.as_deref().unwrap_or("none")
+)]
 pub struct Collision {
     /// Hostname or VIP.
     claimed: String,
@@ -277,16 +281,5 @@ impl Collision {
     /// namespace answers.
     pub fn is_intended(&self) -> bool {
         self.winner.is_some() && matches!(self.rule, DecidingRule::Namespace(_))
-    }
-}
-
-impl fmt::Display for Collision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let losers = join_first(&self.losers, LOSERS_SHOWN);
-        write!(f, "{} is claimed by {losers}", self.claimed)?;
-        match &self.winner {
-            Some(winner) => write!(f, ", and {winner} answers: {}", self.rule),
-            None => write!(f, ", and none answers: {}", self.rule),
-        }
     }
 }
