@@ -100,7 +100,7 @@ impl Running {
 
     /// Starts a gateway with one worker and these listeners.
     pub fn with(tls: ServerTls, change: Change, listeners: Vec<Listener>) -> Self {
-        let publisher = Publisher::new();
+        let publisher = Publisher::default();
         publisher.update(change);
         let bound = |listener: Listener| {
             let socket = accept::reserve(([127, 0, 0, 1], 0).into()).expect("a port");

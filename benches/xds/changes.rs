@@ -32,7 +32,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
         std::fs::write(&path, text).expect("a file");
         path
     };
-    let publisher = Arc::new(Publisher::new());
+    let publisher = Arc::new(Publisher::default());
     let status = Arc::new(Status::new(&["discovery"]));
     let istio = Feed {
         connected: Arc::default(),

@@ -62,7 +62,7 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
 /// Publishes the snapshot of a gateway that starts with these files.
 pub fn publish(inputs: &Inputs) -> Publisher {
     let position = Some(traffic::position(&inputs.config, None));
-    let publisher = Publisher::new();
+    let publisher = Publisher::default();
     publisher.update(Change { position, ..inputs.change(None) });
     publisher
 }

@@ -174,7 +174,7 @@ impl App {
             metrics.count_log_drops(drops);
         }
         traces::start(&metrics)?;
-        let publisher = Arc::new(Publisher::new());
+        let publisher = Arc::new(Publisher::default());
         let sockets = Sockets::bind(&config, &hand_over.sockets)?;
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let configured = config.limits.buffers;

@@ -127,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_header_in_pieces_charges_the_connection_to_its_peer_and_leaves_the_rest() {
-        let data_path = data_path_of(Publisher::new().reader(), Default::default());
+        let data_path = data_path_of(Publisher::default().reader(), Default::default());
         let (mut client, accepted) = connection(&data_path).await;
         client.set_nodelay(true).expect("an open connection");
         let sent = async {
@@ -152,7 +152,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_balancer_without_a_whole_header_is_refused_after_5_seconds() {
-        let data_path = data_path_of(Publisher::new().reader(), Default::default());
+        let data_path = data_path_of(Publisher::default().reader(), Default::default());
         for (bytes, is_closed, refusal) in [
             (&b""[..], false, HandshakeRefusal::Timeout),
             (b"PROXY TCP4", false, HandshakeRefusal::Timeout),

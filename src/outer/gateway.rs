@@ -479,7 +479,7 @@ impl GatewayConnections {
     /// Forgets failures, as after a successful attempt.
     #[cfg(test)]
     pub(super) fn simulate_connection(&self) {
-        self.connections.lock().health = EndpointState::new();
+        self.connections.lock().health = EndpointState::default();
     }
 
     /// Ejects the gateway: 5 s at first, doubling to 5 min.

@@ -207,7 +207,7 @@ impl Connections {
         (self.lost, self.is_mute, self.was_silent) = (None, false, false);
         if self.failed_at.is_some_and(|at| at <= opened) {
             self.failed_at = None;
-            self.health = EndpointState::new();
+            self.health = EndpointState::default();
             self.replacement = Replacement::default();
         }
     }

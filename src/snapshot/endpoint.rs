@@ -87,9 +87,9 @@ const DIAL_UNIT_MICROS: u32 = 32;
 /// slower or faster within about twenty dials.
 const DIAL_MEAN_DIVISOR: u16 = 8;
 
-impl EndpointState {
+impl Default for EndpointState {
     /// Returns the state of an endpoint that was never dialled.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             in_flight: AtomicU32::new(0),
             consecutive_ejections: AtomicU16::new(0),
@@ -102,7 +102,9 @@ impl EndpointState {
             epoch: Instant::now(),
         }
     }
+}
 
+impl EndpointState {
     /// Returns the number of tunnels that are open or being opened to the endpoint.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
@@ -339,12 +341,6 @@ impl Endpoint {
     }
 }
 
-impl Default for EndpointState {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// Share of a tunnel in an endpoint's load, released on drop.
 #[derive(Debug)]
 pub struct InFlight(Arc<EndpointState>);
@@ -369,7 +365,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn ejections_double_from_5_seconds_to_5_minutes_and_end() {
-        let state = EndpointState::new();
+        let state = EndpointState::default();
         let mut times = Vec::new();
         for _ in 0..8 {
             let now = Instant::now();
@@ -392,7 +388,7 @@ mod tests {
 
     #[test]
     fn the_time_of_dials_is_a_mean_that_follows_them() {
-        let state = EndpointState::new();
+        let state = EndpointState::default();
         assert_eq!(state.mean_dial_millis(), 1, "before the first dial");
         let dialled = |micros, times, millis: std::ops::RangeInclusive<u32>| {
             for _ in 0..times {
@@ -411,7 +407,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn advertised_capacities_are_smoothed_and_expire() {
-        let state = EndpointState::new();
+        let state = EndpointState::default();
         let second = Duration::from_secs(1);
         assert_eq!(state.free_capacity(Instant::now()), None);
         let mut matched_by = Vec::new();
@@ -439,7 +435,7 @@ mod tests {
 
     #[test]
     fn the_load_is_given_back_when_a_tunnel_ends() {
-        let state = Arc::new(EndpointState::new());
+        let state = Arc::new(EndpointState::default());
         let first = InFlight::new(&state);
         let second = InFlight::new(&state);
         assert_eq!(state.in_flight(), 2);

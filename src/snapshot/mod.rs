@@ -181,8 +181,9 @@ impl Reader {
     }
 }
 
-/// Write handle of the control path: builds and swaps snapshots.
-#[derive(Debug)]
+/// Write handle of the control path: builds and swaps snapshots, from an empty one, which exposes
+/// nothing and trusts no peer.
+#[derive(Debug, Default)]
 pub struct Publisher {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Sender<u64>,
@@ -195,17 +196,6 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Returns a publisher of an empty snapshot, which exposes nothing and trusts no peer.
-    pub fn new() -> Self {
-        Self {
-            current: Arc::new(ArcSwap::from_pointee(Snapshot::default())),
-            generation: watch::Sender::new(0),
-            hosts: watch::Sender::new(0),
-            refresh_requests: Arc::default(),
-            retired: Mutex::default(),
-        }
-    }
-
     pub fn reader(&self) -> Reader {
         Reader {
             current: Arc::clone(&self.current),
@@ -259,11 +249,5 @@ impl Publisher {
         }
         old.retain(|snapshot| Arc::strong_count(snapshot) > 1);
         Ok(checked)
-    }
-}
-
-impl Default for Publisher {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -296,7 +296,7 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
     runtime.block_on(async {
         let net = Net::new();
         let folder = tempfile::tempdir().expect("a folder");
-        let publisher = Arc::new(Publisher::new());
+        let publisher = Arc::new(Publisher::default());
         let reader = publisher.reader();
         let status = Arc::new(Status::new(&["discovery"]));
         let istio = discovery(net, folder.path(), publisher, Arc::clone(&status));
@@ -352,7 +352,7 @@ fn a_stream_that_says_nothing_is_given_up_until_all_is_received() {
         let net = Net::new();
         let folder = tempfile::tempdir().expect("a folder");
         let status = Arc::new(Status::new(&["discovery"]));
-        let publisher = Arc::new(Publisher::new());
+        let publisher = Arc::new(Publisher::default());
         let istio = discovery(net, folder.path(), publisher, Arc::clone(&status));
         let istiod = istiod(net);
         istiod.set_behaviour(Behaviour::Silent);

@@ -170,7 +170,7 @@ fn exposure_says_to_whom_and_by_which_rule() {
     use crate::snapshot::tests::entry;
     use crate::snapshot::{Audience, ExportSet, ExposureTable, Publisher};
     let reported = |table: ExposureTable, exports: &[(&str, u16)]| {
-        let publisher = Publisher::new();
+        let publisher = Publisher::default();
         publisher.update(Change {
             mesh: Some((crate::admin::tests::mesh(), "east".into())),
             exposure: Some(table),

@@ -61,7 +61,7 @@ impl Fixture {
 pub(super) fn fixture() -> Fixture {
     let log = Log { level: "info".into(), format: LogFormat::Text, ..Log::default() };
     let (subscriber, log) = logging::build(&log, std::io::sink, false, None).expect("a log");
-    let publisher = Arc::new(Publisher::new());
+    let publisher = Arc::new(Publisher::default());
     let state = AdminState {
         reader: publisher.reader(),
         publisher: Arc::clone(&publisher),

@@ -39,7 +39,7 @@ impl World {
         fastrand::seed(27);
         let endpoint = |index: usize| endpoint(&index.to_string(), 1, None);
         Self {
-            data_path: data_path_of(Publisher::new().reader(), DenyList::default()),
+            data_path: data_path_of(Publisher::default().reader(), DenyList::default()),
             set: Arc::new(EndpointSet::new((0..endpoints).map(endpoint))),
             dead: (0..dead).map(|index| index.to_string().into()).collect(),
             is_silent: false,

@@ -83,7 +83,7 @@ pub(crate) async fn kept_alive_by_other_end(near: &TcpStream) {
 }
 
 fn data_path() -> Arc<DataPath> {
-    data_path_of(Publisher::new().reader(), dial::DenyList::default())
+    data_path_of(Publisher::default().reader(), dial::DenyList::default())
 }
 
 /// Returns a data path that reads these snapshots.

@@ -112,7 +112,7 @@ impl Generated {
             (Arc::from(*name), rule)
         });
         let networks = NetworkTable::from_iter(networks.collect::<Vec<_>>());
-        let publisher = Publisher::new();
+        let publisher = Publisher::default();
         publisher.update(Change {
             mesh: Some((mesh(&mut rng), "east".into())),
             networks: Some(networks.with_bindings(true)),

@@ -101,7 +101,7 @@ impl World {
         let west = samples::intermediate(&authority, "west");
         let own = material(&leaf(&authority, "east", EAST), &authority.root_pem());
         let tls = Arc::new(InboundTls::new(server_tls(&own)));
-        let publisher = Publisher::new();
+        let publisher = Publisher::default();
         publisher.update(Change {
             trust: Some(TrustSet::new([("east.local", "east"), ("west.local", "west")])),
             position: Some(Position { cluster: "east".into(), ..Position::default() }),

@@ -202,7 +202,7 @@ mod tests {
 
     fn dns() -> Dns {
         Dns {
-            publisher: Arc::new(Publisher::new()),
+            publisher: Arc::new(Publisher::default()),
             status: Arc::new(Status::new(&[])),
             servers: Vec::new(),
         }

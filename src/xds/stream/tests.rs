@@ -75,7 +75,7 @@ fn feed() -> Feed {
             istio_version: "1.31.0".into(),
             record: None,
         },
-        publisher: Arc::new(Publisher::new()),
+        publisher: Arc::new(Publisher::default()),
         status: Arc::new(Status::new(&["mesh"])),
         metrics: Arc::new(Metrics::new()),
         pending: "mesh",

@@ -40,7 +40,7 @@ impl World {
     /// Creates a gateway with a service that echoes, one that may not be dialled, one whose
     /// endpoint is missing, and one that is not exposed.
     pub fn new() -> Self {
-        let publisher = Publisher::new();
+        let publisher = Publisher::default();
         let mut exposure = ExposureTable::new(false);
         let host = |name| HostPort::parse(name).expect("a name");
         for (service, alias) in

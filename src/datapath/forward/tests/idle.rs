@@ -20,7 +20,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 async fn endpoint(service: &str) -> (TcpListener, Arc<DataPath>, Publisher) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
     let address = listener.local_addr().expect("an address");
-    let publisher = Publisher::new();
+    let publisher = Publisher::default();
     publisher.update(Change { has_passthrough: Some(true), ..mesh([(service, address)]) });
     let loopback = "127.0.0.0/8".parse().expect("a network");
     let deny = DenyList::new(vec![loopback], Vec::new());

@@ -44,7 +44,7 @@ fn ping(number: u16) -> Frame {
 /// Resolves a tunnel to a local endpoint, changes the configuration, and dials.
 async fn establish_after(change: Change) -> (Result<Upstream, Reason>, NewTunnel) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let publisher = Publisher::new();
+    let publisher = Publisher::default();
     publisher.update(mesh([("echo", listener.local_addr().expect("an address"))]));
     let deny = DenyList::new(vec!["127.0.0.0/8".parse().expect("a network")], Vec::new());
     let data_path = data_path_of(publisher.reader(), deny);
@@ -81,7 +81,7 @@ async fn a_permission_that_is_withdrawn_before_the_endpoint_answers_opens_no_tun
 #[test]
 fn a_change_during_a_check_is_reported_again() {
     const CHANGES: usize = 500;
-    let publisher = Publisher::new();
+    let publisher = Publisher::default();
     publisher.update(mesh([("echo", ([10, 0, 0, 1], 80).into())]));
     let (reader, has_ended) = (publisher.reader(), AtomicBool::new(false));
     thread::scope(|scope| {

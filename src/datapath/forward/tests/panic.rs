@@ -186,7 +186,7 @@ async fn a_panic_ends_one_connection_and_counts_and_resets_its_tunnels() {
     })
     .unwrap();
     let (_silent, _filling, silent) = silent();
-    let publisher = Publisher::new();
+    let publisher = Publisher::default();
     let endpoint = echo.local_addr().unwrap();
     publisher.update(mesh([("echo", endpoint), ("silent", silent)]));
     let loopback = "127.0.0.0/8".parse().unwrap();

@@ -98,7 +98,7 @@ impl TestGateway {
 
     /// Returns a gateway with settings of clusters.
     pub(super) fn with(turns: WorkerTime) -> Self {
-        let publisher = Publisher::new();
+        let publisher = Publisher::default();
         publisher.update(mesh([("echo", ([10, 0, 0, 1], 8080).into())]));
         let mut data_path = data_path_of(publisher.reader(), DenyList::default());
         Arc::get_mut(&mut data_path).expect("the only reference").turns = Arc::new(turns);

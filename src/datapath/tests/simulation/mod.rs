@@ -132,7 +132,7 @@ impl Simulation {
     /// Builds the first snapshot, with this number of services.
     fn new(services: usize) -> Self {
         let model = Model::new(services);
-        let publisher = Publisher::new();
+        let publisher = Publisher::default();
         let data_path = data_path_of(publisher.reader(), DenyList::default());
         publisher.update(Change {
             trust: Some(TrustSet::new([("w", "west"), ("east.local", "net-000")])),
