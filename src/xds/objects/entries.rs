@@ -52,7 +52,7 @@ pub(super) struct Entries {
     pub(super) traffic: Vec<Traffic>,
     pub(super) dependency: Option<Dependency>,
     /// True if the list of services could not be read, so that it may have named any.
-    pub(super) hides_services: bool,
+    hides_services: bool,
 }
 
 /// Age of an object, in the order of Gateway API's rule for conflicts: by creation time, which
@@ -99,6 +99,13 @@ impl Entries {
         let destinations = self.dependency.as_ref().and_then(|one| one.destinations.as_ref());
         let lists = self.services.len() + self.bound.len() + self.traffic.len();
         lists + destinations.map_or(0, Vec::len)
+    }
+
+    /// Returns the cluster and the namespace of which an invalid object may have restricted any
+    /// service.
+    pub(super) fn hidden_namespace(&self) -> Option<(Option<Arc<str>>, Arc<str>)> {
+        let (_, _, namespace, _) = &self.age;
+        self.hides_services.then(|| (self.cluster.clone(), Arc::clone(namespace)))
     }
 
     /// Returns the entries of an invalid object: its services are exposed to nobody, whatever else

@@ -88,12 +88,15 @@ pub struct Objects {
 struct InvalidObjects {
     /// Namespaces whose services stay in their cluster, because the namespace may name a
     /// waypoint for them.
-    namespaces: Vec<Meta>,
+    namespaces: Vec<ClusterNamespace>,
     /// Imports whose addresses remain claimed.
     imports: Vec<Import>,
     /// Slices whose endpoint addresses remain claimed.
     slices: Vec<Slice>,
 }
+
+/// Cluster, which is ours if absent, and name of a namespace.
+type ClusterNamespace = (Option<Arc<str>>, Arc<str>);
 
 /// Node: a machine of a cluster.
 #[derive(Clone, Debug)]
@@ -202,22 +205,23 @@ impl Objects {
     /// Returns these objects and `others`, which come last.
     pub fn with<'a>(&self, others: impl Iterator<Item = &'a Self>) -> Self {
         let mut all = self.clone();
-        for one in others {
-            all.namespaces.extend_from_slice(&one.namespaces);
-            all.nodes.extend_from_slice(&one.nodes);
-            all.pods.extend_from_slice(&one.pods);
-            all.services.extend_from_slice(&one.services);
-            all.exports.extend_from_slice(&one.exports);
-            all.imports.extend_from_slice(&one.imports);
-            all.slices.extend_from_slice(&one.slices);
-            all.entries.extend_from_slice(&one.entries);
-            let InvalidObjects { namespaces, imports, slices } = &one.passed_over;
-            all.passed_over.namespaces.extend_from_slice(namespaces);
-            all.passed_over.imports.extend_from_slice(imports);
-            all.passed_over.slices.extend_from_slice(slices);
-            all.closed.extend(one.closed.iter().cloned());
-        }
+        others.cloned().for_each(|one| all.append(one));
         all
+    }
+
+    fn append(&mut self, other: Self) {
+        self.namespaces.extend(other.namespaces);
+        self.nodes.extend(other.nodes);
+        self.pods.extend(other.pods);
+        self.services.extend(other.services);
+        self.exports.extend(other.exports);
+        self.imports.extend(other.imports);
+        self.slices.extend(other.slices);
+        self.entries.extend(other.entries);
+        self.passed_over.namespaces.extend(other.passed_over.namespaces);
+        self.passed_over.imports.extend(other.passed_over.imports);
+        self.passed_over.slices.extend(other.passed_over.slices);
+        self.closed.extend(other.closed);
     }
 }
 

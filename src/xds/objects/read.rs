@@ -10,8 +10,7 @@ use serde_json::Value as Json;
 use super::entries::{self, Entries};
 use super::meta::{self, Meta, label_name};
 use super::service::{DeclaredScope, Service};
-use super::slice::Slice;
-use super::{Export, Import, Node, Objects, RunningPod, ports, service, slice};
+use super::{Export, Import, InvalidObjects, Node, Objects, RunningPod, ports, service, slice};
 use crate::xds::convert::unicast;
 use crate::yaml::{Document, Fields, Findings, Position, Report, Severity, Value};
 
@@ -53,18 +52,6 @@ const GROUP_EDITS_MAX: usize = 2;
 
 /// Limit of the addresses of a ServiceImport: that of a service of a control plane.
 const IPS_MAX: usize = 1024;
-
-/// Object of a supported kind. An invalid one has the parts that could be read.
-enum Object {
-    Namespace(Meta),
-    Node(Node),
-    Pod(RunningPod),
-    Service(Service),
-    Export(Export),
-    Import(Import),
-    Slice(Slice),
-    Entries(Entries, Meta),
-}
 
 /// Adds the objects of a file. Returns its findings.
 pub(super) fn file(path: &Path, objects: &mut Objects) -> Findings {
@@ -149,10 +136,8 @@ fn object(
     let is_good = report.errors() == errors;
     report.grade_errors(Severity::Error);
     report.set_namespace(Arc::default());
-    match read.flatten() {
-        Some(read) if is_good => objects.add(read),
-        Some(read) => objects.add_invalid(read),
-        None => {}
+    if let Some(read) = read.flatten() {
+        objects.append(if is_good { read } else { read.invalid() });
     }
 }
 
@@ -198,7 +183,7 @@ fn read_supported<'a>(
     written: &str,
     top: &mut Fields<'a>,
     (value, report): (Value<'a>, &Report),
-) -> Option<Object> {
+) -> Option<Objects> {
     let place = value.place();
     let meta = meta::read(top, place, |name| match kind {
         "Namespace" | "Service" | "ServiceExport" | "ServiceImport" => name.and_then(label_name),
@@ -212,6 +197,7 @@ fn read_supported<'a>(
         _ => &meta.namespace,
     };
     report.set_namespace(Arc::clone(namespace));
+    let mut read = Objects::default();
     match kind {
         "Namespace" => {
             if meta.has_namespace {
@@ -222,58 +208,41 @@ fn read_supported<'a>(
                     return None;
                 }
             }
-            Some(Object::Namespace(Meta { namespace: Arc::clone(&meta.name), ..meta }))
+            read.namespaces.push(Meta { namespace: Arc::clone(&meta.name), ..meta });
         }
         "Node" => {
-            Some(Object::Node(Node { cluster: meta.cluster, addresses: node_addresses(top) }))
+            read.nodes.push(Node { cluster: meta.cluster, addresses: node_addresses(top) });
         }
-        "Pod" => running_pod(top, meta).map(Object::Pod),
-        "Service" => service::read(top, value, meta).map(Object::Service),
+        "Pod" => read.pods.extend(running_pod(top, meta)),
+        "Service" => read.services.extend(service::read(top, value, meta)),
         "ServiceExport" => {
-            Some(Object::Export(Export { created: meta.creation_time(value), meta }))
+            read.exports.push(Export { created: meta.creation_time(value), meta });
         }
-        "ServiceImport" => Some(Object::Import(import(top, meta))),
-        "EndpointSlice" => slice::read(top, value, &meta).map(Object::Slice),
-        _ => Some(Object::Entries(entries::read(kind, top, &meta, value), meta)),
+        "ServiceImport" => read.imports.push(import(top, meta)),
+        "EndpointSlice" => read.slices.extend(slice::read(top, value, &meta)),
+        _ => read.entries.push(entries::read(kind, top, &meta, value).into()),
     }
+    Some(read)
 }
 
 impl Objects {
-    fn add(&mut self, object: Object) {
-        match object {
-            Object::Namespace(meta) => self.namespaces.push(meta),
-            Object::Node(node) => self.nodes.push(node),
-            Object::Pod(pod) => self.pods.push(pod),
-            Object::Service(service) => self.services.push(service),
-            Object::Export(export) => self.exports.push(export),
-            Object::Import(import) => self.imports.push(import),
-            Object::Slice(slice) => self.slices.push(slice),
-            Object::Entries(entries, _) => self.entries.push(entries.into()),
-        }
-    }
-
-    /// Keeps the restrictions of an invalid object, so that nobody can reach more than with the
-    /// valid object.
-    fn add_invalid(&mut self, object: Object) {
-        match object {
-            Object::Namespace(meta) => self.passed_over.namespaces.push(meta),
-            // The Service may have been declared local, and its addresses still belong to it.
-            Object::Service(service) => self.services.push(Service {
-                declared: DeclaredScope::Local,
-                ports: Vec::new(),
-                ..service
-            }),
-            Object::Export(_) | Object::Node(_) | Object::Pod(_) => {}
-            Object::Import(import) => self.passed_over.imports.push(import),
-            Object::Slice(slice) => self.passed_over.slices.push(slice),
-            Object::Entries(entries, meta) => {
-                if entries.hides_services {
-                    // It may have restricted any service of its namespace.
-                    let name = Arc::clone(&meta.namespace);
-                    self.passed_over.namespaces.push(Meta { name, ..meta });
-                }
-                self.entries.push(entries.closed().into());
-            }
+    /// Returns what an invalid object restricts, so that nobody can reach more than with the valid
+    /// object.
+    fn invalid(self) -> Self {
+        let named = self.namespaces.into_iter().map(|meta| (meta.cluster, meta.name));
+        let namespaces = named.chain(self.entries.iter().filter_map(|one| one.hidden_namespace()));
+        // The Service may have been declared local, and its addresses still belong to it.
+        let closed =
+            |service| Service { declared: DeclaredScope::Local, ports: Vec::new(), ..service };
+        Self {
+            passed_over: InvalidObjects {
+                namespaces: namespaces.collect(),
+                imports: self.imports,
+                slices: self.slices,
+            },
+            services: self.services.into_iter().map(closed).collect(),
+            entries: self.entries.into_iter().map(|one| Arc::unwrap_or_clone(one).closed().into()).collect(),
+            ..Self::default()
         }
     }
 }

@@ -66,9 +66,9 @@ impl<'a> ObjectIndex<'a> {
             beyond: slices_beyond(objects),
             objects,
         };
-        for namespace in &objects.passed_over.namespaces {
-            let cluster = view.cluster(namespace.cluster.as_ref());
-            view.invalid_namespaces.insert((cluster, &*namespace.name));
+        for (cluster, name) in &objects.passed_over.namespaces {
+            let cluster = view.cluster(cluster.as_ref());
+            view.invalid_namespaces.insert((cluster, &**name));
         }
         for namespace in &objects.namespaces {
             let key = (view.cluster(namespace.cluster.as_ref()), &*namespace.name);
