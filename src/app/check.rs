@@ -3,13 +3,12 @@
 
 use std::io::ErrorKind;
 
-use crate::config::{Examined, Identity, Source};
+use crate::config::{Binding, Examined, Identity, Source};
 use crate::datapath::accept;
 use crate::labels::join_first;
-use crate::yaml::Severity;
+use crate::yaml::{Finding, Severity};
 
 use super::inputs::{Report, control_planes, load_and_check};
-use super::listeners::ClosedListeners;
 
 /// Maximum number of absent files in the warning.
 const NAMED_MAX: usize = 8;
@@ -18,7 +17,7 @@ const NAMED_MAX: usize = 8;
 /// credential of the gateway, and errors otherwise.
 pub fn check(source: &Source, examined: Examined) -> Report {
     if has_credential(&examined) {
-        check_as_gateway(source, examined.strict())
+        finish(load_and_check(source, examined.strict()), true)
     } else {
         check_with_absent_files(source, examined)
     }
@@ -29,53 +28,51 @@ pub fn check_without_keys(source: &Source) -> Report {
     check_with_absent_files(source, source.examine_without_keys())
 }
 
-fn check_as_gateway(source: &Source, examined: Examined) -> Report {
-    let mut report = load_and_check(source, examined);
-    let closed = unavailable_addresses(&report, "error");
-    report.errors.extend(closed.own);
-    report.skipped_objects.extend(closed.of_objects);
+/// Adds the bindings on whose addresses this process cannot listen, which are mistakes on the
+/// machine of the gateway, and sorts the findings.
+fn finish(mut report: Report, is_gateway: bool) -> Report {
+    let config = report.inputs.as_ref().map(|inputs| &inputs.config);
+    let bindings = config.into_iter().flat_map(|config| &config.bindings);
+    let closed = bindings.filter_map(|binding| {
+        let severity = match binding.is_of_object {
+            _ if !is_gateway => Severity::Warning,
+            true => Severity::PassedOver,
+            false => Severity::Error,
+        };
+        Some(Finding { severity, ..unavailable_address(binding)? })
+    });
+    report.findings.0.extend(closed);
+    report.findings.0.sort_by_key(|finding| finding.severity);
     report
 }
 
-/// Returns the bindings on whose addresses this process cannot listen. An address in use may be
-/// that of the running gateway.
-fn unavailable_addresses(report: &Report, severity: &str) -> ClosedListeners {
-    let config = report.inputs.as_ref().map(|inputs| &inputs.config);
-    let mut closed = ClosedListeners::default();
-    for binding in config.into_iter().flat_map(|config| &config.bindings) {
-        let Err(error) = accept::reserve(binding.listen) else {
-            continue;
-        };
-        let ip = binding.listen.ip();
-        let how = match error.kind() {
-            ErrorKind::AddrInUse => continue,
-            ErrorKind::PermissionDenied => {
-                "write a port from 1024 on, or add the capability NET_BIND_SERVICE".to_owned()
-            }
-            _ => format!(
-                "write an address of this host, or route the network of {ip} to it by `ip route \
-                 add local NETWORK dev lo`"
-            ),
-        };
-        let message = format!(
-            "{}: {severity}: the binding of {} cannot listen on {}: {error}; {how}",
-            binding.line, binding.service, binding.listen
-        );
-        closed.push(binding.is_of_object, message);
-    }
-    closed
+/// Returns a finding about a binding on whose address this process cannot listen. An address in use
+/// may be that of the running gateway.
+fn unavailable_address(binding: &Binding) -> Option<Finding> {
+    let Binding { listen, service, line, .. } = binding;
+    let error = accept::reserve(*listen).err()?;
+    let how = match error.kind() {
+        ErrorKind::AddrInUse => return None,
+        ErrorKind::PermissionDenied => {
+            "a port from 1024 on, or add the capability NET_BIND_SERVICE".to_owned()
+        }
+        _ => format!(
+            "an address of this host, or route the network of {} to it by `ip route add local \
+             NETWORK dev lo`",
+            listen.ip()
+        ),
+    };
+    let what = format!("the binding of {service} cannot listen on {listen}: {error}");
+    Some(Finding::warning(&line.0, what, &how))
 }
 
 fn check_with_absent_files(source: &Source, mut examined: Examined) -> Report {
-    let has_absent = examined.findings.0.iter().any(|finding| finding.severity == Severity::Absent);
+    let has_absent = examined.findings.with(Severity::Absent).next().is_some();
     examined.findings.0.retain(|finding| finding.severity != Severity::Absent);
-    let warning = has_absent.then(|| warning(&examined)).flatten();
+    let absent = has_absent.then(|| warning(&examined)).flatten();
     let mut report = load_and_check(source, examined);
-    let closed = unavailable_addresses(&report, "warning");
-    report.warnings.extend(closed.own.into_iter().chain(closed.of_objects));
-    report.warnings.splice(0..0, warning.clone());
-    report.absent = warning;
-    report
+    report.findings.0.splice(0..0, absent.clone());
+    finish(Report { absent, ..report }, false)
 }
 
 /// Returns true if the machine has a credential of the gateway: its certificate, its key, or a
@@ -90,14 +87,15 @@ fn has_credential(examined: &Examined) -> bool {
 }
 
 /// Returns one warning about all files that do not exist, at the place that names the first one.
-fn warning(examined: &Examined) -> Option<String> {
+fn warning(examined: &Examined) -> Option<Finding> {
     let (_, place) = examined.absent.first()?;
     let mut named: Vec<_> = examined.absent.iter().map(|(file, _)| file).collect();
     named.sort_unstable();
     named.dedup();
     let named = join_first(named.iter().map(|file| file.display()), NAMED_MAX);
-    Some(format!(
-        "{place}: warning: certificates were not checked: {named} do not exist here; put them \
-         there before `strait run`, which refuses to start without them"
-    ))
+    let what = format!(
+        "certificates were not checked: {named} do not exist here; put them there before `strait \
+         run`, which refuses to start without them"
+    );
+    Some(Finding::warning(place, what, ""))
 }

@@ -11,13 +11,14 @@ use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{BoundEndpoints, Service, Snapshot, Subset, SubsetPart};
 use crate::wire::HBONE_PORT;
+use crate::yaml::{Finding, Place};
 
 use super::{names, routes, traffic, transit};
 
-/// Returns the warnings, one line each. The change makes the snapshot from an empty one. Missing
+/// Returns the warnings. The change makes the snapshot from an empty one. Missing
 /// services are reported only if the mesh is in a file: under a control plane they may appear
 /// later.
-pub(super) fn run(config: &Config, mesh: &Mesh, change: Change) -> Vec<String> {
+pub(super) fn run(config: &Config, mesh: &Mesh, change: Change) -> Vec<Finding> {
     // Weights and preferences exclude endpoints that exist.
     let change = Change { traffic: None, ..change };
     let snapshot = builder::build(&Snapshot::default(), change);
@@ -28,23 +29,18 @@ pub(super) fn run(config: &Config, mesh: &Mesh, change: Change) -> Vec<String> {
         return warnings;
     };
     for exposed in &config.exposure.services {
-        let at = &exposed.line;
+        let at = &exposed.line.0;
         let host = &exposed.service.host;
         if snapshot.service_by_name(host).is_none() {
             let of = exposed.namespace.iter();
             let of: String = of.map(|of| format!("namespace {of} in ")).collect();
-            warnings.push(format!(
-                "{at}: warning: {host} is not a service of {of}{}; write the hostname of one",
-                path.display()
-            ));
+            let what = format!("{host} is not a service of {of}{}", path.display());
+            warnings.push(Finding::warning(at, what, "the hostname of one"));
         }
         let names = exposed.names.iter();
         for name in names.filter(|name| snapshot.services.contains_key(&*name.host)) {
-            warnings.push(format!(
-                "{at}: warning: the name {} is that of another service, which it hides; write a \
-                 name that no service has",
-                name.host
-            ));
+            let what = format!("the name {} is that of another service, which it hides", name.host);
+            warnings.push(Finding::warning(at, what, "a name that no service has"));
         }
     }
     warnings.extend(traffic::unknown_names(config, mesh));
@@ -57,18 +53,17 @@ pub(super) fn run(config: &Config, mesh: &Mesh, change: Change) -> Vec<String> {
     warnings.extend(names::check_names(config, &snapshot));
     let policies = &snapshot.policies;
     if !policies.is_empty() && config.policy.istio == Enforcement::Off {
-        warnings.push(format!(
-            "{}: warning: its {} authorization policies are not enforced at this gateway; write \
-             `policy: {{istio: enforce}}` if they are to be",
-            path.display(),
-            policies.len()
-        ));
+        let place = Place { file: path.clone(), line: 0 };
+        let count = policies.len();
+        let what = format!("its {count} authorization policies are not enforced at this gateway");
+        let how = "`policy: {istio: enforce}` if they are to be";
+        warnings.push(Finding::warning(&place, what, how));
     }
     warnings
 }
 
 /// Returns warnings about labels of subsets that select nothing of their service.
-fn subset_warnings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+fn subset_warnings(config: &Config, snapshot: &Snapshot) -> Vec<Finding> {
     let mut warnings = Vec::new();
     for exposed in &config.exposure.services {
         let Some(service) = snapshot.service_by_name(&exposed.service.host) else {
@@ -84,12 +79,12 @@ fn subset_warnings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
             };
             let of_label = Subset { name: subset.as_str().into(), parts: [part].into() };
             if !snapshot.has_subset(service, &of_label) {
-                warnings.push(format!(
-                    "{}: warning: the label `{key}: {value}` of subset {subset} selects no \
-                     workload of {} in this network, and no other network as a whole; write a \
-                     label that one has",
-                    exposed.line, exposed.service.host
-                ));
+                let what = format!(
+                    "the label `{key}: {value}` of subset {subset} selects no workload of {} in \
+                     this network, and no other network as a whole",
+                    exposed.service.host
+                );
+                warnings.push(Finding::warning(&exposed.line.0, what, "a label that one has"));
             }
         }
     }
@@ -97,7 +92,7 @@ fn subset_warnings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 }
 
 /// Returns warnings about exposed services whose tunnels could not be dialled at present.
-fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<Finding> {
     let mut warnings = Vec::new();
     let network = config.gateway.network.as_str();
     let deny = DenyList::of(config);
@@ -133,14 +128,14 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
             }
             (_, Some(None)) => continue,
         };
-        warnings.push(format!("{}: warning: {host} {wrong}", exposed.line));
+        warnings.push(Finding::warning(&exposed.line.0, format!("{host} {wrong}"), ""));
     }
     warnings
 }
 
 /// Returns warnings about gateways of other networks that are never dialled. The addresses of
 /// hostnames are known only at run time.
-fn check_gateways(config: &Config) -> Vec<String> {
+fn check_gateways(config: &Config) -> Vec<Finding> {
     let deny = DenyList::of(config);
     let gateways = config.networks.iter().flat_map(|network| {
         let gateways = network.gateways.iter();
@@ -155,20 +150,19 @@ fn check_gateways(config: &Config) -> Vec<String> {
         } else {
             "see `dial.allow`"
         };
-        Some(format!(
-            "{}:{}: warning: the gateway {gateway} of network {} is {rule}, which is never \
-             dialled; {how}",
-            config.file.display(),
-            network.line,
-            network.name
-        ))
+        let place = Place { file: config.file.clone(), line: network.line };
+        let name = &network.name;
+        let what = format!(
+            "the gateway {gateway} of network {name} is {rule}, which is never dialled; {how}"
+        );
+        Some(Finding::warning(&place, what, ""))
     });
     denied.collect()
 }
 
 /// Returns warnings about bindings without a gateway. The addresses of hostnames are known only at
 /// run time.
-fn check_bindings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+fn check_bindings(config: &Config, snapshot: &Snapshot) -> Vec<Finding> {
     let gateways = config.networks.iter().filter(|network| !network.gateways.is_empty());
     let configured: Vec<_> = gateways.filter_map(|one| one.cluster.as_deref()).collect();
     let mut warnings = Vec::new();
@@ -179,12 +173,13 @@ fn check_bindings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
             let endpoints = BoundEndpoints::new([cluster.as_str().into()], host, port);
             let is_known = configured.contains(&&**cluster);
             if !is_known && endpoints.load(snapshot).endpoints.is_empty() {
-                warnings.push(format!(
-                    "{}: warning: the binding of {} has no gateway of cluster {cluster}; write \
-                     `{{name: NETWORK, cluster: {cluster}, gateways: [\"HOST:15008\"]}}` into \
-                     `networks`",
-                    binding.line, binding.service
-                ));
+                let service = &binding.service;
+                let what = format!("the binding of {service} has no gateway of cluster {cluster}");
+                let how = format!(
+                    "`{{name: NETWORK, cluster: {cluster}, gateways: [\"HOST:15008\"]}}` into \
+                     `networks`"
+                );
+                warnings.push(Finding::warning(&binding.line.0, what, &how));
             }
         }
     }

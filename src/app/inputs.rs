@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 use crate::config::{
     Config, ControlPlane, Discovery, Examined, Identity, IdentityFiles, IstioCa, Source,
     parse_identity,
 };
 use crate::grpc::channel;
+use crate::labels::join;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, ServiceVisibility};
@@ -20,7 +21,7 @@ use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
 use crate::xds;
 use crate::xds::live::LiveObjects;
 use crate::xds::objects::{self, AddressHolders, Objects};
-use crate::yaml::{Finding, Findings, Severity};
+use crate::yaml::{Finding, Findings, Place, Severity};
 
 use super::{compare, trust};
 
@@ -61,10 +62,8 @@ pub struct Inputs {
     pub(super) files: Files,
     /// Own certificate, key and roots, if they are in files and were read with the others.
     pub(super) own: Option<IdentityMaterial>,
-    /// Warnings about settings that are allowed.
-    pub(super) warnings: Vec<String>,
-    /// Mistakes in objects that are skipped.
-    pub(super) skipped_objects: Vec<String>,
+    /// Mistakes in objects that are skipped, and warnings about settings that are allowed.
+    pub(super) findings: Findings,
     /// Claims of objects that have no effect because of other claims.
     pub(super) conflicts: Vec<String>,
     /// Findings of the join about objects, which become the conditions of those of an API server.
@@ -74,14 +73,10 @@ pub struct Inputs {
 /// Findings of `strait check`.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Mistakes, one line each.
-    pub errors: Vec<String>,
-    /// Mistakes in objects, one line each. The objects are skipped, and the rest is used.
-    pub skipped_objects: Vec<String>,
-    /// Warnings, one line each.
-    pub warnings: Vec<String>,
-    /// Warning that certificates, keys or tokens do not exist here; `warnings` contains it too.
-    pub absent: Option<String>,
+    /// The most severe first.
+    pub findings: Findings,
+    /// Warning that certificates, keys or tokens do not exist here; `findings` contains it too.
+    pub absent: Option<Finding>,
     /// Contents of the files, if all that are joined could be read.
     pub inputs: Option<Inputs>,
 }
@@ -142,8 +137,7 @@ impl Files {
     /// All mistakes in the configuration and in those files, one line each.
     pub(super) fn with_config(&self, path: &Path, examined: Examined) -> anyhow::Result<Self> {
         let old = self.config();
-        let mut report = Report::default();
-        report.note(&examined.findings);
+        let mut report = Report::of(&examined);
         let trust = match &examined.trust {
             Some(trust) if *trust == old.trust => Some(Arc::clone(&self.trust)),
             _ => report.load_trust(path, &examined),
@@ -178,8 +172,7 @@ impl Files {
 /// none in the others, if the key that names them can be read.
 pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
     let path = source.path();
-    let mut report = Report::default();
-    report.note(&examined.findings);
+    let mut report = Report::of(&examined);
     let mesh = examined.discovery.as_ref().and_then(|discovery| report.load_mesh(discovery));
     let objects = report.load_objects(&examined.objects);
     let trust = report.load_trust(path, &examined);
@@ -187,7 +180,7 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
     report.check_control_planes(path, &examined);
     report.check_features(path, &examined);
     report.check_own_domain(&examined, own.as_ref());
-    report.warnings.extend(trust::own_issuer(&examined, own.as_ref(), trust.as_deref()));
+    report.findings.0.extend(trust::own_issuer(&examined, own.as_ref(), trust.as_deref()));
     let revocation = trust::revocation_warnings(path, &examined, own.as_ref(), trust.as_deref());
     if let (Some(config), Some(mesh), Some(objects), Some(trust)) =
         (examined.config, mesh, objects, trust)
@@ -198,20 +191,17 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
         let inputs = report.join(files);
         report.inputs = Some(Inputs { own, ..inputs });
     }
-    report.warnings.extend(revocation);
+    report.findings.0.extend(revocation);
     report
 }
 
 impl Report {
+    fn of(examined: &Examined) -> Self {
+        Self { findings: examined.findings.clone(), ..Self::default() }
+    }
+
     fn note(&mut self, findings: &Findings) {
-        for finding in &findings.0 {
-            let lines = match finding.severity {
-                Severity::Error | Severity::Absent => &mut self.errors,
-                Severity::PassedOver => &mut self.skipped_objects,
-                Severity::Warning => &mut self.warnings,
-            };
-            lines.push(finding.to_string());
-        }
+        self.findings.0.extend_from_slice(&findings.0);
     }
 
     /// Fails if there are mistakes.
@@ -219,15 +209,12 @@ impl Report {
     /// # Errors
     /// All mistakes, one line each.
     fn to_result(&self) -> anyhow::Result<()> {
-        if self.errors.is_empty() {
-            Ok(())
-        } else {
-            Err(anyhow::Error::msg(self.errors.join("\n")))
-        }
+        ensure!(!self.findings.has_errors(), join(self.findings.with(Severity::Error), "\n"));
+        Ok(())
     }
 
-    fn record_errors<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
-        result.map_err(|error| self.errors.extend(error.to_string().lines().map(Into::into))).ok()
+    fn record_errors<T>(&mut self, result: Result<T, Findings>) -> Option<T> {
+        result.map_err(|findings| self.note(&findings)).ok()
     }
 
     /// Loads the mesh file, if the mesh is in one.
@@ -268,27 +255,23 @@ impl Report {
         let of_file = is_of_file.then_some(&joined.mesh);
         let distributed = objects::distribute(&mut config, objects, of_file);
         self.note(&distributed);
-        let conflicts = joined.conflicts.lines();
-        self.warnings.extend(conflicts.iter().cloned());
-        self.warnings.extend(joined.warnings.lines());
+        self.note(&joined.conflicts);
+        self.note(&joined.warnings);
         let of_live = merged.0.into_iter().chain(distributed.0).chain(joined.warnings.0).collect();
         files.holders = Arc::new(joined.holders);
-        let (mesh, scope) = (joined.mesh, joined.scope);
-        let (warnings, skipped_objects) = (Vec::new(), self.skipped_objects.clone());
         let inputs = Inputs {
             config,
-            mesh,
-            scope,
+            mesh: joined.mesh,
+            scope: joined.scope,
             files,
             own: None,
-            warnings,
-            skipped_objects,
-            conflicts,
+            findings: Findings::default(),
+            conflicts: joined.conflicts.lines(),
             of_live,
         };
         let compared = compare::run(&inputs.config, &inputs.mesh, inputs.change(None));
-        self.warnings.extend(compared);
-        Inputs { warnings: self.warnings.clone(), ..inputs }
+        self.findings.0.extend(compared);
+        Inputs { findings: self.findings.clone(), ..inputs }
     }
 
     /// Loads the own certificate and checks it as peers with this trust would. One from an
@@ -328,9 +311,10 @@ impl Report {
         let wrong = control_planes(examined).flat_map(channel::check_files);
         for (file, error) in wrong.filter(|(file, _)| !examined.is_absent(file)) {
             let place = examined.place_of(&file, path);
-            let line = format!("{place}: error: {error}; write the path of a file with one");
-            if !self.errors.contains(&line) {
-                self.errors.push(line);
+            let how = "the path of a file with one";
+            let finding = Finding::error(&place, error.to_string(), how);
+            if !self.findings.0.contains(&finding) {
+                self.findings.0.push(finding);
             }
         }
     }
@@ -339,11 +323,10 @@ impl Report {
     fn check_features(&mut self, path: &Path, examined: &Examined) {
         let is_kubernetes = examined.config.as_ref().is_some_and(|one| one.kubernetes().is_some());
         if is_kubernetes && !cfg!(feature = "kubernetes") {
-            self.errors.push(format!(
-                "{}: error: this build cannot watch Kubernetes objects; use one with the cargo \
-                 feature `kubernetes`, as images and releases have",
-                path.display()
-            ));
+            let place = Place { file: path.to_owned(), line: 0 };
+            let what = "this build cannot watch Kubernetes objects; use one with the cargo \
+                        feature `kubernetes`, as images and releases have";
+            self.findings.0.push(Finding::error(&place, what.to_owned(), ""));
         }
     }
 
@@ -357,13 +340,12 @@ impl Report {
             return;
         };
         if !trust.skip_validation && trust.domains.iter().all(|domain| domain.name != own) {
-            let place = examined.trust_place.as_ref();
-            let place = place.map_or_else(String::new, |place| format!("{place}: "));
-            self.warnings.push(format!(
-                "{place}warning: the gateway's certificate is of {}, which is not in \
-                 trust.domains; peers of the gateway's own cluster are refused",
+            let what = format!(
+                "the gateway's certificate is of {}, which is not in trust.domains; peers of the \
+                 gateway's own cluster are refused",
                 own.escape_debug()
-            ));
+            );
+            self.findings.0.push(Finding::warning(&examined.trust_place, what, ""));
         }
     }
 
@@ -371,24 +353,25 @@ impl Report {
     /// part.
     fn check_identity(&mut self, source: &Source, config: &Config, ca: &IstioCa) {
         let id = source.who(config).identity(&ca.trust_domain);
+        let place = Place { file: config.file.clone(), line: 0 };
         for (configured, key, variable) in [
             (&ca.namespace, "namespace", "POD_NAMESPACE"),
             (&ca.service_account, "service_account", "SERVICE_ACCOUNT"),
         ] {
             if configured.is_none() && !source.environment().says(variable) {
-                self.warnings.push(format!(
-                    "{}: warning: neither `identity.{key}` nor {variable} is set: a certificate is \
-                     requested for {id}; write the one that the token belongs to",
-                    config.file.display()
-                ));
+                let what = format!(
+                    "neither `identity.{key}` nor {variable} is set: a certificate is requested \
+                     for {id}"
+                );
+                let how = "the one that the token belongs to";
+                self.findings.0.push(Finding::warning(&place, what, how));
             }
         }
         if parse_identity(&id).is_none() {
-            self.errors.push(format!(
-                "{}: error: {id:?} is not a workload identity; write `identity.namespace` and \
-                 `identity.service_account`, or set POD_NAMESPACE and SERVICE_ACCOUNT",
-                config.file.display()
-            ));
+            let what = format!("{id:?} is not a workload identity");
+            let how = "`identity.namespace` and `identity.service_account`, or set POD_NAMESPACE \
+                       and SERVICE_ACCOUNT";
+            self.findings.0.push(Finding::error(&place, what, how));
         }
     }
 
@@ -418,13 +401,12 @@ impl Report {
         if mode & OTHER_USERS_MODE == 0 {
             return;
         }
-        self.warnings.push(format!(
-            "{}: warning: private key {} is accessible to every user (mode {:04o}); run `chmod \
-             o-rwx`",
-            examined.place_of(key, path),
+        let what = format!(
+            "private key {} is accessible to every user (mode {:04o}); run `chmod o-rwx`",
             key.display(),
             mode & 0o7777
-        ));
+        );
+        self.findings.0.push(Finding::warning(&examined.place_of(key, path), what, ""));
     }
 }
 
@@ -448,7 +430,7 @@ fn located(
     path: &Path,
     own: Option<&IdentityFiles>,
     examined: &Examined,
-) -> String {
+) -> Findings {
     let (file, names_file) = match error {
         TlsError::Pem { file, .. }
         | TlsError::BadRoot { file, .. }
@@ -464,11 +446,11 @@ fn located(
         TlsError::Verifier(_) | TlsError::Provider(_) => (own.map(|own| &own.roots), false),
     };
     let place = examined.place_of(file.map_or(path, PathBuf::as_path), path);
-    let at = format!("{place}: error: ");
-    match file {
-        Some(file) if !names_file => format!("{at}{}: {error}", file.display()),
-        _ => format!("{at}{error}"),
-    }
+    let what = match file {
+        Some(file) if !names_file => format!("{}: {error}", file.display()),
+        _ => error.to_string(),
+    };
+    Findings(vec![Finding::error(&place, what, "")])
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
 use crate::status::Status;
 use crate::wire::DrainTarget;
-use crate::yaml::Finding;
+use crate::yaml::{Finding, Findings};
 
 use super::hand_over::sockets::{NamedSocket, Reserved, SocketName, SocketSource, Transport};
 use super::supervise::{self, spawn_task, spawn_thread};
@@ -89,22 +89,6 @@ struct Removed {
 struct DataPathThreads {
     acceptors: Handle,
     workers: Vec<WorkerHandle>,
-}
-
-/// Listeners that are not open, one line each.
-#[derive(Debug, Default)]
-pub(super) struct ClosedListeners {
-    pub(super) own: Vec<String>,
-    pub(super) of_objects: Vec<String>,
-    /// Findings about the latter, for the conditions of the objects.
-    pub(super) findings: Vec<Finding>,
-}
-
-impl ClosedListeners {
-    pub(super) fn push(&mut self, is_of_object: bool, line: String) {
-        let list = if is_of_object { &mut self.of_objects } else { &mut self.own };
-        list.push(line);
-    }
 }
 
 impl SocketState {
@@ -299,8 +283,21 @@ impl Listeners {
         }
     }
 
-    pub(super) fn closed(&self) -> ClosedListeners {
-        self.state.lock().closed()
+    /// Returns an error for each listener that is not open, or a warning if it is of an object.
+    pub(super) fn closed(&self) -> Findings {
+        let state = self.state.lock();
+        let closed = state.entries.iter().filter_map(|entry| {
+            let (why, config) = (entry.failure()?, &entry.listener.rules().config);
+            let is = match entry.unmoved {
+                Some(_) => format!("is still at {}", config.bind),
+                None => "is not open".to_owned(),
+            };
+            let what =
+                format!("listener `{}` {is}: {why}; it is tried again every 10 s", config.name);
+            let of = if config.is_of_object() { Finding::warning } else { Finding::error };
+            Some(of(&config.line.0, what, ""))
+        });
+        Findings(closed.collect())
     }
 
     pub(super) fn has_closed(&self) -> bool {
@@ -386,27 +383,6 @@ impl State {
     fn forget_ended(&mut self) {
         let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
         self.removed.retain(is_left);
-    }
-
-    fn closed(&self) -> ClosedListeners {
-        let mut closed = ClosedListeners::default();
-        for entry in &self.entries {
-            let Some(why) = entry.failure() else {
-                continue;
-            };
-            let config = &entry.listener.rules().config;
-            let (line, name) = (&config.line, &config.name);
-            let what = match entry.unmoved {
-                Some(_) => format!("is still at {}", config.bind),
-                None => "is not open".to_owned(),
-            };
-            let message = format!("listener `{name}` {what}: {why}; it is tried again every 10 s");
-            closed.push(config.is_of_object(), format!("{line}: {message}"));
-            if config.is_of_object() {
-                closed.findings.push(Finding::warning(&line.0, message, ""));
-            }
-        }
-        closed
     }
 
     /// Listens on each bound address, if the data path has started. Returns the errors of the

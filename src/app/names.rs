@@ -4,21 +4,20 @@ use std::iter;
 
 use crate::config::{Alias, Config, Discovery};
 use crate::snapshot::{self, Audience, Snapshot};
+use crate::yaml::Finding;
 
 /// Returns warnings about aliases, and about entries of `exposure` that another one hides. The
 /// snapshot contains the mesh and the configuration.
-pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<Finding> {
     let mut warnings = Vec::new();
     for alias in &config.names.aliases {
-        let (at, host) = (&alias.line, &alias.name.host);
+        let (at, host) = (&alias.line.0, &alias.name.host);
         if snapshot.services.contains_key(host.as_str()) {
-            warnings.push(format!(
-                "{at}: warning: the alias {host} is a service's own name, which it hides; write a \
-                 name that no service has"
-            ));
+            let what = format!("the alias {host} is a service's own name, which it hides");
+            warnings.push(Finding::warning(at, what, "a name that no service has"));
         }
         let wrong = missing_targets(config, alias, snapshot).into_iter();
-        warnings.extend(wrong.map(|wrong| format!("{at}: warning: the alias {host} {wrong}")));
+        warnings.extend(wrong.map(|wrong| about(alias, &wrong)));
     }
     for entry in &config.exposure.services {
         let own = &*entry.service.host;
@@ -27,11 +26,10 @@ pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         };
         let host = &*service.hostname;
         if host != own && snapshot.exposure.has_entry(host) {
-            warnings.push(format!(
-                "{}: warning: {own} is the service {host}, which has entries of its own \
-                 that count alone; write {host} here too",
-                entry.line
-            ));
+            let what = format!(
+                "{own} is the service {host}, which has entries of its own that count alone"
+            );
+            warnings.push(Finding::warning(&entry.line.0, what, &format!("{host} here too")));
         }
     }
     warnings
@@ -39,20 +37,22 @@ pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 
 /// Returns warnings about aliases whose consumers may not reach a service behind them. A control
 /// plane may export a service, so under one only services with an entry of their own are checked.
-pub(super) fn check_aliases(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn check_aliases(config: &Config, snapshot: &Snapshot) -> Vec<Finding> {
     let is_from_file = matches!(config.discovery, Discovery::File { .. });
     let aliases = config.names.aliases.iter();
     let good = aliases
         .filter(|alias| !is_from_file || missing_targets(config, alias, snapshot).is_empty());
     let warnings = good.flat_map(|alias| {
-        let at = &alias.line;
-        let name = &alias.name.host;
         let wrong = unlinked_consumers(config, alias, snapshot).into_iter();
         let wrong = wrong.chain(unexposed_targets(config, alias, snapshot, is_from_file));
-        let warn = |wrong| format!("{at}: warning: the alias {name} {wrong}");
-        wrong.map(warn).collect::<Vec<_>>()
+        wrong.map(|wrong| about(alias, &wrong)).collect::<Vec<_>>()
     });
     warnings.collect()
+}
+
+fn about(alias: &Alias, wrong: &str) -> Finding {
+    let what = format!("the alias {} {wrong}", alias.name.host);
+    Finding::warning(&alias.line.0, what, "")
 }
 
 /// Returns the problems of consumers whose clusters have no link to this one.

@@ -26,7 +26,7 @@ use crate::watch::FileWatcher;
 use crate::xds;
 use crate::xds::live::LiveSource;
 use crate::xds::objects::{self, object_files};
-use crate::yaml::{FILE_BYTES_MAX, Finding};
+use crate::yaml::{FILE_BYTES_MAX, Finding, Findings, Severity};
 
 use super::certificates::SharedCertificates;
 use super::inputs::{Files, Inputs};
@@ -88,10 +88,8 @@ pub(super) struct Reloader {
     /// Files that a rejected configuration names: the configuration may become valid with one of
     /// them.
     files_of_rejected: Vec<PathBuf>,
-    /// Last warnings.
-    last_warnings: HashSet<String>,
-    /// Mistakes in the objects in use, which are skipped.
-    skipped_objects: Vec<String>,
+    /// Findings about the contents in use.
+    findings: Findings,
 }
 
 impl Reloader {
@@ -121,8 +119,7 @@ impl Reloader {
             retry_at: Instant::now() + RETRY,
             outcomes: BTreeMap::new(),
             files_of_rejected: Vec::new(),
-            last_warnings: HashSet::new(),
-            skipped_objects: Vec::new(),
+            findings: Findings::default(),
         };
         for what in ReloadSource::ALL {
             if !files(&inputs.config, what).is_empty() {
@@ -267,7 +264,9 @@ impl Reloader {
         if let Some((live, contents)) = self.live.as_ref().zip(self.files.live.as_ref()) {
             self.app.status.clear_pending(self.live_condition());
             let [joined, old] = &mut self.judged;
-            let (is_joined, closed) = (of_live.is_some(), self.app.listeners.closed().findings);
+            let closed: Vec<_> =
+                self.app.listeners.closed().with(Severity::Warning).cloned().collect();
+            let is_joined = of_live.is_some();
             if is_joined || closed != *old {
                 (*joined, *old) = (of_live.unwrap_or_else(|| mem::take(joined)), closed);
                 live.judge(contents, joined, old);
@@ -383,13 +382,12 @@ impl Reloader {
         app.publisher.update(Change { listeners, ..change });
         app.config.store(Arc::new(inputs.config));
         *app.status.conflicts.lock() = inputs.conflicts;
-        for warning in &inputs.warnings {
-            if !self.last_warnings.contains(warning) {
-                warn!("{warning}");
-            }
+        let known: HashSet<_> = self.findings.0.iter().collect();
+        let warnings = inputs.findings.with(Severity::Warning);
+        for warning in warnings.filter(|one| !known.contains(one)) {
+            warn!("{warning}");
         }
-        self.last_warnings = inputs.warnings.into_iter().collect();
-        self.skipped_objects = inputs.skipped_objects;
+        self.findings = inputs.findings;
         self.files = inputs.files;
     }
 
@@ -401,8 +399,13 @@ impl Reloader {
         let restart_only = self.files.restart_only.iter().map(|key| {
             format!("{file}: `{key}` needs a restart; the value of the start stays in use")
         });
-        let of_config = closed.own.into_iter().chain(restart_only).collect();
-        let of_objects = [&self.skipped_objects[..], &closed.of_objects].concat();
+        let closed = |severity| {
+            let closed = closed.with(severity);
+            closed.map(|finding| format!("{}: {}", finding.place, finding.what))
+        };
+        let of_config = closed(Severity::Error).chain(restart_only).collect();
+        let skipped = self.findings.with(Severity::PassedOver).map(ToString::to_string);
+        let of_objects = skipped.chain(closed(Severity::Warning)).collect();
         self.outcomes.entry(ReloadSource::Config).or_default().left = of_config;
         self.outcomes.entry(ReloadSource::Objects).or_default().left = of_objects;
         for (&what, outcome) in &self.outcomes {

@@ -9,15 +9,16 @@ use crate::snapshot::mesh::Place;
 use crate::snapshot::{Caller, LookupResult, Snapshot};
 use crate::wire::HBONE_PORT;
 use crate::wire::{Authority, Host};
+use crate::yaml::Finding;
 
 /// Returns warnings about routes to services that are missing or that are gateways. Also warns of
 /// listeners with Istio's names if no service is exposed to anyone.
-pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<Finding> {
     let routes = config.listeners.iter().flat_map(|one| one.routes());
     let gateways = Gateways::new(config, snapshot);
     let wrong = routes.filter_map(|route| {
         let wrong = check_target(snapshot, route).or_else(|| gateways.reached_by(snapshot, route));
-        Some(format!("{}: warning: {}", route.line, wrong?))
+        Some(Finding::warning(&route.line.0, wrong?, ""))
     });
     let mut warnings: Vec<_> = wrong.collect();
     let mut audiences = config.exposure.services.iter().flat_map(|one| &one.to);
@@ -26,11 +27,12 @@ pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> 
             matches!(&listener.protocol, ListenerProtocol::Tls(TlsRouting::Istio { .. }))
         });
         warnings.extend(istio.map(|listener| {
-            format!(
-                "{}: warning: listener `{}` reaches no service: its peers have no identity, \
-                 and no service is exposed to them; write `to: [{{anyone: true}}]` for one",
-                listener.line, listener.name
-            )
+            let what = format!(
+                "listener `{}` reaches no service: its peers have no identity, and no service is \
+                 exposed to them",
+                listener.name
+            );
+            Finding::warning(&listener.line.0, what, "`to: [{anyone: true}]` for one")
         }));
     }
     warnings

@@ -32,13 +32,13 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
 }
 
 /// Returns warnings about entries for services and regions that the mesh file does not have.
-pub(super) fn unknown_names(config: &Config, mesh: &Mesh) -> Vec<String> {
+pub(super) fn unknown_names(config: &Config, mesh: &Mesh) -> Vec<Finding> {
     let Discovery::File { path } = &config.discovery else {
         return Vec::new();
     };
     let services = limit_findings(services(config, mesh, path));
     let regions = limit_findings(regions(config, mesh, path));
-    services.iter().chain(&regions).map(ToString::to_string).collect()
+    [services, regions].concat()
 }
 
 /// Returns warnings about weights of regions without workloads. With weights, endpoints that no

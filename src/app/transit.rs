@@ -12,15 +12,15 @@ use crate::config::{
 use crate::labels::join_first;
 use crate::snapshot::{RemoteGateway, Service, Snapshot};
 use crate::wire::Transit;
+use crate::yaml::{Finding, Place};
 
 /// Maximum number of services in a finding.
 const NAMED_MAX: usize = 20;
 
 /// Returns a warning for each entry that widens the reach of peers. Gateways of other networks
 /// authorize this gateway and not the peer, unless they trust its `x-strait-source`.
-pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<Finding> {
     let findings = config.exposure.services.iter().flat_map(|entry| {
-        let at = format!("{}: warning", entry.line);
         let mut what = unlisted_gateways(config, entry);
         let service = snapshot.service_by_name(&entry.service.host);
         let default = service.map(|of| snapshot.default_transit(&of.hostname));
@@ -34,7 +34,7 @@ pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> 
             }
         }
         let what = what.into_iter();
-        what.map(move |what| format!("{at}: {what}"))
+        what.map(move |what| Finding::warning(&entry.line.0, what, ""))
     });
     let rules = config.exposure.transit.iter().filter_map(|rule| reachable(rule, snapshot));
     findings.chain(rules).collect()
@@ -42,7 +42,7 @@ pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> 
 
 /// Returns the finding that lists the services that a rule opens to other networks. Those of a
 /// control plane are known only at run time.
-fn reachable(rule: &TransitRule, snapshot: &Snapshot) -> Option<String> {
+fn reachable(rule: &TransitRule, snapshot: &Snapshot) -> Option<Finding> {
     let is_its = |service: &&Arc<Service>| {
         let host = &service.hostname;
         let ports = service.definition.ports.keys().copied();
@@ -63,26 +63,23 @@ fn reachable(rule: &TransitRule, snapshot: &Snapshot) -> Option<String> {
     if rule.transit == Transit::Off || names.is_empty() {
         return None;
     }
-    Some(format!(
-        "{}: warning: `exposure.transit` lets peers reach other networks through this gateway, \
-         whose gateways authorize this one and not the peer, for {}",
-        rule.line,
-        join_first(names, NAMED_MAX)
-    ))
+    Some(opened_by(rule, &join_first(names, NAMED_MAX)))
 }
 
 /// Returns the findings of rules under a control plane, whose services are known only at run time.
-pub(super) fn received(config: &Config) -> Vec<String> {
+pub(super) fn received(config: &Config) -> Vec<Finding> {
     let rules = config.exposure.transit.iter().filter(|rule| rule.transit > Transit::Off);
-    let finding = |rule: &TransitRule| {
-        format!(
-            "{}: warning: `exposure.transit` lets peers reach other networks through this \
-             gateway, whose gateways authorize this one and not the peer, for the exposed and \
-             exported services of the control plane; `strait status` lists them",
-            rule.line
-        )
-    };
-    rules.map(finding).collect()
+    let services = "the exposed and exported services of the control plane; `strait status` lists \
+                    them";
+    rules.map(|rule| opened_by(rule, services)).collect()
+}
+
+fn opened_by(rule: &TransitRule, services: &str) -> Finding {
+    let what = format!(
+        "`exposure.transit` lets peers reach other networks through this gateway, whose gateways \
+         authorize this one and not the peer, for {services}"
+    );
+    Finding::warning(&rule.line.0, what, "")
 }
 
 /// Returns a finding for each gateway of another network that the entry admits, but not as one of
@@ -122,16 +119,20 @@ fn admits(to: &Audience, cluster: Option<&str>, (namespace, account): (&str, &st
 
 /// Returns a finding for each gateway whose certificate nothing can prove, so that no tunnel opens
 /// through it. The addresses of hostnames are known only at run time.
-pub(super) fn unverifiable_gateways(file: &Path, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn unverifiable_gateways(file: &Path, snapshot: &Snapshot) -> Vec<Finding> {
+    let place = Place { file: file.to_owned(), line: 0 };
     let unknown = snapshot.remote_gateways().filter(|(_, of)| !of.is_verifiable());
     let finding = |(address, of): (SocketAddr, Arc<RemoteGateway>)| {
         let network = &of.network;
-        format!(
-            "{}: warning: the gateway {address} of network {network} is not used: neither its \
-             cluster nor an identity is known; write one `clusterId` into the workloads behind it, \
-             or `{{name: {network}, cluster: CLUSTER}}` into `networks`",
-            file.display()
-        )
+        let what = format!(
+            "the gateway {address} of network {network} is not used: neither its cluster nor an \
+             identity is known"
+        );
+        let how = format!(
+            "one `clusterId` into the workloads behind it, or `{{name: {network}, cluster: \
+             CLUSTER}}` into `networks`"
+        );
+        Finding::warning(&place, what, &how)
     };
     unknown.map(finding).collect()
 }
@@ -184,6 +185,7 @@ mod tests {
     use crate::snapshot::builder::{Change, build};
     use crate::snapshot::mesh::{Mesh, Service, Template, Workload};
     use crate::xds::file;
+    use crate::yaml::Findings;
 
     const CONFIG: &str = r#"gateway: {cluster: east}
 identity: {kind: spiffe, socket: "unix:///dev/null"}
@@ -192,6 +194,10 @@ listeners: [{name: a, bind: "127.0.0.1:0"}]
 discovery: {kind: file, path: /dev/null}
 networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
 "#;
+
+    fn lines(findings: Vec<Finding>) -> Vec<String> {
+        Findings(findings).lines()
+    }
 
     fn warnings(rest: &str) -> Vec<String> {
         warnings_of(&format!("{CONFIG}{rest}"))
@@ -219,7 +225,7 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
             mesh: Some((Mesh::new([service], [workload]), "east".into())),
             ..Change::of(&config)
         };
-        check_grants(&config, &build(&Snapshot::default(), change))
+        lines(check_grants(&config, &build(&Snapshot::default(), change)))
     }
 
     #[test]
@@ -327,7 +333,7 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
                               [\"/10.1.0.1\"], ports: {80: 80}}]\n";
             let (mesh, _) = file::parse(Path::new("m"), &text).expect("a mesh");
             let change = Change { mesh: Some((mesh, "east".into())), ..Change::default() };
-            unverifiable_gateways(Path::new("m"), &build(&Snapshot::default(), change))
+            lines(unverifiable_gateways(Path::new("m"), &build(&Snapshot::default(), change)))
         };
         let want = "m: warning: the gateway 192.0.2.7:15008 of network west is not used: neither \
                     its cluster nor an identity is known; write one `clusterId` into the workloads \

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use crate::config::{Config, Examined};
 use crate::snapshot::TrustSet;
 use crate::tls::{IdentityMaterial, Issuer, PeerTrust};
+use crate::yaml::Finding;
 
 /// Returns the trust set of a configuration, including the issuers in its files.
 pub(super) fn set(config: &Config, loaded: &PeerTrust) -> TrustSet {
@@ -29,7 +30,7 @@ pub(super) fn own_issuer(
     examined: &Examined,
     own: Option<&IdentityMaterial>,
     trust: Option<&PeerTrust>,
-) -> Option<String> {
+) -> Option<Finding> {
     let clusters = &trust?.clusters;
     if clusters.is_empty() {
         return None;
@@ -41,12 +42,11 @@ pub(super) fn own_issuer(
         Some(cluster) => format!("is in cluster `{cluster}`"),
         None => "is in no cluster".to_owned(),
     };
-    let at = examined.trust_place.as_ref();
-    let at = at.map_or_else(String::new, |at| format!("{at}: "));
-    Some(format!(
-        "{at}warning: the issuer of the gateway's certificate, {spki} ({subject}), {place} of \
-         `trust.clusters`, and this gateway is in `{own}`; write it there"
-    ))
+    let what = format!(
+        "the issuer of the gateway's certificate, {spki} ({subject}), {place} of `trust.clusters`, \
+         and this gateway is in `{own}`"
+    );
+    Some(Finding::warning(&examined.trust_place, what, "it there"))
 }
 
 /// Returns warnings about stale lists and about trusted roots without a list, if the
@@ -58,7 +58,7 @@ pub(super) fn revocation_warnings(
     examined: &Examined,
     own: Option<&IdentityMaterial>,
     trust: Option<&PeerTrust>,
-) -> Vec<String> {
+) -> Vec<Finding> {
     let config = examined.trust.as_ref().and_then(|trust| trust.crl.as_ref());
     let (Some(config), Some(trust)) = (config, trust) else {
         return Vec::new();
@@ -67,11 +67,11 @@ pub(super) fn revocation_warnings(
     let stale = crls.flat_map(|crls| crls.refused_as_stale(SystemTime::now()));
     let mut warnings: Vec<_> = stale
         .map(|list| {
-            let place = examined.place_of(&list.file, path);
-            format!(
-                "{place}: warning: {list} is stale: peers of this issuer are refused; \
-                 put a newer list there, or write `on_stale: accept`"
-            )
+            let what = format!(
+                "{list} is stale: peers of this issuer are refused; put a newer list there, or \
+                 write `on_stale: accept`"
+            );
+            Finding::warning(&examined.place_of(&list.file, path), what, "")
         })
         .collect();
     if config.files.iter().any(|file| examined.is_absent(file)) {
@@ -81,10 +81,11 @@ pub(super) fn revocation_warnings(
     let place = examined.place_of(first, path);
     let roots = trust.roots_without_crl(own).into_iter();
     warnings.extend(roots.map(|root| {
-        format!(
-            "{place}: warning: `trust.crl` has no list of the root {root}: peers below {root} are \
-             refused; add its list, or write `on_missing: accept`"
-        )
+        let what = format!(
+            "`trust.crl` has no list of the root {root}: peers below {root} are refused; add its \
+             list, or write `on_missing: accept`"
+        );
+        Finding::warning(&place, what, "")
     }));
     warnings
 }

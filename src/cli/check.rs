@@ -9,6 +9,7 @@ use super::text::print;
 use crate::app::{self, Inputs, Report};
 use crate::config::{Discovery, Source};
 use crate::labels::count;
+use crate::yaml::{Finding, Place, Severity};
 
 /// Form of the report.
 #[derive(Debug, clap::Args)]
@@ -38,20 +39,19 @@ pub(super) fn run(source: &Source, form: &Form) -> anyhow::Result<ExitCode> {
 
 /// Returns the number of mistakes.
 fn mistakes(report: &Report, is_strict: bool) -> usize {
-    let absent = usize::from(report.absent.is_some());
-    let warnings = report.warnings.len().saturating_sub(absent);
-    let mistakes = report.skipped_objects.len() + report.errors.len();
-    mistakes + if is_strict { warnings } else { 0 }
+    let counts = |finding: &&Finding| {
+        let is_warning = finding.severity == Severity::Warning;
+        !is_warning || is_strict && report.absent.as_ref() != Some(*finding)
+    };
+    report.findings.0.iter().filter(counts).count()
 }
 
 /// Prints the findings to stderr, and returns the line for a configuration without mistakes.
 pub(super) fn describe(source: &Source, report: &Report, is_strict: bool) -> Option<String> {
     let label = source.label();
-    for line in &report.warnings {
-        eprintln!("{line}");
-    }
-    for line in report.skipped_objects.iter().chain(&report.errors) {
-        eprintln!("{line}");
+    let severities = [Severity::Warning, Severity::PassedOver, Severity::Error];
+    for finding in severities.into_iter().flat_map(|severity| report.findings.with(severity)) {
+        eprintln!("{finding}");
     }
     match (&report.inputs, mistakes(report, is_strict)) {
         (Some(inputs), 0) => {
@@ -88,10 +88,15 @@ pub(super) fn describe(source: &Source, report: &Report, is_strict: bool) -> Opt
 
 /// Returns the report as JSON.
 fn to_json(source: &Source, report: &Report, is_ok: bool) -> Value {
-    let errors = report.errors.iter().map(|line| (line, "error"));
-    let skipped = report.skipped_objects.iter();
-    let warnings = report.warnings.iter().map(|line| (line, "warning"));
-    let findings = errors.chain(skipped.map(|line| (line, "error"))).chain(warnings);
+    let findings = report.findings.0.iter().map(|finding| {
+        let Place { file, line } = &finding.place;
+        json!({
+            "severity": finding.severity.to_string(),
+            "file": file.display().to_string(),
+            "line": Some(line).filter(|line| **line > 0),
+            "message": finding.message(),
+        })
+    });
     let counts = report.inputs.as_ref().map(|Inputs { config, mesh, .. }| {
         json!({
             "listeners": config.listeners.len(),
@@ -104,22 +109,9 @@ fn to_json(source: &Source, report: &Report, is_ok: bool) -> Value {
     json!({
         "configuration": source.label(),
         "ok": is_ok,
-        "findings": findings.map(|(line, severity)| finding(line, severity)).collect::<Vec<_>>(),
+        "findings": findings.collect::<Vec<_>>(),
         "counts": counts,
     })
-}
-
-/// Returns a line `FILE:LINE: SEVERITY: MESSAGE` by its parts. A line without place is a message.
-fn finding(line: &str, severity: &str) -> Value {
-    let (place, message) = line.split_once(&format!(": {severity}: ")).unwrap_or(("", line));
-    let numbered = place.rsplit_once(':');
-    let numbered = numbered.and_then(|(file, number)| Some((file, number.parse::<u64>().ok()?)));
-    let (file, number) = match numbered {
-        Some((file, number)) => (file, Some(number)),
-        None => (place, None),
-    };
-    let file = Some(file).filter(|file| !file.is_empty());
-    json!({"severity": severity, "file": file, "line": number, "message": message})
 }
 
 /// Describes the number of services that objects export; empty without object files. Each service
@@ -132,24 +124,4 @@ fn describe_exported(Inputs { config, scope, .. }: &Inputs) -> String {
     let names: HashSet<Vec<_>> =
         exported.map(|host| host.splitn(3, '.').take(2).collect()).collect();
     format!(", {} by objects", count(names.len(), "exported service"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_of_the_report_has_its_place_severity_and_message() {
-        for (line, file, number, message) in [
-            ("a b.yaml:12: error: x: y; write `z`", "a b.yaml", Some(12), "x: y; write `z`"),
-            ("STRAIT_X: error: x", "STRAIT_X", None, "x"),
-            ("cannot read it: no", "", None, "cannot read it: no"),
-        ] {
-            let file = Some(file).filter(|file| !file.is_empty());
-            let want = json!({
-                "severity": "error", "file": file, "line": number, "message": message,
-            });
-            assert_eq!(finding(line, "error"), want, "{line}");
-        }
-    }
 }

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use super::define::{Absent, Key, Shape};
 use super::pod::{Defaults, Environment, Flags, Pod};
 use super::{Config, Examined};
-use crate::yaml::{Document, Findings, Kind, Node, Place};
+use crate::yaml::{Document, Findings, Kind, Node, Place, Severity};
 
 const INDENT: usize = 2;
 
@@ -102,7 +102,7 @@ impl Source {
             let more = defaults.findings.0.iter().cloned();
             examined.findings.0.splice(0..0, more);
         }
-        if examined.findings.has_errors_beside_absent() {
+        if examined.findings.has_errors() {
             examined.config = None;
         }
         examined
@@ -136,9 +136,11 @@ impl Source {
 }
 
 impl Examined {
-    /// Removes the configuration if a file is absent that a gateway needs.
+    /// Makes absent files errors, and removes the configuration if there is one.
     #[must_use]
     pub fn strict(mut self) -> Self {
+        let absent = self.findings.0.iter_mut().filter(|one| one.severity == Severity::Absent);
+        absent.for_each(|finding| finding.severity = Severity::Error);
         self.config = self.config.filter(|_| !self.findings.has_errors());
         self
     }

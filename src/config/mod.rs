@@ -145,7 +145,7 @@ pub struct Examined {
     /// The section `trust`, if it is readable.
     pub trust: Option<Trust>,
     /// Place of that section.
-    pub trust_place: Option<Place>,
+    pub trust_place: Place,
     /// The section `discovery`, if it is readable.
     pub discovery: Option<Discovery>,
     /// The paths of `exposure.files`, if that section is readable.
@@ -170,7 +170,7 @@ impl Examined {
             sections.check(root, &report);
             sections
         });
-        let trust_place = root.find("trust").first().map(|trust| trust.place());
+        let trust_place = root.find("trust").first().map(|trust| trust.place()).unwrap_or_default();
         let (named, absent) = (report.named(), report.absent());
         let findings = report.into_findings();
         let Some(sections) = sections else {
@@ -182,7 +182,7 @@ impl Examined {
             trust_place,
             discovery: sections.discovery.clone(),
             objects: sections.exposure.iter().flat_map(|one| one.files.clone()).collect(),
-            config: sections.complete().filter(|_| !findings.has_errors_beside_absent()),
+            config: sections.complete().filter(|_| !findings.has_errors()),
             named,
             absent,
             findings,

@@ -1,25 +1,30 @@
 //! Findings about a file, each with its line, in the one form that all commands print.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::labels::escape_control;
+use derive_more::Display;
+
+use crate::labels::{escape_control, join};
 
 /// Maximum findings of a file: a hostile file must not cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Display, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// The file is not used.
     #[default]
+    #[display("error")]
     Error,
     /// A file with certificates, a key or a token does not exist: an error where it is needed.
+    #[display("error")]
     Absent,
     /// One object of the file is not used. The rest of the file is.
+    #[display("error")]
     PassedOver,
     /// The file is used, but probably not as its author intended.
+    #[display("warning")]
     Warning,
 }
 
@@ -53,7 +58,8 @@ impl Position {
 }
 
 /// Place of a text: a line of a file, or a source without lines.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Display, PartialEq, Eq, Hash)]
+#[display("{}{}", file.display(), if *line > 0 { format!(":{line}") } else { String::new() })]
 pub struct Place {
     /// The file, as named when it was loaded, or the name of another source, such as a variable of
     /// the environment.
@@ -62,17 +68,9 @@ pub struct Place {
     pub line: u64,
 }
 
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            0 => write!(f, "{}", self.file.display()),
-            line => write!(f, "{}:{line}", self.file.display()),
-        }
-    }
-}
-
 /// One thing that is wrong at one place.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq, Hash)]
+#[display("{place}: {severity}: {}", self.message())]
 pub struct Finding {
     pub place: Place,
     /// Its severity, which decides whether the file can be used nevertheless.
@@ -95,40 +93,35 @@ impl Finding {
         }
     }
 
+    pub fn error(place: &Place, what: String, how: &str) -> Self {
+        Self { severity: Severity::Error, ..Self::warning(place, what, how) }
+    }
+
     pub fn of(self, namespace: &str) -> Self {
         let namespace = namespace.into();
         Self { namespace, ..self }
     }
-}
 
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let severity = match self.severity {
-            Severity::Error | Severity::Absent | Severity::PassedOver => "error",
-            Severity::Warning => "warning",
-        };
-        write!(f, "{}: {severity}: {}", self.place, self.what)?;
-        if !self.how.is_empty() {
-            write!(f, "; write {}", self.how)?;
-        }
-        Ok(())
+    /// Returns what is wrong, and the text to write instead.
+    pub fn message(&self) -> String {
+        let how = (!self.how.is_empty()).then(|| format!("; write {}", self.how));
+        format!("{}{}", self.what, how.unwrap_or_default())
     }
 }
 
 /// All findings of one load, sorted by line; one per line when displayed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Display, PartialEq, Eq)]
+#[display("{}", join(_0, "\n"))]
 pub struct Findings(pub Vec<Finding>);
 
 impl Findings {
     /// Returns whether any finding keeps the file from being used.
     pub fn has_errors(&self) -> bool {
-        self.0.iter().any(|finding| matches!(finding.severity, Severity::Error | Severity::Absent))
+        self.with(Severity::Error).next().is_some()
     }
 
-    /// Returns whether a finding keeps the file from being used even where no certificates are
-    /// needed.
-    pub(crate) fn has_errors_beside_absent(&self) -> bool {
-        self.0.iter().any(|finding| finding.severity == Severity::Error)
+    pub fn with(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
+        self.0.iter().filter(move |finding| finding.severity == severity)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -144,18 +137,6 @@ impl Findings {
         let report = Report::new(file);
         report.error(position, what, how);
         report.into_findings()
-    }
-}
-
-impl fmt::Display for Findings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, finding) in self.0.iter().enumerate() {
-            if index > 0 {
-                writeln!(f)?;
-            }
-            write!(f, "{finding}")?;
-        }
-        Ok(())
     }
 }
 

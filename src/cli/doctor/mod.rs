@@ -19,6 +19,7 @@ use super::source::ConfigArgs;
 use super::text::print;
 use crate::app;
 use crate::config::{Examined, Source};
+use crate::yaml::Severity;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -89,16 +90,15 @@ pub(super) async fn examine(source: &Source, examined: Examined, may_request: bo
 
 /// Returns the findings of `strait check`.
 fn configuration(source: &Source, report: &app::Report) -> Vec<Finding> {
-    let of = |lines: &[String], outcome| {
-        let findings = lines.iter().map(|line| {
-            let line = line.replacen(": error: ", ": ", 1).replacen(": warning: ", ": ", 1);
-            Finding::of_message("configuration", outcome, &line)
-        });
-        findings.collect::<Vec<_>>()
-    };
-    let mut findings = of(&report.errors, Outcome::Failure);
-    findings.extend(of(&report.skipped_objects, Outcome::Failure));
-    findings.extend(of(&report.warnings, Outcome::Warning));
+    let findings = report.findings.0.iter().map(|finding| {
+        let outcome = match finding.severity {
+            Severity::Warning => Outcome::Warning,
+            _ => Outcome::Failure,
+        };
+        let message = format!("{}: {}", finding.place, finding.message());
+        Finding::of_message("configuration", outcome, &message)
+    });
+    let mut findings: Vec<_> = findings.collect();
     if findings.is_empty() {
         findings.push(Finding::ok("configuration", format!("{} is correct", source.label())));
     }

@@ -13,6 +13,8 @@ use super::text::print;
 use crate::app;
 use crate::config::Source;
 use crate::explain::{Answer, Question};
+use crate::labels::join;
+use crate::yaml::Severity;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,15 +73,17 @@ fn explain_from_files(file: &Path, args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(warning) = &report.absent {
         eprintln!("{warning}");
     }
-    for line in &report.skipped_objects {
-        eprintln!("{line}");
+    for finding in report.findings.with(Severity::PassedOver) {
+        eprintln!("{finding}");
     }
     match report.inputs {
-        Some(inputs) if report.errors.is_empty() => match app::offline(&inputs, &args.question) {
-            Ok(answer) => print_answer(&answer, args.json),
-            Err(why) => bail!("{}", why.trim_end()),
-        },
-        _ => bail!("{}", report.errors.join("\n").trim_end()),
+        Some(inputs) if !report.findings.has_errors() => {
+            match app::offline(&inputs, &args.question) {
+                Ok(answer) => print_answer(&answer, args.json),
+                Err(why) => bail!("{}", why.trim_end()),
+            }
+        }
+        _ => bail!("{}", join(report.findings.with(Severity::Error), "\n")),
     }
 }
 

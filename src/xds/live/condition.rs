@@ -39,10 +39,7 @@ pub(super) fn of(read: &[Finding], joined: &[&Finding], closed: &[&Finding]) -> 
         }
         _ => (false, "Invalid", wrong),
     };
-    let lines = found.into_iter().take(FINDINGS_MAX).map(|one| match &*one.how {
-        "" => one.what.clone(),
-        how => format!("{}; write {how}", one.what),
-    });
+    let lines = found.into_iter().take(FINDINGS_MAX).map(|one| one.message());
     let mut message = lines.collect::<Vec<_>>().join("\n");
     let end = message.char_indices().nth(MESSAGE_MAX).map_or(message.len(), |(end, _)| end);
     message.truncate(end);

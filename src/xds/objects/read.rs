@@ -241,7 +241,11 @@ impl Objects {
                 slices: self.slices,
             },
             services: self.services.into_iter().map(closed).collect(),
-            entries: self.entries.into_iter().map(|one| Arc::unwrap_or_clone(one).closed().into()).collect(),
+            entries: self
+                .entries
+                .into_iter()
+                .map(|one| Arc::unwrap_or_clone(one).closed().into())
+                .collect(),
             ..Self::default()
         }
     }
