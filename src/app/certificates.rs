@@ -95,8 +95,8 @@ fn requests(
             };
             Some(Box::pin(authority.run(news)))
         }
-        Identity::Spiffe { socket } => {
-            let socket = pod::workload_api(source.environment(), socket.as_deref());
+        Identity::Spiffe(api) => {
+            let socket = pod::workload_api(source.environment(), api.socket.as_deref());
             Some(Box::pin(workload_api::run(socket, news)))
         }
     }
@@ -193,7 +193,7 @@ impl Certificates {
         let config = app.config.load();
         let identity = match &config.identity {
             Identity::IstioCa(ca) => source.who(&config).identity(&ca.trust_domain),
-            Identity::Files(_) | Identity::Spiffe { .. } => "unknown".to_owned(),
+            Identity::Files(_) | Identity::Spiffe(_) => "unknown".to_owned(),
         };
         Self {
             data_path: Arc::clone(&app.data_path),

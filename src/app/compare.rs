@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use crate::config::{Config, Discovery, Enforcement, HostPort};
+use crate::config::{Config, Discovery, Enforcement, HostPort, MeshFile};
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
@@ -24,7 +24,7 @@ pub(super) fn run(config: &Config, mesh: &Mesh, change: Change) -> Vec<Finding> 
     let snapshot = builder::build(&Snapshot::default(), change);
     let mut warnings = names::check_aliases(config, &snapshot);
     warnings.extend(check_gateways(config));
-    let Discovery::File { path } = &config.discovery else {
+    let Discovery::File(MeshFile { path }) = &config.discovery else {
         warnings.extend(transit::received(config));
         return warnings;
     };

@@ -32,11 +32,11 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
                 .to_owned(),
         );
     }
-    if let Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } = &config.discovery {
+    if let Some(xds) = config.discovery.xds() {
         return Err(format!(
             "cannot explain from files: the mesh comes from {}; omit `-c` to query the running \
              gateway",
-            plane.address
+            xds.plane.address
         ));
     }
     let publisher = publish(inputs);

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use anyhow::{Context, ensure};
 
 use crate::config::{
-    Config, ControlPlane, Discovery, Examined, Identity, IdentityFiles, IstioCa, Source,
+    Config, ControlPlane, Discovery, Examined, Identity, IdentityFiles, IstioCa, MeshFile, Source,
     parse_identity,
 };
 use crate::grpc::channel;
@@ -219,7 +219,7 @@ impl Report {
 
     /// Loads the mesh file, if the mesh is in one.
     fn load_mesh(&mut self, discovery: &Discovery) -> Option<Loaded<(Mesh, Policies)>> {
-        let Discovery::File { path } = discovery else {
+        let Discovery::File(MeshFile { path }) = discovery else {
             return Some(Arc::default());
         };
         let loaded = self.record_errors(xds::file::load(path))?;
@@ -289,7 +289,7 @@ impl Report {
                 self.check_identity(source, examined.config.as_ref()?, ca);
                 return None;
             }
-            Identity::Spiffe { .. } => return None,
+            Identity::Spiffe(_) => return None,
         };
         if [&files.chain, &files.key, &files.roots].iter().any(|file| examined.is_absent(file)) {
             return None;
@@ -416,11 +416,8 @@ pub fn control_planes(examined: &Examined) -> impl Iterator<Item = &ControlPlane
         Some(Identity::IstioCa(ca)) => Some(&ca.plane),
         _ => None,
     };
-    let source = match &examined.discovery {
-        Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => Some(plane),
-        _ => None,
-    };
-    authority.into_iter().chain(source)
+    let source = examined.discovery.as_ref().and_then(Discovery::xds);
+    authority.into_iter().chain(source.map(|xds| &xds.plane))
 }
 
 /// Formats a mistake in a certificate file with the place that names the file, such as a line of

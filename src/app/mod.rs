@@ -42,7 +42,7 @@ use tracing::{info, warn};
 
 use crate::admin::{self, Limits};
 use crate::config::pod::Pod;
-use crate::config::{Config, Discovery, Source};
+use crate::config::{Config, Discovery, EnvoySource, Source};
 use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
 use crate::datapath::limits::admission::Admission;
@@ -246,30 +246,28 @@ impl App {
     /// processing 100,000 workloads must not delay signals, readiness and the budget.
     fn start_discovery(&self, source: &Source) -> anyhow::Result<()> {
         let config = self.config.load();
-        let (plane, cache, hold, kind) = match &config.discovery {
-            Discovery::File { .. } => {
+        let (xds, kind) = match &config.discovery {
+            Discovery::File(_) => {
                 self.status.clear_pending(DISCOVERY);
                 return Ok(());
             }
             // The reloader applies its objects.
             Discovery::Kubernetes(_) => return Ok(()),
-            Discovery::Istio { plane, cache, hold } => {
-                (plane, cache, hold, ControlPlaneKind::Istio)
-            }
-            Discovery::Envoy { plane, cache, hold, node, clusters } => {
+            Discovery::Istio(xds) => (xds, ControlPlaneKind::Istio),
+            Discovery::Envoy(EnvoySource { xds, node, clusters, .. }) => {
                 let kind = ControlPlaneKind::Envoy {
                     node: node.clone(),
                     locality: config.gateway.locality.clone(),
                     clusters: clusters.clone(),
                 };
-                (plane, cache, hold, kind)
+                (xds, kind)
             }
         };
         let discovery = stream::run(Feed {
-            plane: plane.clone(),
+            plane: xds.plane.clone(),
             kind,
-            cache: cache.clone(),
-            hold: *hold,
+            cache: xds.cache.clone(),
+            hold: xds.hold,
             pod: source.who(&config),
             publisher: Arc::clone(&self.publisher),
             status: Arc::clone(&self.status),

@@ -38,7 +38,7 @@ pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<Finding> 
 /// Returns warnings about aliases whose consumers may not reach a service behind them. A control
 /// plane may export a service, so under one only services with an entry of their own are checked.
 pub(super) fn check_aliases(config: &Config, snapshot: &Snapshot) -> Vec<Finding> {
-    let is_from_file = matches!(config.discovery, Discovery::File { .. });
+    let is_from_file = matches!(config.discovery, Discovery::File(_));
     let aliases = config.names.aliases.iter();
     let good = aliases
         .filter(|alias| !is_from_file || missing_targets(config, alias, snapshot).is_empty());

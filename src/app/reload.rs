@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
 
-use crate::config::{Config, Discovery, Examined, Identity, Source};
+use crate::config::{Config, Discovery, Examined, Identity, MeshFile, Source};
 use crate::snapshot::builder::Change;
 use crate::status::ReloadSource;
 use crate::telemetry::LogHandle;
@@ -305,7 +305,7 @@ impl Reloader {
         match what {
             ReloadSource::Config => self.read_config()?,
             ReloadSource::Mesh => {
-                if let Discovery::File { path } = &files.config().discovery {
+                if let Discovery::File(MeshFile { path }) = &files.config().discovery {
                     files.mesh = Arc::new(xds::file::load(path)?);
                 }
             }
@@ -449,17 +449,15 @@ fn files(config: &Config, what: ReloadSource) -> Vec<PathBuf> {
     match what {
         ReloadSource::Config => vec![config.file.clone()],
         ReloadSource::Mesh => match &config.discovery {
-            Discovery::File { path } => vec![path.clone()],
-            Discovery::Kubernetes(_) | Discovery::Istio { .. } | Discovery::Envoy { .. } => {
-                Vec::new()
-            }
+            Discovery::File(MeshFile { path }) => vec![path.clone()],
+            Discovery::Kubernetes(_) | Discovery::Istio(_) | Discovery::Envoy(_) => Vec::new(),
         },
         ReloadSource::Objects => with_contents(&config.exposure.files),
         ReloadSource::Certificates => {
             let own = match &config.identity {
                 Identity::Files(own) => vec![&own.chain, &own.key, &own.roots],
                 // Read again for each certificate.
-                Identity::IstioCa(_) | Identity::Spiffe { .. } => Vec::new(),
+                Identity::IstioCa(_) | Identity::Spiffe(_) => Vec::new(),
             };
             let all = own.into_iter().chain(config.trust.files());
             all.cloned().collect()

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use crate::config::pod::Pod;
-use crate::config::{Config, Discovery, LocalityOrigin};
+use crate::config::{Config, Discovery, LocalityOrigin, MeshFile};
 use crate::snapshot::mesh::{Locality, Mesh};
 use crate::snapshot::traffic::Position;
 use crate::wire::RegionPattern;
@@ -16,7 +16,7 @@ use crate::yaml::Finding;
 /// contains its record. Only istiod sends records of pods.
 pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
     let gateway = &config.gateway;
-    let is_istiod = matches!(config.discovery, Discovery::Istio { .. });
+    let is_istiod = matches!(config.discovery, Discovery::Istio(_));
     let (origin, is_final) = match &gateway.locality_origin {
         LocalityOrigin::Unknown => ("", false),
         LocalityOrigin::Configuration => ("gateway.locality", true),
@@ -33,7 +33,7 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
 
 /// Returns warnings about entries for services and regions that the mesh file does not have.
 pub(super) fn unknown_names(config: &Config, mesh: &Mesh) -> Vec<Finding> {
-    let Discovery::File { path } = &config.discovery else {
+    let Discovery::File(MeshFile { path }) = &config.discovery else {
         return Vec::new();
     };
     let services = limit_findings(services(config, mesh, path));

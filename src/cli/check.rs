@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::text::print;
 use crate::app::{self, Inputs, Report};
-use crate::config::{Discovery, Source};
+use crate::config::{Discovery, EnvoySource, Source};
 use crate::labels::count;
 use crate::yaml::{Finding, Place, Severity};
 
@@ -57,7 +57,7 @@ pub(super) fn describe(source: &Source, report: &Report, is_strict: bool) -> Opt
         (Some(inputs), 0) => {
             let Inputs { config, mesh, .. } = inputs;
             let source = match &config.discovery {
-                Discovery::File { .. } => format!(
+                Discovery::File(_) => format!(
                     "{} and {} in the mesh",
                     count(mesh.services.len(), "service"),
                     count(mesh.workloads.len(), "workload")
@@ -66,8 +66,8 @@ pub(super) fn describe(source: &Source, report: &Report, is_strict: bool) -> Opt
                     "the mesh comes from a Kubernetes API server, which was not contacted"
                         .to_owned()
                 }
-                Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } => {
-                    format!("the mesh comes from {}, which was not contacted", plane.address)
+                Discovery::Istio(xds) | Discovery::Envoy(EnvoySource { xds, .. }) => {
+                    format!("the mesh comes from {}, which was not contacted", xds.plane.address)
                 }
             };
             Some(format!(

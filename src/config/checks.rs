@@ -175,7 +175,7 @@ impl Sections {
     fn policies(&self, root: Value<'_>) {
         let is_off = self.policy.is_none_or(|policy| policy.istio == Enforcement::Off);
         let source = match self.discovery {
-            Some(Discovery::Envoy { .. }) => "an Envoy control plane does not send",
+            Some(Discovery::Envoy(_)) => "an Envoy control plane does not send",
             Some(Discovery::Kubernetes(_)) => "are not read from Kubernetes",
             _ => return,
         };
@@ -193,20 +193,15 @@ impl Sections {
     fn objects(&self, root: Value<'_>) {
         let Some(exposure) = &self.exposure else { return };
         let is_live = matches!(self.discovery, Some(Discovery::Kubernetes(_)) | None);
-        let is_own =
-            matches!(self.discovery, Some(Discovery::File { .. } | Discovery::Kubernetes(_)));
+        let is_own = matches!(self.discovery, Some(Discovery::File(_) | Discovery::Kubernetes(_)));
         for value in root.find("exposure.kubernetes").into_iter().filter(|_| is_own) {
             let what = "is for `discovery.kind: istio` and `envoy`";
             value.error(what, "`discovery: {kind: kubernetes}` alone");
         }
         let cache = exposure.kubernetes.as_ref().and_then(|api| api.cache.as_ref());
+        let xds = self.discovery.as_ref().and_then(Discovery::xds);
         for value in root.find("exposure.kubernetes.cache") {
-            if let Some(
-                Discovery::Istio { cache: Some(of_plane), .. }
-                | Discovery::Envoy { cache: Some(of_plane), .. },
-            ) = &self.discovery
-                && cache == Some(of_plane)
-            {
+            if cache.is_some() && cache == xds.and_then(|xds| xds.cache.as_ref()) {
                 value.error("is the file of `discovery.cache` as well", "another file");
             }
         }
@@ -232,7 +227,7 @@ impl Sections {
 
     /// Warns of labels of subsets that istiod does not send.
     fn labels(&self, root: Value<'_>) {
-        if !matches!(self.discovery, Some(Discovery::Istio { .. })) {
+        if !matches!(self.discovery, Some(Discovery::Istio(_))) {
             return;
         }
         for labels in root.find("exposure.services[].subsets[].labels") {
@@ -266,7 +261,7 @@ impl Sections {
     /// Warns of preferences that need a locality of the gateway, where none is known before the
     /// start: istiod's record of the pod may name one.
     fn localities(&self, root: Value<'_>) {
-        let is_later = matches!(self.discovery, Some(Discovery::Istio { .. }));
+        let is_later = matches!(self.discovery, Some(Discovery::Istio(_)));
         let (Some(gateway), Some(traffic), false) = (&self.gateway, &self.traffic, is_later) else {
             return;
         };

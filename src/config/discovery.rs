@@ -31,43 +31,18 @@ const ADDRESS_EXAMPLE: &str = "istiod.istio-system.svc:15012";
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Discovery {
     /// A mesh file, which is watched.
-    File {
-        /// The file.
-        path: PathBuf,
-    },
+    File(MeshFile),
     /// istiod: workloads and services by WDS over delta ADS.
-    Istio {
-        /// The control plane.
-        #[serde(flatten)]
-        plane: ControlPlane,
-        /// The file of the last good state, for a start without it. Default: nothing is stored.
-        cache: Option<PathBuf>,
-        /// The time for which a mass removal is held.
-        #[serde(serialize_with = "duration")]
-        hold: Duration,
-    },
+    Istio(XdsSource),
     /// The objects of a Kubernetes API server, which are watched.
     Kubernetes(KubernetesApi),
     /// Any control plane of Envoy's: clusters and endpoints by CDS and EDS over delta ADS.
-    Envoy {
-        /// The control plane.
-        #[serde(flatten)]
-        plane: ControlPlane,
-        /// As for istiod.
-        cache: Option<PathBuf>,
-        /// As for istiod.
-        #[serde(serialize_with = "duration")]
-        hold: Duration,
-        /// The names of the gateway towards the control plane.
-        node: NodeNames,
-        /// The clusters whose names do not contain their service. Default: none.
-        clusters: Vec<NamedCluster>,
-    },
+    Envoy(EnvoySource),
 }
 
 section! {
     /// Discovery from a mesh file.
-    pub(super) struct FileKeys at "discovery" {
+    pub struct MeshFile at "discovery" {
         /// The mesh file, in the form of ztunnel's local configuration.
         path: PathBuf as super::define::ExistingPath = required("mesh.yaml");
     }
@@ -96,7 +71,7 @@ section! {
 
 section! {
     /// Discovery from istiod.
-    pub(super) struct IstioKeys at "discovery" {
+    pub struct XdsSource at "discovery" {
         /// The control plane.
         plane: ControlPlane = flatten(ControlPlane::read_keys);
         /// File for the last good state, for a start without the control plane. It is written every
@@ -114,12 +89,12 @@ section! {
 
 section! {
     /// Discovery from a control plane of Envoy's.
-    pub(super) struct EnvoyKeys at "discovery" {
+    pub struct EnvoySource at "discovery" {
         /// Use of TLS. `off` is plaintext, with a warning and without `roots`, `token` and `san`,
         /// for a control plane beside the gateway on the loopback of the host.
         tls: Tls = default(Tls::On);
         /// The control plane.
-        istio: IstioKeys = flatten(control_plane);
+        xds: XdsSource = flatten(control_plane);
         /// Names of the gateway towards the control plane.
         node: NodeNames = nested();
         /// Clusters whose names do not contain their service.
@@ -129,7 +104,7 @@ section! {
 
 words! {
     /// Use of TLS towards a control plane.
-    pub(super) enum Tls {
+    pub enum Tls {
         /// TLS.
         On = "on",
         /// Plaintext.
@@ -192,10 +167,6 @@ pub enum Roots {
     Plaintext,
 }
 
-fn duration<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_duration(*time))
-}
-
 impl Serialize for Roots {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -206,7 +177,15 @@ impl Discovery {
     /// Returns whether Kubernetes objects define services and endpoints. Under a control plane,
     /// which provides these itself, they only export services.
     pub fn is_of_objects(&self) -> bool {
-        matches!(self, Self::File { .. } | Self::Kubernetes(_))
+        matches!(self, Self::File(_) | Self::Kubernetes(_))
+    }
+
+    /// Returns the control plane, if the mesh comes from one.
+    pub fn xds(&self) -> Option<&XdsSource> {
+        match self {
+            Self::Istio(xds) | Self::Envoy(EnvoySource { xds, .. }) => Some(xds),
+            Self::File(_) | Self::Kubernetes(_) => None,
+        }
     }
 }
 
@@ -215,25 +194,13 @@ impl Type for Discovery {
 
     fn read(value: Value<'_>) -> Option<Self> {
         let kinds: [(_, ReadKeys<Self>); 4] = [
-            ("file", |keys| {
-                let FileKeys { path } = FileKeys::read_keys(keys)?;
-                Some(Self::File { path })
-            }),
+            ("file", |keys| MeshFile::read_keys(keys).map(Self::File)),
             ("kubernetes", |keys| KubernetesApi::read_keys(keys).map(Self::Kubernetes)),
-            ("istio", |keys| {
-                let IstioKeys { plane, cache, hold } = IstioKeys::read_keys(keys)?;
-                Some(Self::Istio { plane, cache, hold })
-            }),
-            ("envoy", |keys| {
-                let EnvoyKeys { istio, node, clusters, .. } = EnvoyKeys::read_keys(keys)?;
-                let IstioKeys { plane, cache, hold } = istio;
-                Some(Self::Envoy { plane, cache, hold, node, clusters })
-            }),
+            ("istio", |keys| XdsSource::read_keys(keys).map(Self::Istio)),
+            ("envoy", |keys| EnvoySource::read_keys(keys).map(Self::Envoy)),
         ];
         let read = read_kind(value.fields("discovery")?, "file", &kinds);
-        if let Some(Self::Envoy { plane, .. }) = &read
-            && plane.roots == Roots::Plaintext
-        {
+        if let Some(Self::Envoy(EnvoySource { tls: Tls::Off, .. })) = &read {
             let what = "is `off`: anyone on the path to the control plane can program this gateway";
             let how = "`on`, unless it is a sidecar on the loopback of this host";
             value.at("discovery", "tls").warning(what, how);
@@ -246,16 +213,16 @@ impl Type for Discovery {
     }
 
     fn shape() -> Shape {
-        let mut envoy = EnvoyKeys::keys();
+        let mut envoy = EnvoySource::keys();
         for key in envoy.iter_mut().filter(|key| key.name == "roots") {
             key.absent = Absent::Otherwise("required, except with `tls: off`");
             let is_off = json!({"properties": {"tls": {"const": "off"}}, "required": ["tls"]});
             key.unless = Some(is_off);
         }
         Shape::Kinds(vec![
-            ("file", FileKeys::keys()),
+            ("file", MeshFile::keys()),
             ("kubernetes", KubernetesApi::keys()),
-            ("istio", IstioKeys::keys()),
+            ("istio", XdsSource::keys()),
             ("envoy", envoy),
         ])
     }
@@ -279,9 +246,9 @@ pub(super) fn read_kind<T>(
 
 /// Reads the keys of a control plane of Envoy's. Without TLS there is nothing to verify it by, and
 /// a token is for a verified one.
-fn control_plane(fields: &mut Fields<'_>) -> Option<IstioKeys> {
+fn control_plane(fields: &mut Fields<'_>) -> Option<XdsSource> {
     if fields.word("tls") != Some("off") {
-        return IstioKeys::read_keys(fields);
+        return XdsSource::read_keys(fields);
     }
     let address = fields.need("address", ADDRESS_EXAMPLE).and_then(Address::read);
     let headers = Read::key::<Headers>(fields, "headers");
@@ -303,7 +270,7 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<IstioKeys> {
         headers: headers.or(Vec::new())?,
     };
     let (cache, hold) = (cache.or(None)?, hold.or(HOLD)?);
-    is_good.then_some(IstioKeys { plane, cache, hold })
+    is_good.then_some(XdsSource { plane, cache, hold })
 }
 
 fn compare_clusters(_: Value<'_>, read: &[(NamedCluster, Value<'_>)]) {

@@ -33,10 +33,7 @@ pub enum Identity {
     /// Istio's certificate authority, which signs for a key of the gateway.
     IstioCa(IstioCa),
     /// A SPIFFE Workload API, which has the key as well.
-    Spiffe {
-        /// The socket of the API. Default: that of the environment, else the one that Istio mounts.
-        socket: Option<PathBuf>,
-    },
+    Spiffe(WorkloadApi),
 }
 
 section! {
@@ -79,7 +76,7 @@ section! {
 
 section! {
     /// A certificate of a SPIFFE Workload API.
-    pub(super) struct SpiffeKeys at "identity" {
+    pub struct WorkloadApi at "identity" {
         /// Socket of the Workload API.
         socket: Option<PathBuf> as Option<Socket> = default(
             None,
@@ -94,7 +91,7 @@ impl Identity {
         match self {
             Self::Files(_) => "files",
             Self::IstioCa(_) => "istio-ca",
-            Self::Spiffe { .. } => "spiffe",
+            Self::Spiffe(_) => "spiffe",
         }
     }
 }
@@ -104,12 +101,9 @@ impl Type for Identity {
 
     fn read(value: Value<'_>) -> Option<Self> {
         let kinds: [(_, ReadKeys<Self>); 3] = [
-            ("files", |keys| Some(Self::Files(IdentityFiles::read_keys(keys)?))),
-            ("istio-ca", |keys| Some(Self::IstioCa(IstioCa::read_keys(keys)?))),
-            ("spiffe", |keys| {
-                let SpiffeKeys { socket } = SpiffeKeys::read_keys(keys)?;
-                Some(Self::Spiffe { socket })
-            }),
+            ("files", |keys| IdentityFiles::read_keys(keys).map(Self::Files)),
+            ("istio-ca", |keys| IstioCa::read_keys(keys).map(Self::IstioCa)),
+            ("spiffe", |keys| WorkloadApi::read_keys(keys).map(Self::Spiffe)),
         ];
         read_kind(value.fields("identity")?, "files", &kinds)
     }
@@ -122,7 +116,7 @@ impl Type for Identity {
         Shape::Kinds(vec![
             ("files", IdentityFiles::keys()),
             ("istio-ca", IstioCa::keys()),
-            ("spiffe", SpiffeKeys::keys()),
+            ("spiffe", WorkloadApi::keys()),
         ])
     }
 }

@@ -47,10 +47,14 @@ pub use audience::Audience;
 pub use auto::{AutoExport, Selector};
 pub use bindings::{Binding, Inner, ObjectBindings, Workloads};
 use define::{NewFile, NonEmpty, Workers, section};
-pub use discovery::{ControlPlane, Discovery, KubernetesApi, NamedCluster, NodeNames, Roots};
+pub use discovery::{
+    ControlPlane, Discovery, EnvoySource, KubernetesApi, MeshFile, NamedCluster, NodeNames, Roots,
+    Tls, XdsSource,
+};
 pub use exposure::{DefaultExposure, ExposedService, Exposure, ServiceLimits};
 pub use identity::{
-    CERTIFICATE_TTL, Identity, IdentityFiles, IstioCa, TRUST_DOMAIN, parse_identity, unix_socket,
+    CERTIFICATE_TTL, Identity, IdentityFiles, IstioCa, TRUST_DOMAIN, WorkloadApi, parse_identity,
+    unix_socket,
 };
 pub use layers::Source;
 pub use level::{Access, Directives};

@@ -176,13 +176,13 @@ fn drained(snapshot: &Snapshot) -> impl Iterator<Item = DrainedRow> {
 /// Returns the source of the mesh, with the state of the stream to a control plane.
 fn source(state: &AdminState, config: &Config) -> SourceRow {
     let (kind, place) = match &config.discovery {
-        Discovery::File { path } => ("file", path.display().to_string()),
+        Discovery::File(file) => ("file", file.path.display().to_string()),
         Discovery::Kubernetes(api) => {
             let place = api.kubeconfig.as_ref().map(|file| file.display().to_string());
             ("kubernetes", place.unwrap_or_else(|| "the API server of the pod".to_owned()))
         }
-        Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
-        Discovery::Envoy { plane, .. } => ("envoy", plane.address.to_string()),
+        Discovery::Istio(xds) => ("istio", xds.plane.address.to_string()),
+        Discovery::Envoy(envoy) => ("envoy", envoy.xds.plane.address.to_string()),
     };
     let status = &state.status;
     SourceRow {

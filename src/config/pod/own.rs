@@ -43,7 +43,7 @@ impl Pod {
         let get = |names: &[&str]| Some(environment.first(names)?.value);
         let (namespace, account) = match &config.identity {
             Identity::IstioCa(ca) => (ca.namespace.clone(), ca.service_account.clone()),
-            Identity::Files(_) | Identity::Spiffe { .. } => (None, None),
+            Identity::Files(_) | Identity::Spiffe(_) => (None, None),
         };
         let or =
             |setting: Option<String>, default: &str| setting.unwrap_or_else(|| default.to_owned());

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::own::NO_ADDRESS;
 use super::*;
-use crate::config::{Config, Discovery, Examined, Source};
+use crate::config::{Config, Discovery, Examined, Source, XdsSource};
 
 /// A folder with the files that Istio mounts.
 fn folder() -> TempDir {
@@ -130,7 +130,7 @@ fn headers_come_from_proxy_metadata_too() {
     let variables = [("PROXY_CONFIG", config), ("XDS_HEADER_x-b", "three")];
     let config = good(&variables, "");
     assert!(!serde_json::to_string(&config).unwrap().contains("three"), "no value is shown");
-    let Discovery::Istio { plane, .. } = config.discovery else {
+    let Discovery::Istio(XdsSource { plane, .. }) = config.discovery else {
         panic!("no control plane");
     };
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());

@@ -134,7 +134,7 @@ impl Distributor<'_> {
         }
         let at = &self.config.gateway.locality;
         let is_unknown = at.region.is_empty() || at.zone.is_empty();
-        let is_later = matches!(self.config.discovery, Discovery::Istio { .. });
+        let is_later = matches!(self.config.discovery, Discovery::Istio(_));
         if traffic.distribution == Some(Distribution::Close) && is_unknown && !is_later {
             let what = "TOPOLOGY needs the gateway's locality".to_owned();
             let how = "`gateway: {locality: {region: REGION, zone: ZONE}}`";
@@ -232,7 +232,7 @@ impl Distributor<'_> {
 
     /// Rejects a host whose namespace nothing states.
     fn check_known(&self, host: &str) -> Result<(), Refusal> {
-        let is_envoy = matches!(self.config.discovery, Discovery::Envoy { .. });
+        let is_envoy = matches!(self.config.discovery, Discovery::Envoy(_));
         if is_envoy && namespace_of_host(host) == UNKNOWN_NAMESPACE {
             let what = format!("an Envoy control plane has no namespace for {host}");
             return Err((what, "an entry of `traffic`, or the name in Kubernetes"));
