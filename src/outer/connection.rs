@@ -141,10 +141,8 @@ pub(super) async fn open(
     (reader, filter): (&Reader, &AddressFilter),
     charges: [Held; 2],
 ) -> Result<(Arc<Connection>, Driver), Failure> {
-    let unreachable = |detail: String| {
-        let address = target.address;
-        Failure::new(Reason::GatewayUnreachable, format!("{address}: {detail}"))
-    };
+    let unreachable =
+        |detail: String| Failure::new(Reason::GatewayUnreachable, detail).at(target.address);
     let end = Instant::now() + CONNECT_DEADLINE;
     let own = tls.outbound();
     let own = own.ok_or_else(|| unreachable("this gateway has no certificate yet".to_owned()))?;
@@ -168,14 +166,9 @@ pub(super) async fn open(
     let stream = Socket::new(stream, Box::new(count));
     let check = |server: ServerIdentity<'_>| server.check_gateway(&target.gateway, &reader.load());
     let opened = async {
-        let opened = handshake(stream, &own, (tls, reader), check).await;
-        let (stream, verified) = opened.map_err(|error| match error {
-            HandshakeError::Untrusted(detail) => {
-                let detail = format!("{}: {detail}", target.address);
-                Failure::new(Reason::GatewayUntrusted, detail)
-            }
-            HandshakeError::Failed(detail) => unreachable(detail),
-        })?;
+        let reasons = [Reason::GatewayUntrusted, Reason::GatewayUnreachable];
+        let opened = handshake(stream, &own, (tls, reader), check, reasons).await;
+        let (stream, verified) = opened.map_err(|failure| failure.at(target.address))?;
         let opened = establish((stream, reads), Arc::clone(&own), (verified, rtt), charges).await;
         opened.map_err(|error| {
             let failure = unreachable(error.to_string());
@@ -213,21 +206,16 @@ fn admitted(target: &Target, filter: &AddressFilter) -> Result<Vec<SocketAddr>, 
     }
 }
 
-/// Failed TLS handshake.
-pub(super) enum HandshakeError {
-    /// The certificate of the server is not valid, or not that of the wanted server.
-    Untrusted(String),
-    /// Any other failure.
-    Failed(String),
-}
-
-/// Performs the TLS handshake for HTTP/2, and identifies the server, which `check` may reject.
+/// Performs the TLS handshake for HTTP/2, and identifies the server, which `check` may reject. The
+/// first reason is that of a server whose certificate is not valid or another one's, the second
+/// that of any other failure.
 pub(super) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     own: &OutboundTls,
     (tls, reader): (&InboundTls, &Reader),
     check: impl FnOnce(ServerIdentity<'_>) -> Result<(), String>,
-) -> Result<(TlsStream<S>, Verified), HandshakeError> {
+    [untrusted, failed]: [Reason; 2],
+) -> Result<(TlsStream<S>, Verified), Failure> {
     // The name is never sent, and verification uses SPIFFE identities.
     let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
     let connector = TlsConnector::from(Arc::clone(&own.config));
@@ -236,18 +224,18 @@ pub(super) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
         match rejected {
             Some(rejected @ rustls::Error::InvalidCertificate(_)) => {
                 let refusal = refusal_for_error(rejected);
-                HandshakeError::Untrusted(format!("{refusal}: {}", explain_error(rejected)))
+                Failure::new(untrusted, format!("{refusal}: {}", explain_error(rejected)))
             }
-            _ => HandshakeError::Failed(error.to_string()),
+            _ => Failure::new(failed, error.to_string()),
         }
     })?;
     if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
-        return Err(HandshakeError::Failed("does not offer ALPN h2".to_owned()));
+        return Err(Failure::new(failed, "does not offer ALPN h2"));
     }
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let verified = Verified::new(certificates, tls, reader);
     let verified = verified.and_then(|verified| check(verified.server()).map(|()| verified));
-    Ok((stream, verified.map_err(HandshakeError::Untrusted)?))
+    Ok((stream, verified.map_err(|detail| Failure::new(untrusted, detail))?))
 }
 
 /// Connects to the first address that answers. The next one is tried after [`ADDRESS_DELAY`], or

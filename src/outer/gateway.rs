@@ -156,7 +156,7 @@ impl GatewayConnections {
     }
 
     fn failure(&self, reason: Reason, why: &str) -> Failure {
-        Failure::new(reason, format!("{}: {why}", self.target.address))
+        Failure::new(reason, why).at(self.target.address)
     }
 
     /// Takes a place on a connection of the source, and opens one if there is none.
@@ -356,13 +356,6 @@ impl GatewayConnections {
         // It may still send bytes of tunnels that have ended.
         let running = drive(Arc::downgrade(self), source.clone(), context.clone(), driver);
         context.lifecycle.spawn_closing(turns::of(&source, running));
-    }
-
-    /// Notes the answer to a CONNECT of a source on a connection that was opened at this time.
-    /// Failures before are forgotten.
-    pub(super) fn answered(&self, source: &Source, opened: Instant) {
-        let mut connections = self.connections.lock();
-        connections.answered(source, opened);
     }
 
     /// Notes that a CONNECT of a source, or its connection, has ended by an error before the

@@ -23,7 +23,7 @@ use crate::reason::Reason;
 use crate::snapshot::Reader;
 use crate::tls::InboundTls;
 
-use super::connection::{HEADER_LIST_MAX, HandshakeError, State, handshake};
+use super::connection::{HEADER_LIST_MAX, State, handshake};
 use super::stream::{Held, Servers};
 use super::verify::{ExpectedWorkloads, ServerIdentity, Verified};
 use super::{Failure, Stream};
@@ -99,13 +99,9 @@ pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     let check = |server: ServerIdentity<'_>| {
         server.check_workload(target.workloads, (target.cluster, &reader.load()))
     };
-    let opened = handshake(carrier, &own, (tls, reader), check).await;
-    let (stream, verified) = opened.map_err(|error| match error {
-        HandshakeError::Untrusted(detail) => {
-            Failure::new(Reason::WorkloadUntrusted, format!("the workload: {detail}"))
-        }
-        HandshakeError::Failed(detail) => unreachable(detail),
-    })?;
+    let reasons = [Reason::WorkloadUntrusted, Reason::WorkloadUnreachable];
+    let opened = handshake(carrier, &own, (tls, reader), check, reasons).await;
+    let (stream, verified) = opened.map_err(|failure| failure.at("the workload"))?;
     let mut settings = Builder::new();
     settings
         .enable_push(false)
@@ -158,8 +154,7 @@ pub(super) async fn request<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
 }
 
 fn unreachable(detail: impl ToString) -> Failure {
-    let detail = format!("the workload: {}", detail.to_string());
-    Failure::new(Reason::WorkloadUnreachable, detail)
+    Failure::new(Reason::WorkloadUnreachable, detail.to_string()).at("the workload")
 }
 
 impl<F: Unpin> AsyncRead for Carrier<F> {

@@ -23,6 +23,7 @@ pub(crate) mod tests;
 mod unread;
 mod verify;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -89,6 +90,11 @@ impl Failure {
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self { reason, detail }
+    }
+
+    /// Returns the failure with its place before the explanation.
+    fn at(self, place: impl fmt::Display) -> Self {
+        Self { detail: format!("{place}: {}", self.detail), ..self }
     }
 
     /// Returns true if the gateway could not be reached, is another one, or rejected us.

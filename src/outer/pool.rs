@@ -88,7 +88,7 @@ impl Pool {
             let asked_at = Instant::now();
             let sent = request::send(slot, request, deadline).await;
             if matches!(sent, Ok(_) | Err(Refused::Processed(_))) {
-                gateway.answered(source, opened);
+                gateway.connections.lock().answered(source, opened);
             }
             if matches!(sent, Err(Refused::Silent(_))) {
                 gateway.note_proof();

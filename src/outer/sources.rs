@@ -179,7 +179,8 @@ impl Connections {
         idle.into_iter().map(|(_, source, one)| (source.clone(), Arc::clone(one))).collect()
     }
 
-    /// Notes the answer to a CONNECT on a connection that was opened at this time.
+    /// Notes the answer to a CONNECT of a source on a connection that was opened at this time.
+    /// Failures before are forgotten.
     pub(super) fn answered(&mut self, source: &Source, opened: Instant) {
         if let Some(own) = self.by_source.get_mut(source) {
             own.unanswered = 0;
