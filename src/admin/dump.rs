@@ -21,7 +21,7 @@ use super::status::evacuated;
 use super::view::{Member, View};
 use super::{AdminState, stream};
 use crate::snapshot::Endpoint;
-use crate::snapshot::mesh::{GatewayAddress, Place, Service, Workload};
+use crate::snapshot::mesh::{GatewayAddress, Service, Workload};
 use crate::status::{Certificate, CertificateInfo};
 
 /// Answers with the dump as indented JSON.
@@ -157,11 +157,7 @@ fn remote_gateway_to_json((port, endpoint): &(u16, &Endpoint)) -> Value {
 
 /// Converts a gateway or waypoint. Its destination is `namespace/hostname` or `network/ip`.
 fn gateway_to_json(gateway: &GatewayAddress) -> Value {
-    let destination = match &gateway.place {
-        Place::Name(name) => name.clone(),
-        Place::Address(network, ip) => format!("{network}/{ip}"),
-    };
-    json!({ "destination": destination, "hboneMtlsPort": gateway.port })
+    json!({ "destination": gateway.place.to_string(), "hboneMtlsPort": gateway.port })
 }
 
 /// Converts a workload of a service. The live state is an addition to istioctl's keys.

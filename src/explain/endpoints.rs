@@ -312,10 +312,7 @@ fn row(
     EndpointRow {
         workload: Arc::clone(endpoint.uid()),
         address: endpoint.address.to_string(),
-        protocol: match endpoint.protocol {
-            Protocol::Hbone => "HBONE".to_owned(),
-            Protocol::Tcp => "TCP".to_owned(),
-        },
+        protocol: endpoint.protocol.to_string(),
         network: endpoint.remote.as_ref().map(|remote| Arc::clone(&remote.network)),
         cluster: Arc::clone(&definition.cluster),
         locality: locality(&definition.locality),

@@ -460,7 +460,8 @@ impl Template {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Display, PartialEq, Eq, Hash, Serialize)]
+#[display(rename_all = "UPPERCASE")]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Protocol {
     /// Plain TCP at the target port.
