@@ -21,21 +21,17 @@ impl HostPort {
     /// there, but for the port, which may be absent.
     pub fn parse(text: &str) -> Result<Self, AuthorityError> {
         match Authority::parse(text) {
-            Ok(authority) => Ok(Self::new(authority.host, Some(authority.port))),
+            Ok(authority) => Ok(Self::new(&authority.host, Some(authority.port))),
             Err(AuthorityError::NoPort) => {
                 let authority = Authority::parse(&format!("{text}:1"))?;
-                Ok(Self::new(authority.host, None))
+                Ok(Self::new(&authority.host, None))
             }
             Err(error) => Err(error),
         }
     }
 
-    fn new(host: Host, port: Option<u16>) -> Self {
-        let host = match host {
-            Host::Name(name) => name.into_string(),
-            Host::Ip(ip) => ip.to_string(),
-        };
-        Self { host, port }
+    fn new(host: &Host, port: Option<u16>) -> Self {
+        Self { host: host.to_string(), port }
     }
 
     /// Returns whether this is an IP address and no name.

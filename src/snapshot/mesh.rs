@@ -2,7 +2,6 @@
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 use std::ops::{self, DerefMut};
 use std::sync::{Arc, OnceLock};
@@ -277,7 +276,8 @@ pub struct Workload {
 const _: () = assert!(size_of::<Workload>() <= 112, "with two counts, a size class of jemalloc");
 
 /// Addresses of a workload. A single one takes no allocation.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, derive_more::Debug, PartialEq, Eq)]
+#[debug("{:?}", &**self)]
 pub struct Addresses(AddressList);
 
 #[derive(Clone, PartialEq, Eq)]
@@ -295,12 +295,6 @@ impl ops::Deref for Addresses {
             AddressList::One(address) => std::slice::from_ref(address),
             AddressList::Other(addresses) => addresses,
         }
-    }
-}
-
-impl fmt::Debug for Addresses {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&**self, formatter)
     }
 }
 

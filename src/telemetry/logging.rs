@@ -4,7 +4,6 @@
 //! disk or terminal loses lines, which are counted; it never delays a tunnel.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::panic::{self, PanicHookInfo};
 use std::sync::Arc;
@@ -42,7 +41,8 @@ pub enum LogError {
 
 /// Handle to the running log; cheap to clone. Queued lines are written when the last handle is
 /// dropped or the log is closed.
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
+#[debug("LogHandle({:?})", self.current())]
 pub struct LogHandle(Arc<Inner>);
 
 struct Inner {
@@ -251,12 +251,6 @@ impl LogHandle {
         self.0.reload.reload(filter).map_err(|error| error.to_string())?;
         *current = directives;
         Ok(())
-    }
-}
-
-impl fmt::Debug for LogHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LogHandle").field(&self.current()).finish()
     }
 }
 

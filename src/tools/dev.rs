@@ -4,11 +4,10 @@
 //! cluster, and SPIFFE leaves. It neither reads nor writes files; `strait certs` does. The
 //! gateway never uses it.
 
-use std::fmt;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, ensure};
-use derive_more::Deref;
+use derive_more::{Debug, Deref};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams,
     CertificateSigningRequestParams, CertifiedIssuer, DistinguishedName, DnType,
@@ -170,18 +169,13 @@ impl Issuer {
 }
 
 /// Certificate of a workload, with its key.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Leaf {
     /// The leaf, then the intermediate. The root is omitted, because the peer has its own.
     pub chain_pem: String,
+    // No log line or failed assertion shows it.
+    #[debug(skip)]
     pub key_pem: String,
-}
-
-impl fmt::Debug for Leaf {
-    // Written by hand, so that no log line or failed assertion shows the key.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leaf").field("chain_pem", &self.chain_pem).finish_non_exhaustive()
-    }
 }
 
 /// Contexts of errors of rcgen, and of the text to revoke.

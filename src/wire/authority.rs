@@ -1,7 +1,7 @@
 //! Parser of CONNECT authorities: `host:port`, `1.2.3.4:80` or `[2001:db8::1]:80`.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use thiserror::Error;
 
@@ -102,8 +102,7 @@ impl fmt::Display for Authority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
             Host::Name(name) => write!(f, "{name}:{}", self.port),
-            Host::Ip(IpAddr::V4(ip)) => write!(f, "{ip}:{}", self.port),
-            Host::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]:{}", self.port),
+            Host::Ip(ip) => write!(f, "{}", SocketAddr::new(*ip, self.port)),
         }
     }
 }

@@ -8,7 +8,8 @@ pub const UNKNOWN_CLUSTER: &str = "unknown";
 
 /// SHA-256 digest of a DER-encoded SubjectPublicKeyInfo (RFC 5280 section 4.1.2.7). A
 /// certificate that is renewed with the same key keeps the hash.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, derive_more::Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[debug("{self}")]
 pub struct SpkiHash([u8; 32]);
 
 impl SpkiHash {
@@ -35,12 +36,6 @@ impl SpkiHash {
 impl fmt::Display for SpkiHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for SpkiHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 
