@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::entries::{self, Entries};
+use super::entries;
 use super::meta::{self, Meta, label_name};
 use super::service::{DeclaredScope, Service};
 use super::{Export, Import, InvalidObjects, Node, Objects, RunningPod, ports, service, slice};
