@@ -27,6 +27,12 @@ pub trait MeshStore: ResourceStore + Debug + Send {
     /// Marks the policies as received, even if there are none.
     fn set_policies_received(&mut self) {}
 
+    /// Keeps new services and exports back until the policies are received again, if they were
+    /// before. Returns whether it does.
+    fn await_policies(&mut self) -> bool {
+        false
+    }
+
     /// Returns the names to subscribe to in EDS, if they may have changed since the last call.
     fn take_eds_names(&mut self) -> Option<BTreeSet<String>> {
         None
@@ -59,6 +65,12 @@ pub struct Tables {
     exports_changed: bool,
     /// True if endpoints without HBONE are not used.
     hbone_only: bool,
+    /// True while new services and exports are kept back.
+    keeps_back: bool,
+    /// Services that are kept back.
+    new_services: BTreeSet<Arc<str>>,
+    /// Clusters whose exports are.
+    new_exports: BTreeSet<Arc<str>>,
 }
 
 impl Tables {
@@ -66,12 +78,23 @@ impl Tables {
         Self { hbone_only, ..Self::default() }
     }
 
+    /// Keeps services and exports back that are new from now on. Those that are kept back already
+    /// stay so.
+    pub(super) fn keep_back(&mut self) {
+        self.keeps_back = true;
+    }
+
+    /// Adds what was kept back.
+    pub(super) fn add_new(&mut self) {
+        self.keeps_back = false;
+        self.changed |= !mem::take(&mut self.new_services).is_empty();
+        self.exports_changed |= !mem::take(&mut self.new_exports).is_empty();
+    }
+
     pub fn mesh(&self) -> Mesh {
-        Mesh {
-            services: self.services.clone(),
-            workloads: self.workloads.clone(),
-            hbone_only: self.hbone_only,
-        }
+        let mut services = self.services.clone();
+        self.new_services.iter().for_each(|key| drop(services.remove(key)));
+        Mesh { services, workloads: self.workloads.clone(), hbone_only: self.hbone_only }
     }
 
     /// Returns the mesh, if it has changed since the last call.
@@ -81,7 +104,8 @@ impl Tables {
 
     /// Returns the export set, if it may have changed since the last call.
     pub fn take_exports(&mut self) -> Option<ExportSet> {
-        let exports = self.exports.values().map(|(host, port)| (host.as_str(), *port));
+        let exports = self.exports.iter().filter(|(name, _)| !self.new_exports.contains(*name));
+        let exports = exports.map(|(_, (host, port))| (host.as_str(), *port));
         mem::take(&mut self.exports_changed)
             .then(|| exports.collect::<BTreeSet<_>>().into_iter().collect())
     }
@@ -92,7 +116,11 @@ impl Tables {
     }
 
     pub(super) fn put_service(&mut self, key: Arc<str>, service: Service) {
-        if self.services.get(&key).is_none_or(|old| **old != service) {
+        let old = self.services.get(&key);
+        if self.keeps_back && old.is_none() {
+            self.new_services.insert(Arc::clone(&key));
+        }
+        if old.is_none_or(|old| **old != service) {
             self.services.insert(key, Arc::new(service));
             self.changed = true;
         }
@@ -121,9 +149,12 @@ impl Tables {
     /// Adds the export of a cluster. Clusters that export nothing, such as the one for blocked
     /// traffic, are ignored.
     pub(super) fn add_export(&mut self, cluster: &Arc<str>) {
-        if let Some(export) = parse_export(cluster) {
-            self.exports_changed |= self.exports.insert(Arc::clone(cluster), export).is_none();
+        let Some(export) = parse_export(cluster) else { return };
+        let is_new = self.exports.insert(Arc::clone(cluster), export).is_none();
+        if is_new && self.keeps_back {
+            self.new_exports.insert(Arc::clone(cluster));
         }
+        self.exports_changed |= is_new;
     }
 
     pub(super) fn remove_export(&mut self, cluster: &str) {

@@ -100,12 +100,27 @@ struct State {
     /// Size of the bodies of unreadable policies, by name and in total.
     unreadable: BTreeMap<Arc<str>, usize>,
     unreadable_bytes: usize,
+    /// True while the changes may lack the policies about new services.
+    awaits_policies: bool,
 }
 
 impl Recorder {
     /// Returns a recorder without a file.
     pub fn new(store: Box<dyn MeshStore>) -> Self {
         Self { store, hold: Hold::default(), kept: None, restored: None, saved: None }
+    }
+
+    /// Begins a stream. What is new waits until its policies are received, in the file as well.
+    pub(super) fn connected(&mut self) {
+        self.hold.connected();
+        let awaits_policies = self.store.await_policies();
+        self.kept.iter().for_each(|kept| kept.state().awaits_policies = awaits_policies);
+    }
+
+    /// Marks the policies of a stream, or those of the file, as received.
+    pub(super) fn set_policies_received(&mut self) {
+        self.store.set_policies_received();
+        self.kept.iter().for_each(|kept| kept.state().awaits_policies = false);
     }
 
     /// Makes the removals that wait. Returns false if none did.
@@ -437,7 +452,7 @@ impl Kept {
 impl Cached for Kept {
     fn take_changes(&self) -> Option<Unwritten> {
         let state = &mut *self.state();
-        if state.changes.is_empty() {
+        if state.changes.is_empty() || state.awaits_policies {
             return None;
         }
         Some((state.base.take(), mem::take(&mut state.changes)))

@@ -335,3 +335,32 @@ async fn the_file_follows_in_five_seconds_and_is_written_no_more_often() {
     assert!(!path.exists(), "nothing has changed");
     writing.abort();
 }
+
+#[test]
+fn what_is_new_on_a_stream_is_not_saved_before_its_policies() {
+    let folder = tempfile::tempdir().unwrap();
+    write(&filled(folder.path())).unwrap();
+    let saved = || {
+        let (_, _, resources) = file::read(&folder.path().join("cache")).unwrap().unwrap();
+        resources.len()
+    };
+    let mut client = client();
+    let mut recorder =
+        Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client);
+    recorder.set_policies_received();
+    client.connected();
+    recorder.connected();
+    let response = |type_url: &str, resources| Response {
+        type_url: type_url.into(),
+        nonce: "n".into(),
+        resources,
+        ..Response::default()
+    };
+    client.received(response(ADDRESS, vec![workload("c", "4")]), &mut recorder);
+    write(&recorder).unwrap();
+    assert_eq!(saved(), 3);
+    client.received(response(AUTHORIZATION, vec![policy(0, 80, "5")]), &mut recorder);
+    recorder.set_policies_received();
+    write(&recorder).unwrap();
+    assert_eq!(saved(), 5);
+}

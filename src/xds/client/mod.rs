@@ -203,12 +203,13 @@ impl Client {
             .map(|known| known.subscription.type_url)
     }
 
-    /// Returns the [`pending`](Self::pending) types without any response on this stream.
+    /// Returns the wildcard types without any response on this stream.
     pub fn without_response(&self) -> impl Iterator<Item = &'static str> {
-        let pending = self.pending();
-        pending.filter(|type_url| {
-            self.known(type_url).is_some_and(|known| known.awaits_first_response)
-        })
+        let known = self.types.iter();
+        let is_awaited = |known: &&TypeState| {
+            known.subscription.mode == Mode::Wildcard && known.awaits_first_response
+        };
+        known.filter(is_awaited).map(|known| known.subscription.type_url)
     }
 
     /// Returns type, name, reason and version of the rejected resources. An entry lasts until a

@@ -295,6 +295,14 @@ impl MeshStore for Store {
 
     fn set_policies_received(&mut self) {
         self.policies_changed |= !mem::replace(&mut self.policies_received, true);
+        self.tables.add_new();
+    }
+
+    fn await_policies(&mut self) -> bool {
+        if self.policies_received {
+            self.tables.keep_back();
+        }
+        self.policies_received
     }
 
     fn has_placeholder(&self, type_url: &str, name: &str) -> bool {

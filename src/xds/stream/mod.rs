@@ -49,7 +49,7 @@ const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
 const REQUESTS_MAX: usize = 16;
 /// Deadline for the server to accept the call, and for each request.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
-/// Deadline for each message while a type is unanswered: a silent server has hung.
+/// Deadline for the first response of the next type while some have none: a silent server has hung.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Minimum time between snapshots after a single message. An isolated change is published at once.
 const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
@@ -212,7 +212,7 @@ impl Feed {
             Err(error) => status.set_discovery(|known| known.save_error = Some(error)),
         }));
         if let Some(notice) = store.restored.clone() {
-            store.store.set_policies_received();
+            store.set_policies_received();
             self.update(&mut store);
             store.save();
             self.status.set_reload(ReloadSource::Mesh, Err(notice));
@@ -258,7 +258,7 @@ impl Feed {
             info!(address = %self.plane.address, "connected to the control plane")
         }
         self.connected.notify_one();
-        state.store.hold.connected();
+        state.store.connected();
         self.metrics.xds.connected();
         self.status.set_discovery(|known| known.connect(SystemTime::now()));
         self.apply(state, &requests, responses, useful).await
@@ -273,10 +273,11 @@ impl Feed {
         useful: &mut bool,
     ) -> Result<(), Ended> {
         let mut next = Instant::now();
-        let mut heard = Instant::now();
+        let mut answered = Instant::now();
         loop {
+            let missing = unanswered(&state.client).count();
             let response = tokio::select! {
-                response = awaited(&state.client, heard, &mut responses) => response?,
+                response = awaited(&state.client, answered, &mut responses) => response?,
                 () = state.answers.wait_deadline() => {
                     self.report_complete(state);
                     continue;
@@ -293,7 +294,7 @@ impl Feed {
                 }
             };
             let Some(response) = response else { break };
-            heard = Instant::now();
+            let heard = Instant::now();
             let drained = self.drain_batch(response, next, &mut responses, requests, state).await;
             // Accepted resources are published even if the stream broke: the next stream reports
             // their versions as in force.
@@ -306,6 +307,9 @@ impl Feed {
                 MESSAGES_MAX.. => Duration::ZERO,
                 _ => BATCHES_APART,
             };
+            if unanswered(&state.client).count() < missing {
+                answered = heard;
+            }
             self.send_all(requests, changes).await?;
             *useful = true;
             self.status.set_discovery(|known| known.retries = 0);
@@ -409,9 +413,9 @@ impl Feed {
     /// Publishes changes and updates status and readiness. Returns the resulting changes of the
     /// subscription.
     fn publish(&self, state: &mut State) -> Vec<Request> {
-        let is_known = |client: &Client| client.pending().all(|url| url != AUTHORIZATION);
-        if is_known(&state.client) {
-            state.store.store.set_policies_received();
+        let State { client, store, .. } = &mut *state;
+        if client.pending().chain(client.without_response()).all(|url| url != AUTHORIZATION) {
+            store.set_policies_received();
         }
         let changes = self.follow(state);
         self.report_hold(&mut state.store);
@@ -529,24 +533,31 @@ impl Feed {
     }
 }
 
-/// Returns the next message. The deadline of [`SILENCE_MAX`] holds while a type has no response at
-/// all, neither on this stream nor before. Afterwards the server may stay silent, and PING detects
-/// its loss.
+/// Returns the types that have to be answered on this stream. istiod answers each of its types, if
+/// need be with nothing. Another server may stay silent about a type without changes.
+fn unanswered(client: &Client) -> impl Iterator<Item = &'static str> {
+    let is_istiod = client.types().any(|url| url == AUTHORIZATION);
+    let is_needed = move |url: &&'static str| is_istiod || client.pending().any(|of| of == *url);
+    client.without_response().filter(is_needed)
+}
+
+/// Returns the next message. The deadline of [`SILENCE_MAX`] holds while a type is [`unanswered`],
+/// whatever the others receive. Afterwards the server may stay silent, and PING detects its loss.
 async fn awaited(
     client: &Client,
-    heard: Instant,
+    answered: Instant,
     responses: &mut Messages,
 ) -> Result<Option<Push>, Ended> {
-    if client.without_response().next().is_none() {
+    if unanswered(client).next().is_none() {
         return Ok(response(responses).await?);
     }
-    let reported = timeout_at(heard + SILENCE_MAX, response(responses)).await;
+    let reported = timeout_at(answered + SILENCE_MAX, response(responses)).await;
     Ok(reported.map_err(|_| {
-        let missing: Vec<_> = client.without_response().map(display_name).collect();
+        let missing: Vec<_> = unanswered(client).map(display_name).collect();
         let missing = missing.join(", ");
         Ended {
             end: StreamEnd::Status,
-            why: format!("no message within {SILENCE_MAX:?}, and no {missing} yet"),
+            why: format!("no first response within {SILENCE_MAX:?}: {missing}"),
             is_broken: false,
         }
     })??)

@@ -25,9 +25,13 @@ use super::*;
 use crate::config::{HostPort, Roots};
 use crate::grpc::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use crate::grpc::discovery::DeltaDiscoveryResponse;
+use crate::grpc::workload as proto;
 use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::{Service, Workload};
 use crate::tls::issue::istio::check_answer;
+use crate::xds::client::Resource;
+use crate::xds::store::{ADDRESS, CLUSTER};
+use crate::xds::tests::{policy, resource};
 
 /// Stream of a recording.
 struct Call {
@@ -227,6 +231,7 @@ async fn play(feed: &Feed, calls: Vec<Call>, nonces: &[String], observed: &Obser
             let sent = feed.send(&requests, request).await;
             assert!(sent.is_ok(), "the first requests");
         }
+        state.store.connected();
         let responses = messages(call.responses, call.ended, observed.start);
         let ended = feed.apply(&mut state, &requests, responses, &mut true).await;
         let why = ended.err().map_or_else(String::new, |ended| ended.why);
@@ -371,4 +376,93 @@ async fn a_recorded_istiod_leads_to_the_expected_snapshots_and_answers() {
         "the first lines that differ, observed and expected: {differ:#?}; if the new ones are \
          right, type: STRAIT_UPDATE=1 cargo test --locked --lib a_recorded_istiod"
     );
+}
+
+fn service(name: &str, port: u32) -> Resource {
+    let hostname = format!("{name}.app");
+    let name = format!("app/{hostname}");
+    let ports = vec![proto::Port { service_port: port, target_port: port, app_protocol: 0 }];
+    let service =
+        proto::Service { namespace: "app".into(), hostname, ports, ..proto::Service::default() };
+    let message = proto::Address { r#type: Some(proto::address::Type::Service(service)) };
+    resource(ADDRESS, &name, "1", &message)
+}
+
+fn export(name: &str) -> Resource {
+    resource(CLUSTER, &format!("inbound-vip|80|tcp|{name}.app"), "", &())
+}
+
+/// Returns a response after some seconds.
+fn answer(seconds: u64, type_url: &str, resources: Vec<Resource>) -> (Duration, Vec<u8>) {
+    let resource = |one: Resource| crate::grpc::discovery::Resource {
+        name: one.name.to_string(),
+        version: one.version.to_string(),
+        resource: Some(prost_types::Any {
+            type_url: one.body_type.to_string(),
+            value: one.body.unwrap_or_default().to_vec(),
+        }),
+        ..crate::grpc::discovery::Resource::default()
+    };
+    let response = DeltaDiscoveryResponse {
+        type_url: type_url.into(),
+        nonce: "n".into(),
+        resources: resources.into_iter().map(resource).collect(),
+        ..DeltaDiscoveryResponse::default()
+    };
+    (Duration::from_secs(seconds), response.encode_to_vec())
+}
+
+/// Plays a stream that stays open for an hour, unless the gateway ends it. Returns the time that it
+/// took and the reason of its end.
+async fn play_one(
+    feed: &Feed,
+    state: &mut State,
+    responses: Vec<(Duration, Vec<u8>)>,
+) -> (Duration, String) {
+    let (requests, mut sent) = mpsc::channel(REQUESTS_MAX);
+    tokio::spawn(async move { while sent.recv().await.is_some() {} });
+    let start = Instant::now();
+    state.client.connected();
+    state.store.connected();
+    let hour = Duration::from_secs(3600);
+    let responses = messages(responses, Some((hour, "age".to_owned())), start);
+    let ended = feed.apply(state, &requests, responses, &mut false).await;
+    state.client.disconnected(StreamEnd::Harmless);
+    (start.elapsed(), ended.err().map_or_else(String::new, |ended| ended.why))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_is_new_on_a_stream_waits_for_the_policies_and_these_have_a_minute() {
+    let feed = feed();
+    let mut state = feed.start();
+    let services = || {
+        let snapshot = feed.publisher.reader().snapshot();
+        let names = snapshot.mesh.services.iter().map(|(name, _)| name.to_string());
+        names.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
+    };
+    let is_exported = |host: &str| feed.publisher.reader().snapshot().exports.contains(host, 80);
+    let first = vec![
+        answer(0, ADDRESS, vec![service("old", 80), service("own", 80)]),
+        answer(0, AUTHORIZATION, vec![policy(0, 80, "1")]),
+        answer(0, CLUSTER, vec![export("old")]),
+    ];
+    assert!(play_one(&feed, &mut state, first).await.1.contains("age"));
+    assert_eq!((&*services(), is_exported("old.app")), ("app/old.app app/own.app", true));
+    // The changes of known services apply, and do not extend the minute.
+    let silent = vec![
+        answer(0, ADDRESS, vec![service("new", 80)]),
+        answer(20, CLUSTER, vec![export("old"), export("own"), export("new")]),
+        answer(70, ADDRESS, vec![service("old", 81)]),
+    ];
+    for _ in 0..2 {
+        let (took, why) = play_one(&feed, &mut state, silent.clone()).await;
+        assert_eq!((took.as_secs(), &*why), (80, "no first response within 60s: authorizations"));
+        let lines = dump(&feed.publisher.reader().snapshot());
+        assert!(lines.iter().any(|line| line.contains("old.app: [] {81")), "{lines:#?}");
+        assert_eq!((&*services(), is_exported("own.app")), ("app/old.app app/own.app", false));
+    }
+    let all = [ADDRESS, AUTHORIZATION, CLUSTER].map(|type_url| answer(0, type_url, Vec::new()));
+    assert!(play_one(&feed, &mut state, all.into()).await.1.contains("age"));
+    assert_eq!(&*services(), "app/new.app app/old.app app/own.app");
+    assert!(is_exported("own.app") && is_exported("new.app"));
 }
