@@ -45,7 +45,8 @@ impl Mesh {
         let endpoint = Endpoint::echo(net.listen(11, 15008).await);
         let mut settings = Settings::new(net, identities());
         settings.more += &policy_line(mode);
-        let mut gateway = spawn(&settings, NAME);
+        // A removed policy goes at once, also after a reconnect.
+        let mut gateway = spawn(&settings, &format!("{NAME}, hold: 0s"));
         let istiod = Istiod::default();
         istiod.enable_dry_run();
         istiod.put(ADDRESS, SERVICE, &service());

@@ -4,9 +4,9 @@
 //! An istiod that sees no namespace, or a control plane that starts with nothing, removes the whole
 //! mesh in its first responses. Such removals wait for `discovery.hold`: the resources stay in
 //! force, although the client no longer holds them, and a resource that is sent again leaves the
-//! hold. A removal of policies that arrives before the first services and clusters of a stream
-//! waits for these, because no policy may go before what it covers. A list of live objects is the
-//! first response of its kind.
+//! hold. No policy may go before what it covers. So the removal of a policy that was there before
+//! the stream waits for the end of the first minute, and one during a hold for the end of that. A
+//! list of live objects is the first response of its kind.
 
 #[cfg(test)]
 mod tests;
@@ -30,17 +30,40 @@ const REMOVALS_MIN: usize = 10;
 /// Removed resource: type URL and name, or kind and name of an object.
 pub(super) type Removed = (&'static str, Arc<str>);
 
-/// Types whose removals wait for the first response of other types.
-#[derive(Debug, Default)]
+/// Types whose removals wait for other removals.
+#[derive(Debug)]
 pub(super) struct WaitRule {
-    /// Types that wait.
+    /// Types that wait for the first response of other types.
     pub(super) of: &'static [&'static str],
     /// Types that they wait for.
     pub(super) on: &'static [&'static str],
+    /// Returns whether a resource is a policy that may cover one of these resources, whose removal
+    /// waits; given none of them, whether it is one that may cover any.
+    pub(super) covers: fn(&'static str, &str, &BTreeSet<Removed>) -> bool,
 }
 
-/// Rule for the resources of a control plane.
-const RESOURCES: WaitRule = WaitRule { of: &[AUTHORIZATION], on: &[ADDRESS, CLUSTER] };
+impl Default for WaitRule {
+    /// Returns the rule for the resources of a control plane.
+    fn default() -> Self {
+        Self {
+            of: &[AUTHORIZATION],
+            on: &[ADDRESS, CLUSTER],
+            covers: |type_url, _, _| type_url == AUTHORIZATION,
+        }
+    }
+}
+
+/// State before the first response of a type, or before a list of a kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Before {
+    /// No resource.
+    Nothing,
+    /// Resources, and a time in which no change of them was received.
+    #[default]
+    Gap,
+    /// Resources, with each change of them. Such a list makes no other removal wait.
+    Watch,
+}
 
 /// Removals that wait, and the rule by which they do.
 #[derive(Debug, Default)]
@@ -73,6 +96,7 @@ pub(super) struct Hold {
 #[derive(Debug)]
 struct Window {
     end: Instant,
+    before: Before,
     /// False once another type has begun again: its removals wait until this one has as well.
     is_recent: bool,
     /// Largest number of resources of each counted kind since.
@@ -81,7 +105,7 @@ struct Window {
 
 impl Hold {
     pub(super) fn new(time: Duration) -> Self {
-        Self::with(time, RESOURCES)
+        Self::with(time, WaitRule::default())
     }
 
     pub(super) fn with(time: Duration, rule: WaitRule) -> Self {
@@ -95,13 +119,14 @@ impl Hold {
 
     /// Begins the window of a type at the time of its first response, or again after a reconnect
     /// of that type alone.
-    pub(super) fn begin(&mut self, type_url: &'static str, at: Instant) {
+    pub(super) fn begin(&mut self, type_url: &'static str, at: Instant, before: Before) {
         if self.time.is_zero() {
             return;
         }
         self.first_end.get_or_insert(at + WINDOW);
-        let window = Window { end: at + WINDOW, is_recent: true, most: [0; 2] };
-        if self.windows.insert(type_url, window).is_some_and(|old| old.is_recent) {
+        let window = Window { end: at + WINDOW, before, is_recent: true, most: [0; 2] };
+        let old = self.windows.insert(type_url, window);
+        if before != Before::Watch && old.is_some_and(|old| old.is_recent) {
             let others = self.windows.iter_mut().filter(|(of, _)| **of != type_url);
             others.for_each(|(_, other)| other.is_recent = false);
         }
@@ -128,24 +153,32 @@ impl Hold {
     ) {
         let now = Instant::now();
         if removals.is_first {
-            self.begin(type_url, now);
+            let before = if removals.held == 0 { Before::Nothing } else { Before::Gap };
+            self.begin(type_url, now, before);
         }
-        let Some(window) = self.windows.get_mut(type_url).filter(|window| now < window.end) else {
-            return;
-        };
-        for (most, (total, gone)) in window.most.iter_mut().zip(counted) {
-            *most = total.max(*most);
-            let missing = *most - total.saturating_sub(gone);
-            self.is_mass |= missing >= REMOVALS_MIN && missing > *most / 2;
+        // A policy waits with what it may cover.
+        let (mut waits, mut is_policy_awaited) = (false, !self.removed.is_empty());
+        if let Some(window) = self.windows.get_mut(type_url).filter(|window| now < window.end) {
+            for (most, (total, gone)) in window.most.iter_mut().zip(counted) {
+                *most = total.max(*most);
+                let missing = *most - total.saturating_sub(gone);
+                self.is_mass |= missing >= REMOVALS_MIN && missing > *most / 2;
+            }
+            let before = window.before;
+            let has_to_wait = self.rule.of.contains(&type_url) && !self.is_complete();
+            waits = self.is_mass || (has_to_wait && before != Before::Watch);
+            is_policy_awaited |= before == Before::Gap;
         }
-        let has_to_wait = self.rule.of.contains(&type_url) && !self.is_complete();
-        let waits = self.is_mass || has_to_wait;
-        if removals.gone.is_empty() || !waits {
+        let has_cover = |name: &str| (self.rule.covers)(type_url, name, &self.removed);
+        let gone = removals.gone.iter();
+        let gone = gone.filter(|name| waits || (is_policy_awaited && has_cover(name)));
+        let gone: Vec<_> = gone.map(|name| (type_url, Arc::clone(name))).collect();
+        if gone.is_empty() {
             return;
         }
         self.is_changed = true;
         // Another mass removal, after most of an earlier one has returned, has a time of its own.
-        let new = removals.gone.iter().filter(|name| !self.contains(type_url, name)).count();
+        let new = gone.iter().filter(|one| !self.removed.contains(*one)).count();
         let begins = self.is_mass && !self.has_begun && new >= REMOVALS_MIN;
         self.has_begun |= begins;
         let is_first = self.removed.is_empty();
@@ -159,7 +192,7 @@ impl Hold {
             self.since = self.since.filter(|_| !begins).or(Some(now));
         }
         let room = self.most.saturating_sub(self.removed.len());
-        self.removed.extend(removals.gone.iter().take(room).map(|name| (type_url, name.clone())));
+        self.removed.extend(gone.into_iter().take(room));
     }
 
     /// Returns true if the removal of a resource waits.
@@ -184,6 +217,12 @@ impl Hold {
         self.rule.on.iter().all(|of| window(of).is_some_and(|window| window.is_recent))
     }
 
+    /// Returns true if policies wait for the removal of what they may cover.
+    fn has_policies(&self) -> bool {
+        let mut removed = self.removed.iter();
+        removed.any(|(type_url, name)| (self.rule.covers)(type_url, name, &BTreeSet::new()))
+    }
+
     /// Returns the time at which the removals apply; none if none wait, or if no response of this
     /// stream has arrived. A mass removal waits for the end of the minute after a reconnect too, in
     /// which the control plane sends what it has again, and for one minute more at most.
@@ -194,7 +233,7 @@ impl Hold {
                 let end = self.first_end.map_or(end, |first| end.min(first + WINDOW));
                 end.max(since + self.time)
             }
-            None if self.is_complete() => end - WINDOW,
+            None if self.is_complete() && !self.has_policies() => end - WINDOW,
             None => self.waits_since.map_or(end, |first| end.min(first + WINDOW)),
         };
         (!self.removed.is_empty()).then_some(due)

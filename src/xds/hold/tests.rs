@@ -189,24 +189,58 @@ async fn removals_in_parts_apply_up_to_half_of_the_services() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_removed_policy_waits_for_services_and_clusters_and_no_longer() {
+async fn a_removed_policy_waits_for_the_end_of_the_first_minute_and_no_longer() {
     let mut gateway = Gateway::with(12, TIME);
     gateway.connect();
     gateway.remove_policy();
     gateway.send(ADDRESS, Vec::new(), Vec::new());
-    assert_eq!(gateway.in_force()[3], 1);
-    assert_eq!(gateway.due_in(), Some(WINDOW));
     gateway.send(CLUSTER, Vec::new(), Vec::new());
-    assert_eq!(gateway.due_in(), Some(Duration::ZERO));
+    assert_eq!((gateway.in_force()[3], gateway.due_in()), (1, Some(WINDOW)));
     assert_eq!(gateway.recorder.hold.mass_times(), None);
+    tokio::time::advance(WINDOW).await;
     assert!(gateway.recorder.release());
     assert_eq!(gateway.in_force(), [12, 1, 12, 0]);
 
     gateway.send(AUTHORIZATION, vec![policy(0, 80, "2")], Vec::new());
     gateway.remove_policy();
     assert_eq!(gateway.in_force()[3], 0, "later, it is obeyed at once");
-    gateway.remove_services(12);
-    assert_eq!(gateway.in_force()[0], 12, "the minute goes on");
+
+    let mut gateway = Gateway::with(12, TIME);
+    gateway.remove_policy();
+    assert_eq!(gateway.in_force()[3], 0, "no policy was there before the stream");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_goes_before_or_after_the_services_is_held_with_them() {
+    let seconds = Duration::from_secs;
+    // After the minute of the services; on the next stream; and before them.
+    for (before, services_at, reconnects) in [(false, 0, false), (false, 0, true), (true, 5, false)]
+    {
+        let mut gateway = Gateway::with(12, TIME);
+        gateway.connect();
+        for type_url in [ADDRESS, CLUSTER, AUTHORIZATION] {
+            gateway.send(type_url, Vec::new(), Vec::new());
+        }
+        if before {
+            gateway.remove_policy();
+        }
+        tokio::time::advance(seconds(services_at)).await;
+        gateway.remove_services(12);
+        tokio::time::advance(seconds(70)).await;
+        if reconnects {
+            gateway.connect();
+            gateway.send(ADDRESS, Vec::new(), Vec::new());
+            gateway.send(CLUSTER, Vec::new(), Vec::new());
+        }
+        if !before {
+            gateway.remove_policy();
+        }
+        let case = (before, services_at, reconnects);
+        assert_eq!(gateway.in_force(), [12, 1, 12, 1], "{case:?}");
+        assert_eq!(gateway.due_in(), Some(TIME - seconds(70)), "{case:?}");
+        assert!(gateway.recorder.release());
+        assert_eq!(gateway.in_force(), [0, 0, 12, 0], "{case:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -35,7 +35,14 @@ pub(super) const RULE: WaitRule = WaitRule {
         "Dependency",
     ],
     on: &["Namespace", "Pod", "Service", "EndpointSlice"],
+    covers: may_cover,
 };
+
+/// Kind of the policies about exported services.
+const POLICY: &str = "ServiceExpositionPolicy";
+
+/// Limit of the bytes of policies that may return.
+const PARTED_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Kinds of which a rollout replaces the objects by others.
 const REPLACED: [&str; 3] = ["Node", "Pod", "EndpointSlice"];
@@ -94,6 +101,7 @@ impl State {
         let mut before = self.usable.take().unwrap_or_default();
         self.begin_windows();
         if self.hold.is_idle(Instant::now()) {
+            self.parted.clear();
             return selected;
         }
         let known: HashSet<_> = selected.iter().map(|one| one.key()).collect();
@@ -122,10 +130,21 @@ impl State {
         for one in selected.iter().filter(is_new) {
             changes.entry(one.kind.0).or_default().added += 1;
         }
-        self.announce(&changes, before.len());
-        drop((known, old));
-        before.retain(|one| self.hold.contains(one.kind.0, &one.name));
-        selected.append(&mut before);
+        changes.entry(POLICY).or_default();
+        self.announce(&changes, before.len() + self.parted.len());
+        drop(old);
+        before.append(&mut self.parted);
+        let mut bytes = 0;
+        let (mut held, mut gone): (Vec<_>, Vec<_>) =
+            before.into_iter().partition(|one| self.hold.contains(one.kind.0, &one.name));
+        gone.retain(|one| {
+            let is_parted = one.kind.0 == POLICY && !known.contains(&one.key());
+            bytes += if is_parted { one.bytes } else { 0 };
+            is_parted && bytes <= PARTED_BYTES_MAX && !closed.contains(one.namespace())
+        });
+        self.parted = gone;
+        drop(known);
+        selected.append(&mut held);
         selected.sort_by(|one, other| one.key().cmp(&other.key()));
         selected
     }
@@ -133,11 +152,11 @@ impl State {
     /// Begins the windows of the kinds that were listed since the last contents.
     fn begin_windows(&mut self) {
         for (&kind, watched) in &mut self.kinds {
-            let Some(at) = watched.listed_at.take() else { continue };
+            let Some((at, before)) = watched.listed_at.take() else { continue };
             if self.hold.is_over(at) {
                 self.hold.connected();
             }
-            self.hold.begin(kind, at);
+            self.hold.begin(kind, at, before);
         }
     }
 
@@ -147,8 +166,14 @@ impl State {
             for (&kind, Changes { before, gone, added }) in changes {
                 let added = if REPLACED.contains(&kind) { *added } else { 0 };
                 let lost = gone.len().saturating_sub(added);
-                let gone = if names_them { gone.as_slice() } else { &[] };
-                let (is_first, held) = (false, *before);
+                let mut names = if names_them { gone.clone() } else { Vec::new() };
+                if kind == POLICY {
+                    let waiting = self.hold.removed();
+                    let parted = self.parted.iter();
+                    let parted = parted.filter(|one| may_cover(kind, &one.name, waiting));
+                    names.extend(parted.map(|one| removed(one).1));
+                }
+                let (is_first, held, gone) = (false, *before, &*names);
                 let removals = Removals { is_first, held, held_of_all, gone, added: &[] };
                 self.hold.announce(kind, &removals, [(held, lost), (0, 0)]);
             }
@@ -177,6 +202,18 @@ impl State {
             until,
         })
     }
+}
+
+/// Returns whether an object is a policy of a namespace in which a service or an export is held.
+fn may_cover(kind: &'static str, name: &str, held: &BTreeSet<Removed>) -> bool {
+    let Some((namespace, _)) = name.split_once('/').filter(|_| kind == POLICY) else {
+        return false;
+    };
+    let prefix: Arc<str> = format!("{namespace}/").into();
+    ["Service", "ServiceExport"].into_iter().any(|of| {
+        let first = held.range((of, Arc::clone(&prefix))..).next();
+        first.is_some_and(|(kind, name)| *kind == of && name.starts_with(&*prefix))
+    })
 }
 
 /// Returns an object as a hold names it.

@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::cache::{self, CacheFile};
-use super::hold::Hold;
+use super::hold::{Before, Hold};
 use super::objects::{self, KINDS, Objects, WARNINGS_MAX, limit_findings};
 use crate::config::{KubernetesApi, Selector};
 use crate::yaml::{Finding, Findings, Place, Severity};
@@ -123,6 +123,8 @@ struct State {
     /// kind was listed.
     usable: Option<Vec<Arc<LiveObject>>>,
     hold: Hold,
+    /// Policies that went lately. They return if what they cover is held.
+    parted: Vec<Arc<LiveObject>>,
     /// Description of the content of the cache file, if it was restored.
     restored: Option<String>,
     /// True after a change that the cache file does not have.
@@ -135,8 +137,8 @@ struct Watched {
     /// True while its objects are those of the cache file.
     is_restored: bool,
     /// Time of the last complete list, or of the answer that there is no such kind, until the hold
-    /// has learned of it.
-    listed_at: Option<Instant>,
+    /// has learned of it, and what preceded that.
+    listed_at: Option<(Instant, Before)>,
     objects: List,
     /// List that is not complete.
     next: Option<List>,
@@ -257,6 +259,10 @@ impl LiveSource {
 
     /// Completes a list, which replaces the former one.
     pub fn complete(&self, kind: &str) {
+        self.complete_after(kind, Before::Gap)
+    }
+
+    fn complete_after(&self, kind: &str, before: Before) {
         self.change(kind, |watched| {
             let next = watched.next.take();
             let is_same = watched.is_listed
@@ -265,7 +271,7 @@ impl LiveSource {
                 && watched.problem.is_none();
             let changed = next.as_ref().is_none_or(|next| !next.is(&watched.objects));
             (watched.is_listed, watched.is_restored) = (true, false);
-            watched.listed_at = Some(Instant::now());
+            watched.listed_at = Some((Instant::now(), before));
             watched.problem = None;
             watched.is_over = false;
             watched.objects = next.unwrap_or_default();
@@ -283,7 +289,7 @@ impl LiveSource {
             watched.is_listed |= is_missing;
             watched.is_restored &= !is_missing;
             if is_missing && is_new {
-                watched.listed_at = Some(Instant::now());
+                watched.listed_at = Some((Instant::now(), Before::Gap));
             }
             // The second answer in a row: nothing of the kind is left, whatever was missed.
             let is_gone = is_missing && !is_new;
@@ -340,7 +346,7 @@ impl LiveSource {
         let is_restored = state.kinds.values().any(|one| one.is_restored);
         if !is_restored && state.restored.take().is_some() {
             // All kinds replace the objects of the file now, and are compared with them.
-            let now = Some(Instant::now());
+            let now = Some((Instant::now(), Before::Gap));
             state.kinds.values_mut().for_each(|one| one.listed_at = now);
         }
         let lists = || KINDS.iter().filter_map(|(kind, _)| Some((*kind, state.kinds.get(kind)?)));

@@ -405,3 +405,87 @@ async fn pods_that_others_replace_go_at_once_and_one_whose_address_another_has()
     assert!(found.iter().any(|name| name == "app/later"));
     assert!(!found.iter().any(|name| name == "app/p21"), "{found:?}");
 }
+
+/// Returns an object of a kind of other projects in the namespace `app`.
+fn entry(kind: &str, version: &str, name: &str) -> Json {
+    let metadata = json!({"name": name, "namespace": "app"});
+    let spec = json!({"exposed": [{"name": name, "clusters": ["west"]}]});
+    json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+}
+
+const POLICY: &str = "ServiceExpositionPolicy";
+
+fn policy(name: &str) -> Json {
+    entry(POLICY, "multicluster.istio.io/v1alpha1", name)
+}
+
+fn export(name: &str) -> Json {
+    entry("ServiceExport", "multicluster.x-k8s.io/v1beta1", name)
+}
+
+/// Returns the names of the objects of a kind.
+fn names(live: &LiveSource, kind: &str) -> Vec<String> {
+    let objects = live.contents().unwrap().objects;
+    let of_kind = objects.iter().filter(|one| one.kind.0 == kind);
+    of_kind.map(|one| one.name.clone()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_goes_before_or_after_the_services_of_its_namespace_is_held_with_them() {
+    for is_before in [false, true] {
+        let live = LiveSource::new(&KubernetesApi::default());
+        list(&live, &services(12));
+        assert!(live.put(POLICY, policy("a"), false));
+        let mut other = policy("a");
+        other["metadata"]["namespace"] = json!("other");
+        assert!(live.put(POLICY, other.clone(), false));
+        assert_eq!(count(&live), 14);
+        advance(Duration::from_secs(61)).await;
+        for (kind, _) in KINDS {
+            let objects = match kind {
+                "Service" => services(12),
+                POLICY => vec![policy("a"), other.clone()],
+                _ => Vec::new(),
+            };
+            list_kind(&live, kind, &objects);
+        }
+        assert_eq!(count(&live), 14);
+        if is_before {
+            live.remove(POLICY, &policy("a"));
+            assert_eq!(count(&live), 13, "it may be a withdrawal");
+            advance(Duration::from_secs(5)).await;
+        }
+        list_kind(&live, "Service", &[]);
+        assert_eq!(names(&live, "Service").len(), 12);
+        advance(Duration::from_secs(70)).await;
+        live.remove(POLICY, &policy("a"));
+        live.remove(POLICY, &other);
+        assert_eq!(names(&live, POLICY), ["app/a"], "{is_before}: no service of the other");
+        live.release("a test");
+        assert_eq!(count(&live), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_after_an_intact_watch_holds_a_mass_removal_and_makes_no_other_wait() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    list(&live, &services(12));
+    for name in ["a", "b"] {
+        assert!(live.put("ServiceExport", export(name), false));
+    }
+    let list_again = |kind, items: &[Json]| {
+        live.begin(kind);
+        assert!(items.iter().all(|item| live.put(kind, item.clone(), true)));
+        live.complete_after(kind, Before::Watch);
+    };
+    assert_eq!(count(&live), 14);
+    advance(Duration::from_secs(61)).await;
+    list_again("ServiceExport", &[export("a"), export("b")]);
+    assert_eq!(count(&live), 14);
+    live.remove("ServiceExport", &export("b"));
+    assert_eq!(count(&live), 13, "a withdrawal");
+    list_again("Service", &[]);
+    assert_eq!(count(&live), 13);
+    live.remove("ServiceExport", &export("a"));
+    assert_eq!(count(&live), 13, "what goes in that minute waits too");
+}

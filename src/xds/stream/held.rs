@@ -16,10 +16,13 @@ impl Feed {
     /// subscription.
     pub(super) fn release(&self, state: &mut State, why: &str) -> Vec<Request> {
         let removals = state.store.hold.removed().len();
+        let is_mass = state.store.hold.mass_times().is_some();
         if !state.store.release() {
             return Vec::new();
         }
-        warn!(removals, reason = why, "held removals of the control plane are applied");
+        if is_mass {
+            warn!(removals, reason = why, "held removals of the control plane are applied");
+        }
         self.publish(state)
     }
 

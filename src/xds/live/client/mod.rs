@@ -10,6 +10,7 @@ mod object;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use tokio_stream::StreamExt;
 use tracing::{info, warn};
 
 use super::{Condition, LiveObject, LiveSource, Problem, condition, is_of_tenants};
+use crate::xds::hold::Before;
 use crate::xds::objects::KINDS;
 
 use object::TextObject;
@@ -116,12 +118,14 @@ async fn watch(
     live: Arc<LiveSource>,
 ) {
     let mut delays = DefaultBackoff::default();
+    let mut before = Before::Gap;
     loop {
         let mut problem = Problem::Missing;
         let mut wait = None;
+        let before_list = mem::take(&mut before);
         for version in versions {
             let resource = resource(kind, version);
-            match watch_version(&client, &resource, &live).await {
+            match watch_version(&client, &resource, &live, before_list).await {
                 End::Missing if is_built_in(version) => {
                     problem = Problem::Failed("the API server does not have it (404)".to_owned());
                 }
@@ -131,7 +135,7 @@ async fn watch(
                     warn!(kind, "more objects of Kubernetes than the limits permit");
                     wait = Some(OVER_DELAY);
                 }
-                End::Partial => wait = Some(Duration::ZERO),
+                End::Partial => (wait, before) = (Some(Duration::ZERO), Before::Watch),
                 End::Failed(why) => problem = Problem::Failed(why),
             }
             break;
@@ -172,7 +176,12 @@ enum End {
 }
 
 /// Lists and watches one version of a kind, until that ends.
-async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSource) -> End {
+async fn watch_version(
+    client: &Client,
+    resource: &ApiResource,
+    live: &LiveSource,
+    before: Before,
+) -> End {
     let kind = &*resource.kind;
     let api = Api::<TextObject>::all_with(client.clone(), resource);
     let page = if is_of_tenants(kind) { PAGE_OF_TENANTS } else { PAGE };
@@ -210,7 +219,7 @@ async fn watch_version(client: &Client, resource: &ApiResource, live: &LiveSourc
                 }
             }
             Ok(Event::InitDone) => {
-                live.complete(kind);
+                live.complete_after(kind, before);
                 (is_listing, listed_at) = (false, Instant::now());
                 info!(kind, version = resource.api_version, "objects of Kubernetes are listed");
             }

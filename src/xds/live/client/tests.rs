@@ -70,7 +70,9 @@ async fn a_list_that_drips_is_given_up() {
     });
     let client = Client::new(drips, "default");
     let (live, begun) = (source(&[]), Instant::now());
-    let End::Failed(why) = watch_version(&client, &resource("Service", "v1"), &live).await else {
+    let End::Failed(why) =
+        watch_version(&client, &resource("Service", "v1"), &live, Before::Gap).await
+    else {
         panic!("the list goes on");
     };
     assert_eq!(why, "a page of the list takes more than 60 s");
@@ -246,7 +248,7 @@ async fn an_object_that_cannot_be_parsed_is_invalid_alone() {
     let live = source(&[]);
     live.begin(kind);
     let client = Client::new(server, "default");
-    let end = watch_version(&client, &resource(kind, versions[0]), &live).await;
+    let end = watch_version(&client, &resource(kind, versions[0]), &live, Before::Gap).await;
     assert!(matches!(end, End::Gone));
     let objects = live.contents().expect("contents").objects;
     let found: Vec<_> = objects.iter().filter(|one| one.kind.0 == kind).collect();
@@ -256,32 +258,33 @@ async fn an_object_that_cannot_be_parsed_is_invalid_alone() {
     assert!(what.contains("cannot be parsed: recursion limit exceeded"), "{what}");
 }
 
+/// Returns a client of an API server that lists these objects and announces no change.
+fn listing(objects: impl Iterator<Item = Json>) -> Client {
+    let version = json!({"resourceVersion": "7"});
+    let items: Vec<_> = objects.collect();
+    let page = json!({"kind": "L", "metadata": version, "items": items}).to_string();
+    let server = service_fn(move |request: Request<kube::client::Body>| {
+        let is_watch = request.uri().query().unwrap_or_default().contains("watch");
+        let page = page.clone();
+        async move {
+            let silent = tokio_stream::pending::<Result<Bytes, Infallible>>();
+            let body = if is_watch { Body::from_stream(silent) } else { Body::from(page) };
+            Ok::<_, Infallible>(Response::new(body))
+        }
+    });
+    Client::new(server, "default")
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_kind_with_objects_left_out_is_listed_again_and_others_are_only_watched() {
-    let item = |number| {
-        let name = format!("e{number}");
-        let metadata = json!({"name": name, "namespace": "big", "resourceVersion": "7"});
-        json!({"metadata": metadata}).to_string()
-    };
     for (number, is_partial) in [(3, false), (4, true)] {
-        let items = (0..number).map(item).collect::<Vec<_>>().join(",");
-        let version = r#"{"resourceVersion": "7"}"#;
-        let page = format!(r#"{{"kind": "L", "metadata": {version}, "items": [{items}]}}"#);
-        let server = service_fn(move |request: Request<kube::client::Body>| {
-            let is_watch = request.uri().query().unwrap_or_default().contains("watch");
-            let page = page.clone();
-            async move {
-                let silent = tokio_stream::pending::<Result<Bytes, Infallible>>();
-                let body = if is_watch { Body::from_stream(silent) } else { Body::from(page) };
-                Ok::<_, Infallible>(Response::new(body))
-            }
-        });
         let live = LiveSource::with_limits(&KubernetesApi::default(), 3, 1 << 20);
         let (kind, versions) =
             KINDS.into_iter().find(|(kind, _)| *kind == "ServiceExport").expect("a kind");
-        let client = Client::new(server, "default");
+        let client = listing((0..number).map(|number| export("big", &format!("e{number}"), "x")));
         let (begun, resource) = (Instant::now(), resource(kind, versions[0]));
-        let watch = timeout(10 * OVER_DELAY, watch_version(&client, &resource, &live)).await;
+        let watch =
+            timeout(10 * OVER_DELAY, watch_version(&client, &resource, &live, Before::Gap)).await;
         assert_eq!(live.is_partial(kind), is_partial);
         if is_partial {
             assert!(matches!(watch, Ok(End::Partial)));
@@ -290,4 +293,34 @@ async fn a_kind_with_objects_left_out_is_listed_again_and_others_are_only_watche
             assert!(watch.is_err(), "the watch goes on");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_objects_are_left_out_the_withdrawals_of_others_apply_at_once() {
+    let live = Arc::new(LiveSource::with_limits(&KubernetesApi::default(), 3, 1 << 20));
+    for (kind, _) in KINDS {
+        live.begin(kind);
+        live.complete(kind);
+    }
+    let other = export("other", "e", "x");
+    let objects = (0..4).map(|number| export("big", &format!("e{number}"), "x"));
+    let client = listing(objects.chain([other.clone()]));
+    let (kind, versions) =
+        KINDS.into_iter().find(|(kind, _)| *kind == "ServiceExport").expect("a kind");
+    let watch = watch(client, kind, versions, Arc::clone(&live));
+    let follow = async {
+        // Lists at 0 and 60 s, and another window.
+        for seconds in [59, 2] {
+            sleep(Duration::from_secs(seconds)).await;
+            live.contents().expect("contents");
+        }
+    };
+    tokio::select! {
+        () = watch => panic!("the watch ends"),
+        () = follow => {}
+    }
+    assert!(live.is_partial(kind));
+    live.remove(kind, &other);
+    let objects = live.contents().expect("contents").objects;
+    assert!(!objects.iter().any(|one| one.name == "other/e"), "it goes at once");
 }
