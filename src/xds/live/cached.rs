@@ -47,6 +47,7 @@ impl LiveSource {
                 (watched.is_listed, watched.is_restored) = (true, true);
             }
         }
+        state.serves_file = true;
         // What the first lists do not have is compared with this.
         self.contents_of(&mut state);
         self.version.send_modify(|version| *version += 1);
@@ -93,7 +94,8 @@ impl Cached for LiveSource {
     fn take_changes(&self) -> Option<Unwritten> {
         let mut state = self.state.lock();
         let is_complete = |one: &Watched| one.is_listed && !one.is_restored && !one.is_over;
-        if !state.kinds.values().all(is_complete) || !mem::take(&mut state.is_unsaved) {
+        let is_complete = state.kinds.values().all(is_complete) && !state.is_unread();
+        if !is_complete || !mem::take(&mut state.is_unsaved) {
             return None;
         }
         let state = &*state;
@@ -123,7 +125,7 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::{Value as Json, json};
-    use tokio::time::advance;
+    use tokio::time::{Instant, advance};
 
     use super::*;
     use crate::config::KubernetesApi;
@@ -251,5 +253,56 @@ mod tests {
         list_kind(&live, "Pod", &[]);
         assert_eq!(count(&live), 12);
         assert!(!is_written(&live), "the other kinds are not listed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kind_that_cannot_be_listed_keeps_its_cached_objects_alone_after_a_minute() {
+        let of_kind = |kind: &str, version: &str, name: &str| {
+            let mut object = service(name, 80);
+            (object["kind"], object["apiVersion"]) = (json!(kind), json!(version));
+            object
+        };
+        let export = |name| of_kind("ServiceExport", "multicluster.x-k8s.io/v1beta1", name);
+        let traffic = of_kind("GlobalTrafficPolicy", "admiral.io/v1", "traffic");
+        for (failing, exported) in [("GlobalTrafficPolicy", 1), ("ServiceExpositionPolicy", 0)] {
+            let folder = tempfile::tempdir().unwrap();
+            let live = cached(folder.path());
+            list(&live, &services(12));
+            for object in [policy(), export("old"), traffic.clone()] {
+                let kind = object["kind"].as_str().unwrap().to_owned();
+                assert!(live.put(&kind, object, false));
+            }
+            assert!(is_written(&live));
+            let live = cached(folder.path());
+            assert!(live.restore().is_some());
+            live.failed(failing, Problem::Failed("forbidden".to_owned()));
+            for (kind, _) in KINDS.into_iter().filter(|(kind, _)| *kind != failing) {
+                let objects = match kind {
+                    "Service" => services(12),
+                    "ServiceExpositionPolicy" => vec![policy()],
+                    "ServiceExport" => vec![export("new")],
+                    "GlobalTrafficPolicy" => vec![traffic.clone()],
+                    _ => Vec::new(),
+                };
+                list_kind(&live, kind, &objects);
+            }
+            assert_eq!(count(&live), 15, "they serve together");
+            let exports = || {
+                let objects = live.contents().unwrap().objects;
+                let exports = objects.iter().filter(|one| one.kind.0 == "ServiceExport");
+                exports.map(|one| one.name.clone()).collect::<Vec<_>>()
+            };
+            assert_eq!(exports(), ["app/old"]);
+            let begun = Instant::now();
+            live.changed(live.version()).await;
+            assert_eq!(begun.elapsed().as_secs(), 60);
+            assert_eq!(exports(), ["app/new"][..exported], "{failing}");
+            assert_eq!(count(&live), 14 + exported);
+            assert!(live.restored().is_some() && !is_written(&live));
+            let objects = if exported == 1 { traffic.clone() } else { policy() };
+            list_kind(&live, failing, &[objects]);
+            assert_eq!(exports(), ["app/new"]);
+            assert!(live.restored().is_none() && is_written(&live));
+        }
     }
 }

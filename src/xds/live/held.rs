@@ -53,6 +53,8 @@ struct Changes {
     /// Number of objects before, without those whose removal waits.
     before: usize,
     gone: Vec<Arc<str>>,
+    /// Number of objects of namespaces whose removal is judged first.
+    follow: usize,
     added: usize,
 }
 
@@ -92,11 +94,13 @@ impl LiveSource {
 
 impl State {
     /// Returns the selected objects and, of the contents before, those whose removal waits. The
-    /// objects of closed namespaces do not wait, because they are removed for their memory.
+    /// objects of closed namespaces do not wait, because they are removed for their memory. Those
+    /// of `lost` namespaces go once these have gone, and count already.
     pub(super) fn with_held(
         &mut self,
         mut selected: Vec<Arc<LiveObject>>,
         closed: &BTreeSet<Arc<str>>,
+        lost: &BTreeMap<String, Arc<LiveObject>>,
     ) -> Vec<Arc<LiveObject>> {
         let mut before = self.usable.take().unwrap_or_default();
         self.begin_windows();
@@ -117,12 +121,15 @@ impl State {
             }
             stays
         });
+        let is_held = self.hold.mass_times().is_some();
         let mut changes = BTreeMap::<_, Changes>::new();
         for one in before.iter().filter(|one| !self.hold.contains(one.kind.0, &one.name)) {
             let of_kind = changes.entry(one.kind.0).or_default();
             of_kind.before += 1;
             if !known.contains(&one.key()) {
                 of_kind.gone.push(one.name.as_str().into());
+            } else if lost.contains_key(one.namespace()) && !is_held {
+                of_kind.follow += 1;
             }
         }
         let old: HashSet<_> = before.iter().map(|one| one.key()).collect();
@@ -163,9 +170,9 @@ impl State {
     /// Evaluates the removals: those of all kinds wait if those of one are too many.
     fn announce(&mut self, changes: &BTreeMap<&'static str, Changes>, held_of_all: usize) {
         for names_them in [false, true] {
-            for (&kind, Changes { before, gone, added }) in changes {
+            for (&kind, Changes { before, gone, follow, added }) in changes {
                 let added = if REPLACED.contains(&kind) { *added } else { 0 };
-                let lost = gone.len().saturating_sub(added);
+                let lost = (gone.len() + follow).saturating_sub(added);
                 let mut names = if names_them { gone.clone() } else { Vec::new() };
                 if kind == POLICY {
                     let waiting = self.hold.removed();

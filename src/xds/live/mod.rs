@@ -12,6 +12,7 @@ mod cached;
 pub mod client;
 mod condition;
 mod held;
+mod selection;
 mod share;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use tokio::time::Instant;
 use super::cache::{self, CacheFile};
 use super::hold::{Before, Hold};
 use super::objects::{self, KINDS, Objects, WARNINGS_MAX, limit_findings};
+use super::sleep_until_some;
 use crate::config::{KubernetesApi, Selector};
 use crate::yaml::{Finding, Findings, Place, Severity};
 
@@ -79,7 +81,9 @@ pub struct LiveObjects {
     pub objects: Vec<Arc<LiveObject>>,
     /// Namespaces that are closed, because some of their objects are not known.
     closed: Objects,
-    /// Findings about the source itself, and about each closed namespace.
+    /// Objects that may not be used while policies about them may be unknown.
+    withheld: Vec<Arc<LiveObject>>,
+    /// Findings about the source itself, about each closed namespace and each withheld object.
     pub findings: Findings,
     /// True if the API server has not answered for some of them yet.
     is_restored: bool,
@@ -127,6 +131,11 @@ struct State {
     parted: Vec<Arc<LiveObject>>,
     /// Description of the content of the cache file, if it was restored.
     restored: Option<String>,
+    /// True while the objects of the file serve together: an export without its policy would be
+    /// open.
+    serves_file: bool,
+    /// Time at which that ends, although some kinds may not be listed.
+    file_end: Option<Instant>,
     /// True after a change that the cache file does not have.
     is_unsaved: bool,
 }
@@ -325,12 +334,16 @@ impl LiveSource {
 
     /// Waits for contents of another number. Removals that wait are made when their time has come.
     pub async fn changed(&self, version: u64) {
-        let end = self.state.lock().hold.end();
+        let (end, file_end) = {
+            let state = self.state.lock();
+            (state.hold.end(), state.file_end.filter(|_| state.serves_file))
+        };
         let mut versions = self.version.subscribe();
         tokio::select! {
             // The sender lives as long as this.
             _ = versions.wait_for(|now| *now != version) => {}
             () = end => self.release("its time has passed"),
+            () = sleep_until_some(file_end) => self.version.send_modify(|version| *version += 1),
         }
     }
 
@@ -343,37 +356,26 @@ impl LiveSource {
         if !state.kinds.values().all(|one| one.is_listed) {
             return None;
         }
+        state.end_file();
         let is_restored = state.kinds.values().any(|one| one.is_restored);
-        if !is_restored && state.restored.take().is_some() {
-            // All kinds replace the objects of the file now, and are compared with them.
-            let now = Some((Instant::now(), Before::Gap));
-            state.kinds.values_mut().for_each(|one| one.listed_at = now);
-        }
         let lists = || KINDS.iter().filter_map(|(kind, _)| Some((*kind, state.kinds.get(kind)?)));
         let is_over = lists().any(|(_, one)| one.is_over);
         let closed: BTreeSet<_> =
             lists().flat_map(|(_, one)| one.objects.partial.iter().cloned()).collect();
         let mut found = problems(lists());
         found.extend(closed.iter().map(|namespace| share::finding(namespace, self.limits)));
+        let mut withheld = Vec::new();
         if is_over {
             found.push(finding(Severity::PassedOver, share::over(self.limits)));
-        } else if !is_restored || state.usable.is_none() {
-            // Objects of the file serve together: an export without its policy would be open.
-            let objects = lists().flat_map(|(_, one)| one.objects.objects.values());
-            let namespaces = state.kinds.get("Namespace").map(|one| &one.objects.objects);
-            let objects = objects.filter(|one| match &self.namespaces {
-                Some(selector) => is_selected(selector, one, namespaces),
-                None => true,
-            });
-            let objects: Vec<_> = objects.cloned().collect();
+        } else if !state.serves_file || state.usable.is_none() {
             let held = state.hold.removed().clone();
-            let objects = state.with_held(objects, &closed);
+            withheld = state.select(self.namespaces.as_ref(), &closed);
             state.is_unsaved |= *state.hold.removed() != held;
-            state.usable = Some(objects);
         }
+        found.extend(withheld.iter().map(|one| state.refusal(one)));
         let objects = state.usable.clone()?;
         let closed = Objects::closing(closed);
-        Some(LiveObjects { objects, closed, findings: Findings(found), is_restored })
+        Some(LiveObjects { objects, closed, withheld, findings: Findings(found), is_restored })
     }
 
     /// Notes that contents are applied, has them written to the cache file, and derives their
@@ -384,16 +386,20 @@ impl LiveSource {
     pub fn judge(&self, contents: &LiveObjects, joined: &[Finding], closed: &[Finding]) {
         let is_complete = joined.len() < WARNINGS_MAX;
         let namespaces: HashSet<_> = joined.iter().map(|one| &*one.namespace).collect();
-        let [joined, closed] = [joined, closed].map(|found| {
+        let own = &*contents.findings.0;
+        let [joined, closed, own] = [joined, closed, own].map(|found| {
             let mut by_place = HashMap::<_, Vec<_>>::new();
             for one in found {
                 by_place.entry(one.place.file.as_path()).or_default().push(one);
             }
             by_place
         });
-        let shut = contents.findings.0.iter().filter(|one| !one.namespace.is_empty());
-        let shut: HashMap<_, _> = shut.map(|one| (&*one.namespace, one)).collect();
-        let judged = contents.objects.iter().filter(|_| !contents.is_restored);
+        let shut = own.get(Path::new(PLACE)).into_iter().flatten();
+        let shut = shut.filter(|one| !one.namespace.is_empty());
+        let shut: HashMap<_, _> = shut.map(|one| (&*one.namespace, *one)).collect();
+        let withheld: HashSet<_> = contents.withheld.iter().map(|one| one.key()).collect();
+        let used = contents.objects.iter().filter(|one| !withheld.contains(&one.key()));
+        let judged = used.chain(&contents.withheld).filter(|_| !contents.is_restored);
         let judged = judged.filter(|one| JUDGED.contains(&one.kind.0));
         let verdicts = judged.map(|object| {
             let place = format!("{} {}", object.kind.0, object.name);
@@ -401,6 +407,7 @@ impl LiveSource {
                 found.get(Path::new(&place)).cloned().unwrap_or_default()
             };
             let mut found: Vec<_> = shut.get(object.namespace()).copied().into_iter().collect();
+            found.extend(of(&own));
             found.extend(of(&joined));
             let has_findings = namespaces.contains(object.namespace());
             let is_known = is_complete || !found.is_empty() || !has_findings;
@@ -511,26 +518,6 @@ fn problems<'a>(lists: impl Iterator<Item = (&'static str, &'a Watched)>) -> Vec
 #[cfg(feature = "kubernetes")]
 fn is_of_tenants(kind: &str) -> bool {
     JUDGED.contains(&kind) || kind == "ServiceImport"
-}
-
-/// Returns whether a selector has the namespace of an object. One that is not listed has no labels,
-/// and is not selected. Nodes have no namespace.
-fn is_selected(
-    selector: &Selector,
-    object: &LiveObject,
-    namespaces: Option<&BTreeMap<String, Arc<LiveObject>>>,
-) -> bool {
-    let namespace = match object.kind.0 {
-        "Node" => return true,
-        "Namespace" => &*object.name,
-        _ => object.namespace(),
-    };
-    let of = namespaces.and_then(|all| all.get(namespace));
-    // The labels of an invalid one are unknown, and its objects may restrict others.
-    of.is_some_and(|of| {
-        of.read.has_invalid_namespace()
-            || selector.matches(|label| of.read.label_of_namespace(label))
-    })
 }
 
 fn finding(severity: Severity, what: String) -> Finding {

@@ -168,19 +168,9 @@ fn objects_without_a_finding_keep_their_condition_if_findings_may_be_omitted() {
 
 #[test]
 fn a_selector_of_namespaces_leaves_out_the_objects_of_others() {
-    let base = include_str!("../../../tests/corpus/findings/merge/base.yaml");
-    let live = "discovery: {kind: kubernetes, namespaces: {matchLabels: {mesh: in}}}";
-    let lines = base.lines().filter(|line| !line.starts_with("discovery:"));
-    let text = lines.chain([live]).collect::<Vec<_>>().join("\n");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
-    let (config, findings) = Config::parse(&path, &text);
-    let config = config.unwrap_or_else(|| panic!("{findings}"));
-    let live = LiveSource::new(config.kubernetes().unwrap());
+    let live = selecting();
     list(&live, &[service("a", 80)]);
-    let namespace = |label: &str| {
-        let metadata = json!({"name": "app", "labels": {"mesh": label}});
-        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    };
+    let namespace = |label: &str| namespace("app", label);
     let count = || live.contents().unwrap().objects.len();
     assert_eq!(count(), 0, "no such namespace");
     assert!(live.put("Namespace", namespace("out"), false));
@@ -463,6 +453,91 @@ async fn a_policy_that_goes_before_or_after_the_services_of_its_namespace_is_hel
         assert_eq!(names(&live, POLICY), ["app/a"], "{is_before}: no service of the other");
         live.release("a test");
         assert_eq!(count(&live), 0);
+    }
+}
+
+#[test]
+fn an_export_waits_while_the_policies_cannot_be_read() {
+    let live = LiveSource::new(&KubernetesApi::default());
+    let label = |mut service: Json, key: &str, value: &str| {
+        service["metadata"]["labels"] = json!({key: value});
+        service
+    };
+    list(&live, &[service("old", 80), service("local", 80)]);
+    assert!(live.put("ServiceExport", export("old"), false));
+    assert!(live.put("Service", label(service("local", 80), "istio.io/global", "false"), false));
+    assert_eq!(count(&live), 3);
+    live.failed(POLICY, Problem::Failed("forbidden".to_owned()));
+    for (kind, object) in [
+        ("ServiceExport", export("new")),
+        ("Service", service("new", 80)),
+        ("Service", label(service("old", 81), "istio.io/global", "true")),
+        ("Service", service("local", 80)),
+        ("EndpointSlice", entry("EndpointSlice", "discovery.k8s.io/v1", "new")),
+    ] {
+        assert!(live.put(kind, object, false));
+    }
+    assert_eq!(names(&live, "ServiceExport"), ["app/old"]);
+    assert_eq!(names(&live, "Service"), ["app/local", "app/old"]);
+    assert_eq!(names(&live, "EndpointSlice"), ["app/new"], "endpoints are followed");
+    let contents = live.contents().unwrap();
+    let openness = contents.objects.iter().map(|one| one.read.openness());
+    assert_eq!(openness.collect::<Vec<_>>(), [0, 0, 1, 1], "as before");
+    live.judge(&contents, &[], &[]);
+    let verdicts = live.verdicts().borrow().clone().unwrap();
+    let reasons = verdicts.iter().map(|(one, of)| (&*one.name, of.as_ref().unwrap().reason));
+    assert_eq!(reasons.collect::<Vec<_>>(), [("app/old", "Accepted"), ("app/new", "Refused")]);
+    let what = &verdicts[1].1.as_ref().unwrap().message;
+    assert!(what.contains("ServiceExpositionPolicy cannot be read"), "{what}");
+
+    // Withdrawals and what opens nothing are followed.
+    assert!(live.put("Service", service("old", 82), false));
+    let ports = live.contents().unwrap();
+    assert!(format!("{:?}", ports.read().collect::<Vec<_>>()).contains("82"));
+    live.remove("ServiceExport", &export("old"));
+    assert_eq!(names(&live, "ServiceExport"), [""; 0]);
+    list_kind(&live, POLICY, &[policy("new")]);
+    assert_eq!(names(&live, "ServiceExport"), ["app/new"]);
+    assert_eq!(names(&live, "Service").len(), 3);
+}
+
+/// Returns a source for the namespaces with the label `mesh: in`.
+fn selecting() -> LiveSource {
+    let base = include_str!("../../../tests/corpus/findings/merge/base.yaml");
+    let live = "discovery: {kind: kubernetes, namespaces: {matchLabels: {mesh: in}}}";
+    let lines = base.lines().filter(|line| !line.starts_with("discovery:"));
+    let text = lines.chain([live]).collect::<Vec<_>>().join("\n");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
+    let (config, findings) = Config::parse(&path, &text);
+    let config = config.unwrap_or_else(|| panic!("{findings}"));
+    LiveSource::new(config.kubernetes().unwrap())
+}
+
+fn namespace(name: &str, label: &str) -> Json {
+    let metadata = json!({"name": name, "labels": {"mesh": label}});
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_list_of_namespaces_takes_no_policy_from_its_services() {
+    for number in [12, 3] {
+        let all: Vec<_> = (0..number).map(|one| namespace(&format!("n{one}"), "in")).collect();
+        let all = [&[namespace("app", "in")], &*all].concat();
+        let live = selecting();
+        list(&live, &services(12));
+        list_kind(&live, "Namespace", &all);
+        assert!(live.put("ServiceExport", export("s0"), false));
+        assert!(live.put(POLICY, policy("s0"), false));
+        assert_eq!(count(&live), all.len() + 14);
+        advance(Duration::from_secs(61)).await;
+        list_kind(&live, "Service", &services(12));
+        assert_eq!(count(&live), all.len() + 14);
+        list_kind(&live, "Namespace", &[]);
+        assert_eq!([names(&live, "ServiceExport"), names(&live, POLICY)], [["app/s0"]; 2]);
+        // Three Namespaces are too few for a hold, their services are not.
+        let now = Instant::now();
+        live.changed(live.version()).await;
+        assert_eq!((now.elapsed().as_secs(), count(&live)), (600, 0), "{number}");
     }
 }
 

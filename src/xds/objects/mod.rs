@@ -55,7 +55,7 @@ pub(super) use read::KINDS;
 
 use meta::Meta;
 use ports::Port;
-use service::Service;
+use service::{DeclaredScope, Service};
 use slice::Slice;
 
 /// Bytes that an item of an entry takes, with what it adds to the configuration.
@@ -174,6 +174,16 @@ impl Objects {
 
     pub(super) fn has_invalid_namespace(&self) -> bool {
         !self.passed_over.namespaces.is_empty()
+    }
+
+    /// Returns how far an object exports its service: a larger number may open it to more peers.
+    pub(super) fn openness(&self) -> usize {
+        let of = |one: &Service| match one.declared {
+            DeclaredScope::Local => 0,
+            DeclaredScope::Nothing => 1,
+            DeclaredScope::Global | DeclaredScope::GlobalOnly => 2,
+        };
+        self.services.first().map_or(self.exports.len(), of)
     }
 
     /// Returns the addresses that pods have for themselves.
