@@ -72,33 +72,43 @@ impl Entry {
     }
 }
 
+/// Type and name of an entry.
+type Key = (&'static str, Arc<str>);
+
 /// Entries by type and name: without these two, encoded, or `None` for one that was removed.
-pub(in crate::xds) type Changes = BTreeMap<(&'static str, Arc<str>), Option<Bytes>>;
+pub(in crate::xds) type Changes = BTreeMap<Key, Option<Bytes>>;
 
 /// Replaces the file atomically by the entries of `base`, an earlier file, with changes. The header
-/// gets their number. Returns the new file. The old one is kept if that fails.
+/// gets their number. Returns the new file. If that fails, the old one is kept, and removals of
+/// what `base` does not have are dropped: they would grow for as long as writes fail.
+///
+/// # Errors
+/// `InvalidData` if `base` cannot be read, and any other kind otherwise.
 pub(super) fn write(
     path: &Path,
     mut header: Header,
     base: Option<&File>,
-    changes: &Changes,
+    changes: &mut Changes,
 ) -> io::Result<File> {
     let base = base.map_or_else(|| Ok(Bytes::new()), |file| entries(&content(file)?));
     let merged = base.as_ref().map_err(String::clone).and_then(|base| merge(base, changes));
-    let (resources, parts) = merged.map_err(|why| {
+    let (resources, parts, void) = merged.map_err(|why| {
         io::Error::new(ErrorKind::InvalidData, format!("the last file cannot be read: {why}"))
     })?;
-    if resources > RESOURCES_MAX {
-        return Err(ErrorKind::FileTooLarge.into());
-    }
     header.resources = resources;
     let header = header.encode_length_delimited_to_vec();
     let length = header.len() + parts.iter().map(|part| part.len()).sum::<usize>();
-    if length > FILE_BYTES_MAX - HEAD_BYTES - DIGEST_BYTES {
-        return Err(ErrorKind::FileTooLarge.into());
+    let bytes_max = FILE_BYTES_MAX - HEAD_BYTES - DIGEST_BYTES;
+    let written = if resources > RESOURCES_MAX || length > bytes_max {
+        Err(ErrorKind::FileTooLarge.into())
+    } else {
+        let parts = [head(length).into(), header.into()].into_iter().chain(parts);
+        replace_file(path, |file| fill(file, parts))
+    };
+    if written.is_err() {
+        void.iter().for_each(|key| drop(changes.remove(key)));
     }
-    let parts = [head(length).into(), header.into()].into_iter().chain(parts);
-    replace_file(path, |file| fill(file, parts))
+    written
 }
 
 fn fill<'a>(file: File, parts: impl Iterator<Item = Cow<'a, [u8]>>) -> io::Result<File> {
@@ -121,10 +131,11 @@ fn head(length: usize) -> Vec<u8> {
 /// Encoded entries. Unchanged neighbours are one part.
 type Parts<'a> = Vec<Cow<'a, [u8]>>;
 
-/// Merges encoded entries with changes. Returns the number of the results, and their bytes.
-fn merge<'a>(base: &'a [u8], changes: &'a Changes) -> Result<(u64, Parts<'a>), String> {
+/// Merges encoded entries with changes. Returns the number of the results, their bytes, and the
+/// removals without an entry.
+fn merge<'a>(base: &'a [u8], changes: &'a Changes) -> Result<(u64, Parts<'a>, Vec<Key>), String> {
     let mut changes = changes.iter().peekable();
-    let (mut resources, mut parts) = (0, Vec::new());
+    let (mut resources, mut parts, mut void) = (0, Vec::new(), Vec::new());
     // Unchanged entries that are in no part so far begin at `run`.
     let (mut run, mut rest, mut last) = (base, base, None);
     loop {
@@ -143,12 +154,14 @@ fn merge<'a>(base: &'a [u8], changes: &'a Changes) -> Result<(u64, Parts<'a>), S
             if let Some(new) = new {
                 parts.extend([Cow::Owned(first(type_url, name, new)), Cow::Borrowed(&**new)]);
                 resources += 1;
+            } else if !is_own {
+                void.push((*type_url, Arc::clone(name)));
             }
         }
         resources += u64::from(stays);
         if own.is_none() {
             parts.push(Cow::Borrowed(run));
-            return Ok((resources, parts));
+            return Ok((resources, parts, void));
         }
         last = own;
     }

@@ -12,7 +12,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::future::pending;
+use std::io::{self, ErrorKind};
 use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -68,8 +69,9 @@ pub(super) trait Cached: Send + Sync + 'static {
     /// nothing has.
     fn take_changes(&self) -> Option<Unwritten>;
 
-    /// Notes the new file, or that the next write has to have the same changes too.
-    fn note_write(&self, result: Result<File, Unwritten>);
+    /// Notes the new file, or that the next write has to have the same changes too. `Err(None)`
+    /// says that the earlier file cannot be read, and what it alone had is lost.
+    fn note_write(&self, result: Result<File, Option<Unwritten>>);
 }
 
 /// Store with an optional record of the accepted resources.
@@ -89,6 +91,7 @@ pub struct Recorder {
 struct Kept {
     file: Arc<CacheFile>,
     state: Mutex<State>,
+    lost: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -97,11 +100,22 @@ struct State {
     base: Option<File>,
     /// Changes since.
     changes: Changes,
+    extent: Extent,
     /// Size of the bodies of unreadable policies, by name and in total.
     unreadable: BTreeMap<Arc<str>, usize>,
     unreadable_bytes: usize,
     /// True while the changes may lack the policies about new services.
     awaits_policies: bool,
+}
+
+/// Part of the state that the base and the changes have. Only the whole one is written.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Extent {
+    #[default]
+    Partial,
+    Whole,
+    /// The base is lost, and nothing was requested again since.
+    Lost,
 }
 
 impl Recorder {
@@ -138,7 +152,7 @@ impl Recorder {
     pub fn restore(cache: Cache, store: Box<dyn MeshStore>, client: &mut Client) -> Self {
         let file = CacheFile::new(cache);
         let read = file.read();
-        let kept = Kept { file: Arc::clone(&file), state: Mutex::default() };
+        let kept = Kept { file: Arc::clone(&file), state: Mutex::default(), lost: Notify::new() };
         let mut recorder = Self { kept: Some(Arc::new(kept)), ..Self::new(store) };
         if let Some((base, header, resources)) = read {
             recorder.fill(&file, (base, &header), &resources, client);
@@ -154,6 +168,9 @@ impl Recorder {
         client: &mut Client,
     ) {
         let began = Instant::now();
+        if let Some(kept) = &self.kept {
+            kept.state().base = Some(base);
+        }
         let addresses = resources.iter().filter(|resource| *resource.body_type == *ADDRESS);
         let addresses: Vec<_> = addresses.collect();
         client.reserve(ADDRESS, addresses.len());
@@ -164,9 +181,6 @@ impl Recorder {
         if held == 0 && total > 0 {
             warn!(%file, total, "no part of the cached state is usable; it is ignored");
             return;
-        }
-        if let Some(kept) = &self.kept {
-            kept.state().base = Some(base);
         }
         let (saved, text) = of.describe(header);
         let took = began.elapsed();
@@ -211,10 +225,25 @@ impl Recorder {
 
     /// Schedules a write if the state has changed. The state must be complete and in force.
     pub fn save(&self) {
-        if let Some(kept) = &self.kept
-            && !kept.state().changes.is_empty()
-        {
+        let Some(kept) = &self.kept else { return };
+        let state = &mut *kept.state();
+        if state.extent == Extent::Lost {
+            return;
+        }
+        state.extent = Extent::Whole;
+        if !state.changes.is_empty() {
             kept.file.request_write();
+        }
+    }
+
+    /// Waits until the last file cannot be read any more. What it alone had is lost then, and the
+    /// control plane has to send the whole state again, from which a new record begins.
+    pub(super) fn lost(&self) -> impl Future<Output = ()> + use<> {
+        let kept = self.kept.clone();
+        async move {
+            let Some(kept) = kept else { return pending().await };
+            kept.lost.notified().await;
+            *kept.state() = State::default();
         }
     }
 
@@ -311,7 +340,7 @@ impl CacheFile {
     /// Writes the file if the state has changed. Returns the time of the write. Meanwhile the last
     /// file is in memory, if it is merged.
     pub(super) fn write(&self, state: &impl Cached) -> io::Result<Option<SystemTime>> {
-        let Some((base, changes)) = state.take_changes() else { return Ok(None) };
+        let Some((base, mut changes)) = state.take_changes() else { return Ok(None) };
         let now = SystemTime::now();
         let since = now.duration_since(UNIX_EPOCH);
         let header = Header {
@@ -320,10 +349,11 @@ impl CacheFile {
             saved: since.unwrap_or_default().as_secs(),
             ..Header::default()
         };
-        match file::write(&self.cache.file, header, base.as_ref(), &changes) {
+        match file::write(&self.cache.file, header, base.as_ref(), &mut changes) {
             Ok(file) => state.note_write(Ok(file)),
             Err(error) => {
-                state.note_write(Err((base, changes)));
+                let is_lost = error.kind() == ErrorKind::InvalidData;
+                state.note_write(Err((!is_lost).then_some((base, changes))));
                 return Err(error);
             }
         }
@@ -441,7 +471,12 @@ impl Kept {
         if type_url == AUTHORIZATION {
             state.unreadable_bytes -= state.unreadable.remove(name).unwrap_or(0);
         }
-        state.changes.insert((type_url, Arc::clone(name)), entry);
+        // Only a base and a running write may have what is removed.
+        if entry.is_none() && state.base.is_none() && state.extent != Extent::Whole {
+            state.changes.remove(&(type_url, Arc::clone(name)));
+        } else {
+            state.changes.insert((type_url, Arc::clone(name)), entry);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -452,23 +487,25 @@ impl Kept {
 impl Cached for Kept {
     fn take_changes(&self) -> Option<Unwritten> {
         let state = &mut *self.state();
-        if state.changes.is_empty() || state.awaits_policies {
+        let is_ready = state.extent == Extent::Whole && !state.awaits_policies;
+        if state.changes.is_empty() || !is_ready {
             return None;
         }
         Some((state.base.take(), mem::take(&mut state.changes)))
     }
 
-    fn note_write(&self, result: Result<File, Unwritten>) {
+    fn note_write(&self, result: Result<File, Option<Unwritten>>) {
         let state = &mut *self.state();
         match result {
             Ok(file) => state.base = Some(file),
-            Err((base, changes)) => {
+            Err(Some((base, changes))) => {
                 state.base = base;
                 let newer = mem::replace(&mut state.changes, changes);
                 state.changes.extend(newer);
-                if state.base.is_none() {
-                    state.changes.retain(|_, entry| entry.is_some());
-                }
+            }
+            Err(None) => {
+                state.extent = Extent::Lost;
+                self.lost.notify_one();
             }
         }
     }

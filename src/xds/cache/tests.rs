@@ -32,6 +32,7 @@ fn filled(folder: &Path) -> Recorder {
 }
 
 fn write(recorder: &Recorder) -> io::Result<()> {
+    recorder.save();
     let kept = recorder.kept.as_ref().unwrap();
     kept.file.write(&**kept).map(drop)
 }
@@ -98,7 +99,7 @@ fn any_row_of_changes_and_writes_leaves_what_one_write_of_all_does() {
     let (path, mut random) = (folder.path().join("file"), fastrand::Rng::with_seed(31));
     let (mut base, mut all) = (None, BTreeMap::new());
     for step in 0..300 {
-        let changes: Changes = (0..random.usize(..5))
+        let mut changes: Changes = (0..random.usize(..5))
             .map(|_| {
                 let key = ([ADDRESS, CLUSTER][random.usize(..2)], random.u8(..9).to_string());
                 let entry = Entry { version: step.to_string(), ..Entry::default() }.encode();
@@ -107,32 +108,70 @@ fn any_row_of_changes_and_writes_leaves_what_one_write_of_all_does() {
             .collect();
         all.extend(changes.clone());
         all.retain(|_, entry| entry.is_some());
-        base = Some(file::write(&path, Header::default(), base.as_ref(), &changes).unwrap());
+        base = Some(file::write(&path, Header::default(), base.as_ref(), &mut changes).unwrap());
         let merged = fs::read(&path).unwrap();
-        file::write(&path, Header::default(), None, &all).unwrap();
+        file::write(&path, Header::default(), None, &mut all).unwrap();
         assert_eq!(merged, fs::read(&path).unwrap(), "step {step}");
     }
     assert!(!all.is_empty());
 }
 
-#[test]
-fn a_file_that_was_damaged_since_is_no_base_of_the_next_one() {
+#[tokio::test]
+async fn a_file_that_was_damaged_since_is_written_as_a_whole_once_all_was_sent_again() {
     let folder = tempfile::tempdir().unwrap();
     let (path, mut recorder) = (folder.path().join("cache"), filled(folder.path()));
     write(&recorder).unwrap();
-    let good = fs::read(&path).unwrap();
-    let mut bad = good.clone();
+    let mut bad = fs::read(&path).unwrap();
     *bad.last_mut().unwrap() ^= 1;
     // In place, as its writer reads it.
     fs::write(&path, &bad).unwrap();
     recorder.upsert(ADDRESS, &workload("c", "4")).unwrap();
     let error = write(&recorder).unwrap_err().to_string();
     assert_eq!(error, "the last file cannot be read: it is damaged: the checksum differs");
+    write(&recorder).unwrap();
+    recorder.lost().await;
+    for (name, version) in [("a", "1"), ("b", "2")] {
+        recorder.upsert(ADDRESS, &workload(name, version)).unwrap();
+        let kept = recorder.kept.as_ref().unwrap();
+        assert_eq!(kept.file.write(&**kept).unwrap(), None, "more is to come");
+    }
     assert_eq!(fs::read(&path).unwrap(), bad);
-    fs::write(&path, &good).unwrap();
+    write(&recorder).unwrap();
+    let (_, _, resources) = file::read(&path).unwrap().unwrap();
+    assert_eq!(resources, [workload("a", "1"), workload("b", "2")]);
+    recorder.remove(ADDRESS, "a");
     write(&recorder).unwrap();
     let (_, header, _) = file::read(&path).unwrap().unwrap();
-    assert_eq!(header.resources, 4, "the change was kept");
+    assert_eq!(header.resources, 1);
+}
+
+#[test]
+fn removals_of_what_the_file_lacks_are_bounded_while_writes_fail() {
+    for has_file in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut recorder = filled(folder.path());
+        let kept = Arc::clone(recorder.kept.as_ref().unwrap());
+        for number in 0..10 {
+            recorder.remove(ADDRESS, &number.to_string());
+        }
+        assert_eq!(kept.state().changes.len(), 3, "nothing was written");
+        if has_file {
+            write(&recorder).unwrap();
+        }
+        fs::create_dir(folder.path().join("cache.new")).unwrap();
+        recorder.remove(ADDRESS, "a");
+        for number in 0..100 {
+            let name = number.to_string();
+            recorder.upsert(ADDRESS, &workload(&name, "1")).unwrap();
+            recorder.remove(ADDRESS, &name);
+            write(&recorder).unwrap_err();
+            assert_eq!(kept.state().changes.len(), if has_file { 1 } else { 2 });
+        }
+        fs::remove_dir(folder.path().join("cache.new")).unwrap();
+        write(&recorder).unwrap();
+        let (_, _, resources) = file::read(&folder.path().join("cache")).unwrap().unwrap();
+        assert_eq!(resources.len(), 2, "one was removed");
+    }
 }
 
 #[test]
@@ -265,7 +304,7 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
     }
     fs::write(&path, framed(2, b"\x03\x12\x01b\x03\x12\x01a")).unwrap();
     let unsorted = File::open(&path).unwrap();
-    let error = file::write(&path, Header::default(), Some(&unsorted), &Changes::new());
+    let error = file::write(&path, Header::default(), Some(&unsorted), &mut Changes::new());
     let want = "the last file cannot be read: its entries are not in order";
     assert_eq!(error.unwrap_err().to_string(), want);
     assert_eq!(file::read(folder.path()).unwrap_err(), "it is not a file");
@@ -304,7 +343,7 @@ fn a_write_that_fails_leaves_the_old_file_and_is_tried_again() {
     folder.close().unwrap();
     recorder.remove(ADDRESS, "c");
     let error = write(&recorder).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    assert_eq!(error.kind(), ErrorKind::NotFound);
 }
 
 #[tokio::test(start_paused = true)]

@@ -105,6 +105,7 @@ impl TypeState {
     /// they would exceed `claims_max` bytes.
     pub(super) fn first_request(&mut self, claims_max: usize) -> Request {
         self.awaits_first_response = true;
+        let is_again = self.omitted_initial_versions && !self.on_demand();
         let claim = |(name, held): (&Arc<str>, &HeldResource)| {
             initial_version_bytes(name, held.version.initial_version())
         };
@@ -112,7 +113,7 @@ impl TypeState {
         let claims = self.held.iter().map(claim).sum::<usize>();
         let claims = claims + missing().map(|name| initial_version_bytes(name, "")).sum::<usize>();
         let mut versions = BTreeMap::new();
-        let unclaimed = claims > claims_max;
+        let unclaimed = is_again || claims > claims_max;
         if !unclaimed {
             let held = self.held.iter();
             versions.extend(
@@ -139,6 +140,16 @@ impl TypeState {
             with_node: true,
             ..Request::default()
         }
+    }
+
+    /// Has the next stream request all resources again. Those that are held stay until its first
+    /// response.
+    pub(super) fn request_all(&mut self) {
+        let versions = self.held.values_mut().map(|held| &mut held.version);
+        versions.for_each(|version| *version = Version::Received(Arc::default()));
+        self.omitted_initial_versions = true;
+        self.had_usable_response = false;
+        self.unanswered.clone_from(&self.subscribed_names);
     }
 
     /// Applies the valid part of a response. Returns the NACK message for the rest.

@@ -163,6 +163,12 @@ impl Client {
         self.backoff.next_delay(end)
     }
 
+    /// Has the next stream request all resources again, although they are held. No type is
+    /// [synced](Self::is_synced) before.
+    pub fn request_all(&mut self) {
+        self.types.iter_mut().for_each(TypeState::request_all);
+    }
+
     /// Makes room for resources of a type, which [`Self::restore`] gets next.
     pub fn reserve(&mut self, type_url: &str, resources: usize) {
         if let Some(known) = find(&mut self.types, type_url) {

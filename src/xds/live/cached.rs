@@ -112,7 +112,7 @@ impl Cached for LiveSource {
         Some((None, kinds.chain(held.chain(listed).map(entry)).collect()))
     }
 
-    fn note_write(&self, result: Result<File, Unwritten>) {
+    fn note_write(&self, result: Result<File, Option<Unwritten>>) {
         self.state.lock().is_unsaved |= result.is_err();
     }
 }

@@ -94,6 +94,19 @@ struct State {
     answers: InitialEndpoints,
 }
 
+impl State {
+    /// Prepares a stream on which the control plane sends the whole state again. Returns the end of
+    /// this one.
+    fn request_all(&mut self) -> Ended {
+        warn!("the content of the cache file is lost; the whole state is requested again");
+        self.client.request_all();
+        self.answers = InitialEndpoints::default();
+        self.store.restored = None;
+        let why = "the content of the cache file is lost".to_owned();
+        Ended { end: StreamEnd::GoAway, why, is_broken: false }
+    }
+}
+
 struct Ended {
     end: StreamEnd,
     why: String,
@@ -282,6 +295,7 @@ impl Feed {
                     self.report_complete(state);
                     continue;
                 }
+                () = state.store.lost() => return Err(state.request_all()),
                 () = state.store.hold.end() => {
                     let changes = self.release(state, "its time has passed");
                     self.send_all(requests, changes).await?;

@@ -17,7 +17,7 @@ use http_body_util::StreamBody;
 use prost::Message as _;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::time::sleep_until;
+use tokio::time::{sleep, sleep_until};
 use tonic::body::Body;
 
 use self::recording::{Event, Kind, read, recordings};
@@ -31,7 +31,7 @@ use crate::snapshot::mesh::{Service, Workload};
 use crate::tls::issue::istio::check_answer;
 use crate::xds::client::Resource;
 use crate::xds::store::{ADDRESS, CLUSTER};
-use crate::xds::tests::{policy, resource};
+use crate::xds::tests::{policy, resource, workload};
 
 /// Stream of a recording.
 struct Call {
@@ -465,4 +465,46 @@ async fn a_service_that_is_new_on_a_stream_waits_for_the_policies_and_these_have
     assert!(play_one(&feed, &mut state, all.into()).await.1.contains("age"));
     assert_eq!(&*services(), "app/new.app app/old.app app/own.app");
     assert!(is_exported("own.app") && is_exported("new.app"));
+
+/// Returns a message with workloads.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_cache_file_is_replaced_after_a_stream_that_claims_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("cache");
+    let feed = Feed { cache: Some(file.clone()), ..feed() };
+    let (requests, _sent) = mpsc::channel(REQUESTS_MAX);
+    let workloads =
+        |names: &[&str]| names.iter().map(|name| workload(name, "1")).collect::<Vec<_>>();
+    let stream = async |state: &mut State, names: &[&str], later: &[(Duration, Vec<u8>)]| {
+        let first = state.client.connected();
+        state.store.connected();
+        let whole: [(_, &[_]); 3] = [(ADDRESS, names), (AUTHORIZATION, &[]), (CLUSTER, &[])];
+        let whole = whole.map(|(type_url, names)| answer(0, type_url, workloads(names)));
+        let sent = whole.iter().chain(later).cloned();
+        let end = Some((Duration::from_secs(60), "the end".to_owned()));
+        let responses = messages(sent.collect(), end, Instant::now());
+        let ended = feed.apply(state, &requests, responses, &mut true).await;
+        state.client.disconnected(StreamEnd::Clean);
+        (first, ended.err().expect("an end"))
+    };
+    let mut state = feed.start();
+    let damage = async {
+        sleep(Duration::from_secs(10)).await;
+        let mut bytes = fs::read(&file).expect("a file");
+        bytes[50] ^= 1;
+        fs::write(&file, bytes).expect("a write in place");
+    };
+    let later = [answer(20, ADDRESS, workloads(&["c"]))];
+    let ((_, ended), ()) = tokio::join!(stream(&mut state, &["a", "b"], &later), damage);
+    assert_eq!(
+        (ended.end, &*ended.why),
+        (StreamEnd::GoAway, "the content of the cache file is lost")
+    );
+    let (first, _) = stream(&mut state, &["a", "b", "c"], &[]).await;
+    assert!(first.iter().all(|one| one.initial_versions.is_empty()), "{first:?}");
+    let (mut client, store) = feed.kind.new_client_and_store();
+    let cache =
+        Cache { file, cluster: feed.pod.cluster.clone(), network: feed.pod.network.clone() };
+    Recorder::restore(cache, store, &mut client);
+    assert_eq!(client.held(ADDRESS), 3);
 }

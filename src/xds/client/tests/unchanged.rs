@@ -74,3 +74,31 @@ fn bodies_that_nobody_reads_are_neither_compared_nor_counted() {
         assert!(error(&answers).is_some_and(|text| text.starts_with("a: ")));
     }
 }
+
+#[test]
+fn all_resources_can_be_requested_again_although_they_are_held() {
+    let (mut client, mut taken) = connected();
+    want(&mut client, &mut taken, &["s"]);
+    let [a, b] = ["a", "b"].map(|name| unversioned(ALL, name, "one"));
+    client.received(response(ALL, [a.clone(), b]), &mut taken);
+    client.received(response(SOME, [resource(SOME, "s", "1")]), &mut taken);
+    assert!(client.is_synced());
+    client.request_all();
+    client.disconnected(StreamEnd::GoAway);
+    taken.log.clear();
+    // Also after a stream without a response.
+    for _ in 0..2 {
+        let first = client.connected();
+        assert_eq!(first[0].initial_versions, versions(&[]));
+        assert_eq!(first[1].initial_versions, versions(&[("s", "")]));
+        assert_eq!((client.is_synced(), client.unanswered(SOME)), (false, 1));
+        client.disconnected(StreamEnd::GoAway);
+    }
+    client.connected();
+    client.received(response(SOME, [resource(SOME, "s", "1")]), &mut taken);
+    client.received(response(ALL, [a]), &mut taken);
+    assert_eq!(taken.log, ["+s", "-b", "+a"]);
+    assert_eq!((client.is_synced(), client.unanswered(SOME)), (true, 0));
+    client.disconnected(StreamEnd::Clean);
+    assert_eq!(client.connected()[0].initial_versions, versions(&[("a", "")]));
+}
