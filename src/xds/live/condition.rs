@@ -1,5 +1,7 @@
 //! Condition of an object: what `strait check` would print about it.
 
+use serde_json::Value as Json;
+
 use crate::yaml::{Finding, Severity};
 
 /// Limit of the findings that one condition names.
@@ -22,6 +24,11 @@ pub struct Condition {
     pub reason: &'static str,
     /// Findings as `strait check` prints them.
     pub message: String,
+}
+
+/// Returns the parts of a condition at the API server that a [`Condition`] decides.
+pub(super) fn content(condition: Option<&Json>) -> [Option<&Json>; 4] {
+    ["status", "reason", "message", "observedGeneration"].map(|part| condition?.get(part))
 }
 
 /// Returns the condition of an object, given the findings when it was read, those of the join, and

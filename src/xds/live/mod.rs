@@ -251,11 +251,13 @@ impl LiveSource {
         room != share::Room::Full
     }
 
-    /// Notes the condition that an object has, which another replica may have written.
+    /// Notes the condition that an object has, which another replica may have written. Another time
+    /// of the same condition is no change.
     fn observe(&self, object: &LiveObject, condition: Option<&Json>) {
         let mut known = object.condition.lock();
-        if known.as_ref() != condition {
-            *known = condition.cloned();
+        let is_changed = condition::content(known.as_ref()) != condition::content(condition);
+        *known = condition.cloned();
+        if is_changed {
             self.verdicts.send_modify(|_| ());
         }
     }

@@ -258,7 +258,13 @@ async fn write_conditions(
             next = next.min(at);
             None
         });
-        for (object, condition) in in_turns(due.collect(), &last_namespace) {
+        let mut due: Vec<_> = due.collect();
+        // Replicas that start together write different conditions, and find those of the others.
+        fastrand::shuffle(&mut due);
+        for (object, condition) in in_turns(due, &last_namespace) {
+            if is_found(object, condition) {
+                continue;
+            }
             if !may_write() {
                 return;
             }
@@ -284,7 +290,7 @@ async fn write_conditions(
                 written.insert(key, new);
             }
             // Only after a write, so that each pass has some progress.
-            if verdicts.has_changed().unwrap_or_default() {
+            if verdicts.borrow().as_ref().is_some_and(|new| !Arc::ptr_eq(new, &all)) {
                 break;
             }
         }

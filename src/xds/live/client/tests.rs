@@ -180,6 +180,62 @@ async fn the_events_of_own_conditions_cause_no_write() {
     }
 }
 
+/// The API server sends each write to all replicas.
+#[tokio::test(start_paused = true)]
+async fn replicas_that_start_together_write_each_condition_about_once() {
+    const OBJECTS: usize = 100;
+    fastrand::seed(1);
+    let exports: Vec<_> =
+        (0..OBJECTS).map(|number| export("a", &format!("e{number}"), "x")).collect();
+    let replicas: Vec<_> = (0..5).map(|_| source(&exports)).collect();
+    let writes = Arc::new(Mutex::new(HashMap::<_, usize>::new()));
+    let (all, counted) = (replicas.clone(), Arc::clone(&writes));
+    let server = service_fn(move |request: Request<kube::client::Body>| {
+        let (all, counted) = (all.clone(), Arc::clone(&counted));
+        async move {
+            let name = request.uri().path().split('/').nth_back(1).expect("a name").to_owned();
+            let body = request.into_body().collect_bytes().await.expect("a body");
+            let patch: Json = serde_json::from_slice(&body).expect("a patch");
+            sleep(Duration::from_millis(5)).await;
+            let mut object = export("a", &name, "x");
+            object["status"] = patch["status"].clone();
+            for live in &all {
+                assert!(live.put("ServiceExport", object.clone(), false));
+            }
+            *counted.lock().entry(name).or_default() += 1;
+            Ok::<_, Infallible>(Response::new(Body::from(object.to_string())))
+        }
+    });
+    let client = Client::new(server, "default");
+    let mut writers = JoinSet::new();
+    for live in replicas {
+        writers.spawn(write_conditions(client.clone(), live, || true));
+    }
+    assert!(timeout(WRITE_RETRY, writers.join_next()).await.is_err(), "a writer has ended");
+    let writes = writes.lock();
+    assert_eq!(writes.len(), OBJECTS);
+    let sum = writes.values().sum::<usize>();
+    assert!(sum < OBJECTS * 3 / 2, "{sum} writes, not {} or more", 5 * OBJECTS);
+}
+
+#[test]
+fn another_time_of_the_same_condition_is_no_change() {
+    let live = source(&[export("a", "e", "x")]);
+    let mut verdicts = live.verdicts();
+    let mut is_change = |part: &str| {
+        let mut object = export("a", "e", "x");
+        object["status"]["conditions"][0][part] = json!("other");
+        assert!(live.put("ServiceExport", object, false));
+        let is_change = verdicts.has_changed().expect("a source");
+        verdicts.mark_unchanged();
+        is_change
+    };
+    assert_eq!(
+        ["lastTransitionTime", "reason", "reason"].map(&mut is_change),
+        [false, true, false]
+    );
+}
+
 #[test]
 fn namespaces_take_turns_from_the_one_after_the_last() {
     let names = ["a/1", "a/2", "a/3", "b/1", "c/1", "c/2"];
