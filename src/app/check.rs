@@ -34,10 +34,10 @@ fn finish(mut report: Report, is_gateway: bool) -> Report {
     let config = report.inputs.as_ref().map(|inputs| &inputs.config);
     let bindings = config.into_iter().flat_map(|config| &config.bindings);
     let closed = bindings.filter_map(|binding| {
-        let severity = match binding.is_of_object {
+        let severity = match *binding.objects {
             _ if !is_gateway => Severity::Warning,
-            true => Severity::PassedOver,
-            false => Severity::Error,
+            [] => Severity::Error,
+            _ => Severity::PassedOver,
         };
         Some(Finding { severity, ..unavailable_address(binding)? })
     });

@@ -153,10 +153,11 @@ impl Listeners {
         let all = config.all_listeners();
         for entry in &self.state.lock().entries {
             let old = entry.listener.rules();
-            let new = all.iter().find(|new| old.config.is_same_socket(new));
-            if let Some(new) = new.filter(|new| **new != old.config) {
+            if let Some(new) = all.iter().find(|new| old.config.is_same_socket(new)) {
+                // Lines may differ although the rules are equal.
                 entry.listener.replace_rules(new);
-                has_changed |= matches!(entry.socket, SocketState::Open(_));
+                let is_open = matches!(entry.socket, SocketState::Open(_));
+                has_changed |= is_open && *new != old.config;
             }
         }
         has_changed
@@ -283,21 +284,9 @@ impl Listeners {
         }
     }
 
-    /// Returns an error for each listener that is not open, or a warning if it is of an object.
+    /// Returns an error for each listener that is not open, or a warning for each of its objects.
     pub(super) fn closed(&self) -> Findings {
-        let state = self.state.lock();
-        let closed = state.entries.iter().filter_map(|entry| {
-            let (why, config) = (entry.failure()?, &entry.listener.rules().config);
-            let is = match entry.unmoved {
-                Some(_) => format!("is still at {}", config.bind),
-                None => "is not open".to_owned(),
-            };
-            let what =
-                format!("listener `{}` {is}: {why}; it is tried again every 10 s", config.name);
-            let of = if config.is_of_object() { Finding::warning } else { Finding::error };
-            Some(of(&config.line.0, what, ""))
-        });
-        Findings(closed.collect())
+        self.state.lock().closed()
     }
 
     pub(super) fn has_closed(&self) -> bool {
@@ -383,6 +372,29 @@ impl State {
     fn forget_ended(&mut self) {
         let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
         self.removed.retain(is_left);
+    }
+
+    fn closed(&self) -> Findings {
+        let mut closed = Vec::new();
+        for entry in &self.entries {
+            let Some(why) = entry.failure() else { continue };
+            let config = &entry.listener.rules().config;
+            let is = match entry.unmoved {
+                Some(_) => format!("is still at {}", config.bind),
+                None => "is not open".to_owned(),
+            };
+            let what =
+                format!("listener `{}` {is}: {why}; it is tried again every 10 s", config.name);
+            match config.objects() {
+                [] => closed.push(Finding::error(&config.line.0, what, "")),
+                objects => {
+                    let of = |line: &config::Line| Finding::warning(&line.0, what.clone(), "");
+                    closed.extend(objects.iter().map(of));
+                }
+            }
+        }
+        closed.dedup();
+        Findings(closed)
     }
 
     /// Listens on each bound address, if the data path has started. Returns the errors of the
@@ -477,13 +489,38 @@ fn start_workers(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{HostPort, Line, ObjectBindings};
+    use crate::lifecycle::DrainScope;
+    use crate::yaml::Place;
+
+    #[test]
+    fn each_object_of_a_binding_has_a_finding_if_it_is_not_open() {
+        let addresses = "127.0.0.0/8".parse().unwrap();
+        let template = ObjectBindings { addresses, clients: Vec::new(), to: Vec::new() };
+        let listener = |objects: &[&str]| {
+            let line = |object: &&str| Line(Place { file: object.into(), line: 0 });
+            let service = (vec!["west".to_owned()], HostPort::parse("echo.app:80").unwrap());
+            let local = ("echo.app".to_owned(), ([127, 0, 0, 1], 80).into());
+            let objects = objects.iter().map(line).collect();
+            config::Listener::from(&template.binding(service, local, objects))
+        };
+        let entry = Entry {
+            listener: Arc::new(Listener::new(&listener(&["x", "x", "y"]), DrainScope::default())),
+            socket: SocketState::Closed("of a test".to_owned()),
+            unmoved: None,
+        };
+        let state = State { entries: vec![entry], ..State::default() };
+        let closed = state.closed().0;
+        let files: Vec<_> = closed.iter().map(|one| one.place.file.as_path()).collect();
+        assert_eq!(files, ["x", "y"].map(std::path::Path::new));
+    }
 
     #[test]
     fn an_address_in_use_is_reported() {
         let listener = |port| config::Listener {
             name: "a".into(),
             bind: ([127, 0, 0, 1], port).into(),
-            line: config::Line::default(),
+            line: Line::default(),
             sources: Vec::new(),
             balancers: Vec::new(),
             protocol: config::ListenerProtocol::Hbone {

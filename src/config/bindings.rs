@@ -59,8 +59,8 @@ section! {
         /// Time without a byte in either direction after which a connection is reset, at most a
         /// quarter of it later.
         idle: Duration as IdleTime = default(IDLE);
-        /// True for the entry of an object.
-        is_of_object: bool = aside(|_| false);
+        /// The lines of the objects that describe it; none for an entry of the configuration.
+        objects: Vec<Line> = aside(|_| Vec::new());
         /// The line of the entry, for findings that need other sections.
         line: Line = aside(Line::of);
     }
@@ -105,12 +105,12 @@ section! {
 }
 
 impl ObjectBindings {
-    /// Returns a binding with the defaults of `bindings[]`.
+    /// Returns the binding of the objects at these lines, with the defaults of `bindings[]`.
     pub fn binding(
         &self,
         (cluster, service): (Vec<String>, HostPort),
         (name, listen): (String, SocketAddr),
-        line: Line,
+        objects: Vec<Line>,
     ) -> Binding {
         Binding {
             cluster,
@@ -124,8 +124,8 @@ impl ObjectBindings {
             connections: CONNECTIONS,
             connections_per_client: CONNECTIONS_PER_CLIENT,
             idle: IDLE,
-            is_of_object: true,
-            line,
+            line: objects.first().cloned().unwrap_or_default(),
+            objects,
         }
     }
 }

@@ -175,9 +175,17 @@ impl Listener {
         matches!(self.protocol, ListenerProtocol::Binding(_))
     }
 
+    /// Returns the lines of the objects whose binding the listener is.
+    pub fn objects(&self) -> &[Line] {
+        match &self.protocol {
+            ListenerProtocol::Binding(binding) => &binding.objects,
+            _ => &[],
+        }
+    }
+
     /// Returns whether the listener is a binding of an object.
     pub fn is_of_object(&self) -> bool {
-        matches!(&self.protocol, ListenerProtocol::Binding(binding) if binding.is_of_object)
+        !self.objects().is_empty()
     }
 
     /// Returns whether the listener forwards TLS by passthrough.

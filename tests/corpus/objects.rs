@@ -70,7 +70,7 @@ impl Case {
         }
         let services = config.exposure.services.iter().filter(|one| one.is_of_object);
         lines.extend(services.map(|one| entry("exposed", one.line.number(), one)));
-        let bindings = config.bindings.iter().filter(|one| one.is_of_object);
+        let bindings = config.bindings.iter().filter(|one| !one.objects.is_empty());
         lines.extend(bindings.map(|one| entry("bound", one.line.number(), one)));
         let traffic = config.traffic.iter().filter(|one| !self.gateway.traffic.contains(one));
         lines.extend(traffic.map(|one| {

@@ -283,7 +283,8 @@ fn failed_binding() -> ListenerRow {
     };
     let service = HostPort::parse("pay.app:80").unwrap();
     let local = ("pay.global".to_owned(), ([127, 64, 0, 1], 80).into());
-    let binding = template.binding((vec!["west".to_owned()], service), local, Line::default());
+    let binding =
+        template.binding((vec!["west".to_owned()], service), local, vec![Line::default()]);
     ListenerRow {
         listener: Listener::from(&binding),
         address: binding.listen,

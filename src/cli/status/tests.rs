@@ -99,7 +99,8 @@ fn a_binding_is_used_by_the_identities_of_its_clients() {
         };
         let service = HostPort::parse("pay.app:80").unwrap();
         let local = ("pay.global".to_owned(), ([127, 64, 0, 1], 80).into());
-        let binding = template.binding((vec!["west".to_owned()], service), local, Line::default());
+        let binding =
+            template.binding((vec!["west".to_owned()], service), local, vec![Line::default()]);
         let mut page = page();
         page["listeners"] = json!([ListenerRow {
             listener: Listener::from(&binding),

@@ -97,7 +97,7 @@ fn binding(rng: &mut Rng) -> config::Binding {
         connections: rng.u32(1..4),
         connections_per_client: rng.u32(1..3),
         idle: std::time::Duration::from_secs(1),
-        is_of_object: false,
+        objects: Vec::new(),
         line: config::Line::default(),
         to: Vec::new(),
     }

@@ -286,7 +286,8 @@ impl<'a> Merger<'a> {
                     let clusters = donors.iter().map(|donor| donor.cluster.clone()).collect();
                     let service = (clusters, one.service.clone());
                     let local = (name.clone(), listen);
-                    let binding = template.binding(service, local, one.line.clone());
+                    let lines = donors.iter().map(|donor| donor.line.clone()).collect();
+                    let binding = template.binding(service, local, lines);
                     self.config.bindings.push(binding);
                 }
                 None => {

@@ -465,8 +465,8 @@ async fn a_service_that_is_new_on_a_stream_waits_for_the_policies_and_these_have
     assert!(play_one(&feed, &mut state, all.into()).await.1.contains("age"));
     assert_eq!(&*services(), "app/new.app app/old.app app/own.app");
     assert!(is_exported("own.app") && is_exported("new.app"));
+}
 
-/// Returns a message with workloads.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_cache_file_is_replaced_after_a_stream_that_claims_nothing() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -265,6 +265,7 @@ fn a_binding_beyond_the_limit_stays_out_with_the_younger_donors_of_its_service()
     for binding in &merged.bindings {
         let is_shared = binding.service.host.contains("shop");
         assert_eq!(binding.cluster.len(), if is_shared { 2 } else { 1 });
+        assert_eq!(binding.objects.len(), binding.cluster.len());
     }
 }
 
