@@ -61,9 +61,8 @@ struct HostState {
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     names: HashMap<Arc<str>, HostState>,
-    due: BTreeSet<(Instant, Arc<str>)>,
-    /// Number of names by owner.
-    owners: HashMap<Arc<str>, usize>,
+    /// Those names by owner: one without room for a lookup is passed over with all of its names.
+    due: HashMap<Arc<str>, BTreeSet<(Instant, Arc<str>)>>,
     /// Names that are looked up, with their owners and the start.
     running: HashMap<Arc<str>, (Arc<str>, Instant)>,
     /// Names that wait for a place, with their owners.
@@ -79,16 +78,17 @@ impl Schedule {
             return;
         };
         if let Some(owner) = owners.first().filter(|_| !owners.contains(&known.owner)) {
-            let old = mem::replace(&mut known.owner, Arc::clone(owner));
-            *self.owners.entry(Arc::clone(owner)).or_default() += 1;
-            self.release(&old);
+            let (old, next) =
+                (mem::replace(&mut known.owner, Arc::clone(owner)), known.next.take());
+            self.release(name, &old, next);
+            next.into_iter().for_each(|next| self.set_due(name, next));
         }
     }
 
-    /// Counts one name of an owner less.
-    fn release(&mut self, owner: &str) {
-        if let Some(count) = self.owners.get_mut(owner) {
-            *count -= 1;
+    /// Takes a name that is due at a time from its owner.
+    fn release(&mut self, name: &Arc<str>, owner: &str, next: Option<Instant>) {
+        if let Some((due, next)) = self.due.get_mut(owner).zip(next) {
+            due.remove(&(next, Arc::clone(name)));
         }
     }
 
@@ -98,10 +98,7 @@ impl Schedule {
             self.left_out.remove(name);
             return;
         };
-        if let Some(next) = old.next {
-            self.due.remove(&(next, Arc::clone(name)));
-        }
-        self.release(&old.owner);
+        self.release(name, &old.owner, old.next);
     }
 
     /// Gives hostnames that wait a place, if their owners may have another one. They are due
@@ -116,17 +113,16 @@ impl Schedule {
                 self.left_out.insert(name, owners);
                 continue;
             };
-            *self.owners.entry(Arc::clone(&owner)).or_default() += 1;
             let state = HostState { owner, ..HostState::default() };
             self.names.insert(Arc::clone(&name), state);
             self.set_due(&name, now);
         }
-        self.owners.retain(|_, count| *count > 0);
+        self.due.retain(|_, names| !names.is_empty());
     }
 
     /// Returns whether an owner may have another place.
     fn has_room(&self, owner: &str) -> bool {
-        let own = self.owners.get(owner).copied().unwrap_or_default();
+        let own = self.due.get(owner).map_or(0, BTreeSet::len);
         may_take(owner, own, self.names.len(), NAMES_MAX)
     }
 
@@ -154,12 +150,12 @@ impl Schedule {
         for (owner, _) in self.running.values() {
             *running.entry(owner).or_default() += 1;
         }
-        let has_room = |name: &Arc<str>| {
-            let owner = self.names.get(name).map_or("", |known| &known.owner);
-            let own = running.get(owner).copied().unwrap_or_default();
+        let with_room = self.due.iter().filter(|(owner, _)| {
+            let own = running.get(&***owner).copied().unwrap_or_default();
             may_take(owner, own, self.running.len(), LOOKUPS_MAX)
-        };
-        self.due.iter().find(|(_, name)| !self.running.contains_key(name) && has_room(name))
+        });
+        let is_idle = |(_, name): &&(_, _)| !self.running.contains_key(name);
+        with_room.filter_map(|(_, names)| names.iter().find(is_idle)).min()
     }
 
     /// Starts the lookup of a hostname that is due, and returns it.
@@ -215,10 +211,11 @@ impl Schedule {
 
     fn set_due(&mut self, name: &Arc<str>, at: Instant) {
         if let Some(known) = self.names.get_mut(name) {
+            let due = self.due.entry(Arc::clone(&known.owner)).or_default();
             if let Some(old) = known.next.replace(at) {
-                self.due.remove(&(old, Arc::clone(name)));
+                due.remove(&(old, Arc::clone(name)));
             }
-            self.due.insert((at, Arc::clone(name)));
+            due.insert((at, Arc::clone(name)));
         }
     }
 }
@@ -470,9 +467,8 @@ mod tests {
         };
         add("a", 0..NAMES_MAX);
         add("b", 0..NAMES_MAX);
-        let held = |schedule: &Schedule, owner: &str| {
-            schedule.owners.get(owner).copied().unwrap_or_default()
-        };
+        let held =
+            |schedule: &Schedule, owner: &str| schedule.due.get(owner).map_or(0, BTreeSet::len);
         schedule.admit(now);
         assert_eq!(["a", "b", ""].map(|owner| held(&schedule, owner)), [5_000, 2_500, 0]);
         for number in 0..NAMES_MAX {
@@ -480,7 +476,7 @@ mod tests {
         }
         schedule.admit(now);
         assert_eq!(["a", "b", ""].map(|owner| held(&schedule, owner)), [5_000, 2_500, 2_500]);
-        assert_eq!((schedule.due.len(), schedule.left_out()), (NAMES_MAX, 20_000));
+        assert_eq!((schedule.names.len(), schedule.left_out()), (NAMES_MAX, 20_000));
         // The place of a gateway goes to the next one, and a namespace has half of the rest.
         schedule.remove(&name("", 7));
         schedule.remove(&name("a", 0));
@@ -488,7 +484,7 @@ mod tests {
         schedule.admit(now);
         assert_eq!(["a", "b", ""].map(|owner| held(&schedule, owner)), [4_999, 2_500, 2_501]);
         assert!(schedule.names.contains_key(&name("", 2_500)));
-        assert_eq!((schedule.due.len(), schedule.left_out()), (NAMES_MAX, 19_997));
+        assert_eq!((schedule.names.len(), schedule.left_out()), (NAMES_MAX, 19_997));
     }
 
     #[test]
@@ -507,7 +503,7 @@ mod tests {
         schedule.admit(now);
         assert_eq!(&*schedule.names[&shared].owner, "");
         schedule.add(&shared, &["b".into()].into());
-        assert_eq!((schedule.owners[""], schedule.owners["b"]), (0, 1));
+        assert_eq!((schedule.due[""].len(), schedule.due["b"].len()), (0, 1));
         assert_eq!(&*schedule.names[&shared].owner, "b");
     }
 }
