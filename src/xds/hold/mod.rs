@@ -87,7 +87,7 @@ pub(super) struct Hold {
     /// Limit of waiting removals: the number of resources when they began to wait.
     most: usize,
     /// True after a change since the last [`Self::take_change`].
-    is_changed: bool,
+    pub(super) is_changed: bool,
     /// Number of waiting removals at that time.
     reported: usize,
 }

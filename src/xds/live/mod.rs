@@ -370,9 +370,8 @@ impl LiveSource {
         if is_over {
             found.push(finding(Severity::PassedOver, share::over(self.limits)));
         } else if !state.serves_file || state.usable.is_none() {
-            let held = state.hold.removed().clone();
             withheld = state.select(self.namespaces.as_ref(), &closed);
-            state.is_unsaved |= *state.hold.removed() != held;
+            state.is_unsaved |= state.hold.is_changed;
         }
         found.extend(withheld.iter().map(|one| state.refusal(one)));
         let objects = state.usable.clone()?;
