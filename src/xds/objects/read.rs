@@ -55,7 +55,7 @@ const IPS_MAX: usize = 1024;
 
 /// Adds the objects of a file. Returns its findings.
 pub(super) fn file(path: &Path, objects: &mut Objects) -> Findings {
-    all(path, Document::load_all(path), objects)
+    all(path, Document::load_all(path, 0), objects)
 }
 
 /// Like [`file()`], for a text as the contents of that file.

@@ -97,22 +97,27 @@ impl Document {
         Self::parse(file, &read(file)?)
     }
 
-    /// As [`Document::load`], of a file with any number of documents. Empty ones are left out.
-    pub fn load_all(file: &Path) -> Result<Vec<Self>, Findings> {
-        Self::parse_all(file, &read(file)?)
+    /// As [`Document::load`], of a file with any number of documents and at most so many aliases.
+    /// Empty documents are left out.
+    pub fn load_all(file: &Path, aliases: usize) -> Result<Vec<Self>, Findings> {
+        Self::parse_aliased(file, &read(file)?, aliases)
     }
 
     pub fn parse(file: &Path, text: &str) -> Result<Self, Findings> {
         let text = plain(file, text)?;
-        let root = serde_saphyr::from_str_with_options(text, options());
+        let root = serde_saphyr::from_str_with_options(text, options(0));
         let root = root.map_err(|error| syntax_error(file, error.without_snippet()))?;
         Ok(Self::new(file, &text.into(), root))
     }
 
     /// As [`Document::parse`], of a text with any number of documents.
     pub fn parse_all(file: &Path, text: &str) -> Result<Vec<Self>, Findings> {
+        Self::parse_aliased(file, text, 0)
+    }
+
+    fn parse_aliased(file: &Path, text: &str, aliases: usize) -> Result<Vec<Self>, Findings> {
         let text = plain(file, text)?;
-        let roots = serde_saphyr::from_multiple_with_options::<Node>(text, options());
+        let roots = serde_saphyr::from_multiple_with_options::<Node>(text, options(aliases));
         let roots = roots.map_err(|error| syntax_error(file, error.without_snippet()))?;
         let text = text.into();
         let roots = roots.into_iter();
@@ -313,9 +318,9 @@ impl Node {
 }
 
 /// Returns the parser's options. Repeated keys are kept, so that all can be reported with their
-/// lines. Anchors, aliases and merge keys are rejected: without them a tree is never larger or
-/// deeper than its file.
-fn options() -> Options {
+/// lines. Merge keys are ordinary ones. Without aliases a tree is never larger or deeper than its
+/// file, and what an alias repeats counts as if the file had it, up to 64 MiB of text.
+fn options(aliases: usize) -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_documents: DOCUMENTS_MAX,
@@ -323,8 +328,8 @@ fn options() -> Options {
             max_events: EVENTS_MAX,
             max_depth: DEPTH_MAX,
             flow_nesting_limit: DEPTH_MAX,
-            max_anchors: 0,
-            max_aliases: 0,
+            max_anchors: aliases,
+            max_aliases: aliases,
         },
         duplicate_keys: DuplicateKeyPolicy::LastWins,
         merge_keys: MergeKeyPolicy::AsOrdinary,

@@ -108,6 +108,24 @@ fn anchors_are_refused_so_that_no_text_can_blow_up() {
 }
 
 #[test]
+fn aliases_of_a_file_that_may_have_them_are_bounded_with_all_that_they_repeat() {
+    let parse = |text: &str| Document::parse_aliased(Path::new("a.yaml"), text, 100);
+    let documents = parse("a: &x [1.50]\nb: *x\n").unwrap();
+    let found = outline(&documents[0], &documents[0].root);
+    assert_eq!(found, "1:{a@1=1:[1:float 1.50] b@2=1:[1:float 1.50]}");
+    parse(&format!("a: &x 1\nb: [{}]\n", ["*x"; 101].join(", "))).unwrap_err();
+    parse("a: &x [*x]\n").unwrap_err();
+    let level = |level: usize| {
+        let below = vec![format!("*l{}", level - 1); 10].join(", ");
+        format!("l{level}: &l{level} [{below}]\n")
+    };
+    let bomb: String = (1..10).map(level).collect();
+    parse(&format!("l0: &l0 x\n{bomb}")).unwrap_err();
+    let text = "x".repeat(FILE_BYTES_MAX / 32);
+    parse(&format!("a: &x {text}\nb: [{}]\n", ["*x"; 40].join(", "))).unwrap_err();
+}
+
+#[test]
 fn deep_nesting_is_refused_before_the_stack_ends() {
     let want = "a.yaml:1: error: more than 16 levels of nesting; write fewer";
     assert_eq!(refusal(&"- ".repeat(100_000)), want);

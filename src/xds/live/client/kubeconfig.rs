@@ -11,10 +11,13 @@ use serde_json::Value as Json;
 
 use crate::yaml::{Document, Kind, Node};
 
+/// Limit of the aliases of a file.
+const ALIASES_MAX: usize = 1000;
+
 /// Reads a file. Its documents are merged, and its paths are relative to its folder.
 pub(super) fn read(file: &Path) -> anyhow::Result<Kubeconfig> {
     let mut merged = Kubeconfig::default();
-    for document in Document::load_all(file)? {
+    for document in Document::load_all(file, ALIASES_MAX)? {
         let read = serde_json::from_value(json(&document, &document.root));
         // The error of the value would quote it, and it may be a credential.
         let read: Kubeconfig =

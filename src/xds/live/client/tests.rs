@@ -44,15 +44,19 @@ fn a_kubeconfig_is_read_as_kube_reads_it() {
                 clusters:\n- name: 7\n  cluster:\n    server: https://10.0.0.1:6443\n    \
                 certificate-authority: pki/ca.crt\n    insecure-skip-tls-verify: true\n\
                 contexts:\n- name: 7\n  context: {cluster: 7, user: \"u\", namespace: 007}\n\
-                ---\n# another document\nusers:\n- name: u\n  user:\n    token: 12e4\n    \
+                ---\n# another document\nusers:\n- name: u\n  user: &u\n    token: 12e4\n    \
                 tokenFile: /var/token\n    client-certificate: a.crt\n    \
                 client-key: ../a.key\n    \
-                exec: {apiVersion: v1, command: get-token, args: [1, x], env: null}\n";
+                exec: {apiVersion: v1, command: get-token, args: [1, x], env: null}\n\
+                - name: w\n  user: *u\n";
     std::fs::write(&file, text).expect("a file");
     let [read, kubes] = [kubeconfig::read(&file).expect("a kubeconfig"), {
         kube::config::Kubeconfig::read_from(&file).expect("a kubeconfig")
     }]
-    .map(|one| format!("{:?} {}", one.auth_infos[0].auth_info, json!(one)));
+    .map(|one| {
+        let [u, w] = [0, 1].map(|user| format!("{:?}", one.auth_infos[user].auth_info));
+        format!("{u} {w} {}", json!(one))
+    });
     assert_eq!(read, kubes);
     assert!(read.contains("/var/token") && read.contains("12e4"), "{read}");
 }
