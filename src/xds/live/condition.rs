@@ -1,7 +1,8 @@
 //! Condition of an object: what `strait check` would print about it.
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
+use super::LiveObject;
 use crate::yaml::{Finding, Severity};
 
 /// Limit of the findings that one condition names.
@@ -24,6 +25,24 @@ pub struct Condition {
     pub reason: &'static str,
     /// Findings as `strait check` prints them.
     pub message: String,
+}
+
+impl Condition {
+    pub(super) fn status(&self) -> &'static str {
+        if self.holds { "True" } else { "False" }
+    }
+}
+
+impl LiveObject {
+    /// Returns whether the object has a condition at the API server.
+    pub(super) fn has(&self, wanted: &Condition) -> bool {
+        self.condition.lock().as_ref().is_some_and(|one| {
+            one["status"] == wanted.status()
+                && one["reason"] == wanted.reason
+                && one["message"] == *wanted.message
+                && one["observedGeneration"] == json!(self.generation)
+        })
+    }
 }
 
 /// Returns the parts of a condition at the API server that a [`Condition`] decides.

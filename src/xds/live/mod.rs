@@ -83,6 +83,8 @@ pub struct LiveObjects {
     closed: Objects,
     /// Objects that may not be used while policies about them may be unknown.
     withheld: Vec<Arc<LiveObject>>,
+    /// Objects of closed namespaces without a condition that says so.
+    left_out: Vec<Arc<LiveObject>>,
     /// Findings about the source itself, about each closed namespace and each withheld object.
     pub findings: Findings,
     /// True if the API server has not answered for some of them yet.
@@ -90,7 +92,7 @@ pub struct LiveObjects {
 }
 
 /// Object of an API server.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LiveObject {
     /// The object as it was read, alone.
     pub read: Objects,
@@ -162,6 +164,8 @@ struct List {
     bytes: usize,
     /// Namespaces of which objects are left out.
     partial: BTreeSet<Arc<str>>,
+    /// Such objects, without their content, that wait for a condition.
+    left_out: BTreeMap<String, Arc<LiveObject>>,
 }
 
 impl LiveSource {
@@ -364,6 +368,14 @@ impl LiveSource {
         let is_over = lists().any(|(_, one)| one.is_over);
         let closed: BTreeSet<_> =
             lists().flat_map(|(_, one)| one.objects.partial.iter().cloned()).collect();
+        let namespaces = state.kinds.get("Namespace").map(|one| &one.objects.objects);
+        let find = |name: &str| namespaces.and_then(|all| all.get(name));
+        let is_wanted = |one: &&Arc<LiveObject>| {
+            let selector = self.namespaces.as_ref();
+            !is_over && selector.is_none_or(|one_of| selection::is_selected(one_of, one, find))
+        };
+        let left_out = lists().flat_map(|(_, one)| one.objects.left_out.values());
+        let left_out = left_out.filter(is_wanted).cloned().collect();
         let mut found = problems(lists());
         found.extend(closed.iter().map(|namespace| share::finding(namespace, self.limits)));
         let mut withheld = Vec::new();
@@ -376,7 +388,8 @@ impl LiveSource {
         found.extend(withheld.iter().map(|one| state.refusal(one)));
         let objects = state.usable.clone()?;
         let closed = Objects::closing(closed);
-        Some(LiveObjects { objects, closed, withheld, findings: Findings(found), is_restored })
+        let findings = Findings(found);
+        Some(LiveObjects { objects, closed, withheld, left_out, findings, is_restored })
     }
 
     /// Notes that contents are applied, has them written to the cache file, and derives their
@@ -400,8 +413,8 @@ impl LiveSource {
         let shut: HashMap<_, _> = shut.map(|one| (&*one.namespace, *one)).collect();
         let withheld: HashSet<_> = contents.withheld.iter().map(|one| one.key()).collect();
         let used = contents.objects.iter().filter(|one| !withheld.contains(&one.key()));
-        let judged = used.chain(&contents.withheld).filter(|_| !contents.is_restored);
-        let judged = judged.filter(|one| JUDGED.contains(&one.kind.0));
+        let judged = used.chain(&contents.withheld).filter(|one| JUDGED.contains(&one.kind.0));
+        let judged = judged.chain(&contents.left_out).filter(|_| !contents.is_restored);
         let verdicts = judged.map(|object| {
             let place = format!("{} {}", object.kind.0, object.name);
             let of = |found: &HashMap<&Path, Vec<_>>| {
@@ -473,6 +486,7 @@ impl List {
     fn is(&self, other: &Self) -> bool {
         let pairs = self.objects.iter().zip(&other.objects);
         (self.objects.len(), &self.partial) == (other.objects.len(), &other.partial)
+            && self.left_out.keys().eq(other.left_out.keys())
             && pairs.into_iter().all(|(one, other)| one.0 == other.0 && one.1.hash == other.1.hash)
     }
 }

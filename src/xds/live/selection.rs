@@ -140,7 +140,7 @@ impl Watched {
 
 /// Returns whether a selector has the namespace of an object. One that is not listed has no labels,
 /// and is not selected. Nodes have no namespace.
-fn is_selected<'a>(
+pub(super) fn is_selected<'a>(
     selector: &Selector,
     object: &LiveObject,
     find: impl Fn(&str) -> Option<&'a Arc<LiveObject>>,

@@ -249,7 +249,7 @@ async fn write_conditions(
         again.retain(|key, at| objects.contains(key) && *at > now);
         let due = all.iter().filter_map(|(object, condition)| {
             let (condition, key) = (condition.as_ref()?, key(object));
-            if is_found(object, condition) {
+            if object.has(condition) {
                 return None;
             }
             let last = written.get(&key).filter(|last| last.is_of(object, condition));
@@ -262,7 +262,7 @@ async fn write_conditions(
         // Replicas that start together write different conditions, and find those of the others.
         fastrand::shuffle(&mut due);
         for (object, condition) in in_turns(due, &last_namespace) {
-            if is_found(object, condition) {
+            if object.has(condition) {
                 continue;
             }
             if !may_write() {
@@ -275,7 +275,7 @@ async fn write_conditions(
             let before = object.condition.lock().replace(new.json());
             let done = timeout(WRITE_DEADLINE, write(&client, &new)).await;
             if let Err(error) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
-                if is_found(object, condition) {
+                if object.has(condition) {
                     *object.condition.lock() = before;
                 }
                 let at = Instant::now() + WRITE_RETRY;
@@ -335,7 +335,7 @@ impl Written {
     fn json(&self) -> Json {
         let Self { object, condition, since, .. } = self;
         json!({
-            "type": condition::TYPE, "status": status(condition), "reason": condition.reason,
+            "type": condition::TYPE, "status": condition.status(), "reason": condition.reason,
             "message": condition.message, "observedGeneration": object.generation,
             "lastTransitionTime": since,
         })
@@ -374,7 +374,7 @@ fn transition(object: &LiveObject, condition: &Condition, last: Option<&Written>
         Some(last) => (last.condition.holds == condition.holds).then(|| last.since.clone()),
         None => {
             let found = object.condition.lock();
-            let same = found.as_ref().filter(|one| one["status"] == status(condition));
+            let same = found.as_ref().filter(|one| one["status"] == condition.status());
             same.map(|one| one["lastTransitionTime"].clone()).filter(Json::is_string)
         }
     };
@@ -387,20 +387,6 @@ type Key = (&'static str, String);
 
 fn key(object: &LiveObject) -> Key {
     (object.kind.0, object.name.clone())
-}
-
-/// Returns whether an object has a condition.
-fn is_found(object: &LiveObject, wanted: &Condition) -> bool {
-    object.condition.lock().as_ref().is_some_and(|one| {
-        one["status"] == status(wanted)
-            && one["reason"] == wanted.reason
-            && one["message"] == *wanted.message
-            && one["observedGeneration"] == json!(object.generation)
-    })
-}
-
-fn status(condition: &Condition) -> &'static str {
-    if condition.holds { "True" } else { "False" }
 }
 
 /// Writes the condition of an object. One that is gone, or whose kind has no status, gets none.

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::{List, LiveObject, PLACE, State, Watched};
+use super::{JUDGED, List, LiveObject, PLACE, State, Watched, condition};
 use crate::yaml::{Finding, Place, Severity};
 
 /// Kinds of objects in namespaces, in the order in which a namespace loses them. Claims of names,
@@ -31,6 +31,10 @@ const ORDER: [&str; 9] = [
 /// Part of the limits that a namespace makes free at once, so that the largest one is rarely
 /// searched for.
 const FREED: usize = 64;
+
+/// Limit of the objects of a list that are left out and wait for a condition. Those that have it
+/// make room for others in the next list.
+const LEFT_OUT_MAX: usize = 1000;
 
 /// Number of objects and of their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,10 +93,7 @@ impl State {
         let list = watched.list_mut(in_list);
         let is_new = match room {
             Room::Fits => true,
-            Room::LeftOut => {
-                list.remove(&object.name);
-                list.partial.insert(object.namespace().into())
-            }
+            Room::LeftOut => list.leave_out(object, limits),
             Room::Full => list.remove(&object.name),
         };
         let is_changed = !in_list && (is_known || is_new);
@@ -132,7 +133,7 @@ impl State {
             let is_own = *largest == *namespace;
             let order = ORDER.iter().copied();
             let lost: Vec<_> = order.take_while(|of| !is_own || *of != kind).collect();
-            if !self.remove_of(&largest, &lost, freed) {
+            if !self.remove_of(&largest, &lost, freed, limits) {
                 return (has_removed, Room::LeftOut);
             }
             has_removed = true;
@@ -141,13 +142,19 @@ impl State {
 
     /// Removes objects of a namespace, of these kinds, until each list has lost so much. Returns
     /// false if there are none.
-    fn remove_of(&mut self, namespace: &str, kinds: &[&'static str], freed: Size) -> bool {
+    fn remove_of(
+        &mut self,
+        namespace: &str,
+        kinds: &[&'static str],
+        freed: Size,
+        limits: Size,
+    ) -> bool {
         let mut most = Size::default();
         for kind in kinds {
             let Some(watched) = self.kinds.get_mut(kind) else { continue };
             let lists = [Some(&mut watched.objects), watched.next.as_mut()];
             let of_kind = lists.into_iter().flatten();
-            let removed = of_kind.map(|list| list.remove_of(namespace, freed));
+            let removed = of_kind.map(|list| list.remove_of(namespace, freed, limits));
             most = most.plus(removed.fold(Size::default(), Size::or_more));
             if most.objects >= freed.objects || most.bytes >= freed.bytes {
                 break;
@@ -212,27 +219,37 @@ impl List {
 
     /// Removes an object, and returns whether there was one.
     pub(super) fn remove(&mut self, name: &str) -> bool {
+        self.left_out.remove(name);
         let removed = self.objects.remove(name);
         self.bytes -= removed.as_ref().map_or(0, |removed| removed.bytes);
         removed.is_some()
     }
 
-    /// Removes objects of a namespace until so much is removed, or none is left.
-    fn remove_of(&mut self, namespace: &str, wanted: Size) -> Size {
+    /// Leaves an object out, and returns whether its namespace is closed by that.
+    fn leave_out(&mut self, object: &LiveObject, limits: Size) -> bool {
+        self.remove(&object.name);
+        let namespace = object.namespace().into();
+        let is_judged = JUDGED.contains(&object.kind.0) && self.left_out.len() < LEFT_OUT_MAX;
+        if is_judged && !object.has(&condition::of(&[], &[&finding(&namespace, limits)], &[])) {
+            let (kind, name, uid) = (object.kind.clone(), object.name.clone(), object.uid.clone());
+            let generation = object.generation;
+            let left_out = LiveObject { kind, name, generation, uid, ..LiveObject::default() };
+            self.left_out.insert(object.name.clone(), Arc::new(left_out));
+        }
+        self.partial.insert(namespace)
+    }
+
+    /// Leaves out objects of a namespace until so much is removed, or none is left.
+    fn remove_of(&mut self, namespace: &str, wanted: Size, limits: Size) -> Size {
         // `0` follows `/`.
         let (start, end) = (format!("{namespace}/"), format!("{namespace}0"));
         let range = (Bound::Included(&*start), Bound::Excluded(&*end));
         let mut removed = Size::default();
         while removed.objects < wanted.objects && removed.bytes < wanted.bytes {
             let last = self.objects.range::<str, _>(range).next_back();
-            let Some((name, bytes)) = last.map(|(name, one)| (name.clone(), one.bytes)) else {
-                break;
-            };
-            self.remove(&name);
-            removed = removed.plus(Size { objects: 1, bytes });
-        }
-        if removed.objects > 0 {
-            self.partial.insert(namespace.into());
+            let Some(object) = last.map(|(_, object)| Arc::clone(object)) else { break };
+            self.leave_out(&object, limits);
+            removed = removed.plus(Size { objects: 1, bytes: object.bytes });
         }
         removed
     }

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use super::super::tests::{count, findings, list, list_kind};
 use super::super::{BYTES_MAX, KINDS, LiveSource};
-use super::{ORDER, Size};
+use super::{LEFT_OUT_MAX, ORDER, Size};
 use crate::config::KubernetesApi;
 
 const NAMESPACES: [&str; 4] = ["a", "b", "c", "d"];
@@ -115,16 +115,31 @@ async fn a_hold_keeps_nothing_that_makes_room() {
 #[test]
 fn conditions_of_a_closed_namespace_name_it() {
     let live = limited(4);
-    list_kind(&live, "ServiceExport", &[exports("big", 9), exports("small", 1)].concat());
-    live.judge(&live.contents().unwrap(), &[], &[]);
-    let verdicts = live.verdicts().borrow().clone().unwrap();
-    assert!(verdicts.len() > 1);
+    let judge = |exports: &[Json]| {
+        list_kind(&live, "ServiceExport", exports);
+        live.judge(&live.contents().unwrap(), &[], &[]);
+        live.verdicts().borrow().clone().unwrap()
+    };
+    let mut all = [exports("big", 9), exports("small", 1)].concat();
+    let verdicts = judge(&all);
+    assert_eq!(verdicts.len(), 10, "left out or not");
     for (object, condition) in verdicts.iter() {
         let condition = condition.as_ref().unwrap();
         let is_big = object.namespace() == "big";
         assert_eq!(condition.reason, if is_big { "Refused" } else { "Accepted" });
         assert_eq!(condition.message.starts_with("namespace big is closed: "), is_big);
     }
+    let of_big = verdicts.iter().find(|(object, _)| object.namespace() == "big");
+    let message = &of_big.unwrap().1.as_ref().unwrap().message;
+    let written = json!({"type": "Accepted", "status": "False", "reason": "Refused",
+        "message": message});
+    for export in &mut all {
+        export["status"] = json!({"conditions": [written]});
+    }
+    assert_eq!(judge(&all).len(), count(&live), "nothing is left to write");
+    let many = [all, exports("large", 2 * LEFT_OUT_MAX)].concat();
+    assert_eq!(judge(&many).len() - count(&live), LEFT_OUT_MAX);
+    assert_eq!(judge(&exports("big", 2)).len(), 2);
 }
 
 /// Objects of a cluster, by kind, namespace and name, with their bytes.
