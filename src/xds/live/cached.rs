@@ -1,10 +1,11 @@
 //! Objects in a cache file, for a start without the API server.
 //!
 //! The file has the objects of all namespaces: another selector may need them after a restart.
-//! Objects whose removal waits are among them. Each kind has an entry without a name, so that a
-//! kind of which an older build knew nothing is listed before anything is served.
+//! Objects whose removal waits are among them. A write merges the last file with the changes since,
+//! so the text of an object is in memory until it is written. Each kind has an entry without a
+//! name, so that a kind of which an older build knew nothing is listed before anything is served.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::mem;
 use std::sync::Arc;
@@ -12,10 +13,20 @@ use std::time::SystemTime;
 
 use tracing::info;
 
+use super::held::removed;
 use super::{KINDS, LiveObject, LiveSource, Watched};
 use crate::status::Status;
 use crate::xds::cache::{self, Cache, CacheFile, Cached, Unwritten};
 use crate::xds::client::Resource;
+
+/// File of the last write, and its objects, whose text is in the file alone.
+#[derive(Debug, Default)]
+pub(super) struct Saved {
+    file: Option<File>,
+    objects: Vec<Arc<LiveObject>>,
+    /// Objects of the write that runs.
+    next: Vec<Arc<LiveObject>>,
+}
 
 impl LiveSource {
     /// Adds a cache file.
@@ -92,13 +103,15 @@ impl LiveSource {
 
 impl Cached for LiveSource {
     fn take_changes(&self) -> Option<Unwritten> {
-        let mut state = self.state.lock();
-        let is_complete = |one: &Watched| one.is_listed && !one.is_restored && !one.is_over;
+        let state = &mut *self.state.lock();
+        // Decides which of the objects that are gone wait, as long as the file has them.
+        self.contents_of(state);
+        let is_complete =
+            |one: &Watched| one.is_listed && !one.is_restored && !one.is_over && !one.is_lost;
         let is_complete = state.kinds.values().all(is_complete) && !state.is_unread();
         if !is_complete || !mem::take(&mut state.is_unsaved) {
             return None;
         }
-        let state = &*state;
         let listed = state.kinds.values().flat_map(|one| one.objects.objects.values());
         let held = state.usable.iter().flatten();
         let held = held.filter(|one| state.hold.contains(one.kind.0, &one.name));
@@ -106,14 +119,33 @@ impl Cached for LiveSource {
             let closed = serde_json::to_vec(&one.objects.partial).unwrap_or_default();
             ((*kind, Arc::default()), Some(cache::entry("", closed.into())))
         });
-        let entry = |one: &Arc<LiveObject>| {
-            ((one.kind.0, one.name.as_str().into()), Some(one.entry.clone()))
-        };
-        Some((None, kinds.chain(held.chain(listed).map(entry)).collect()))
+        // Policies that may return have their text in the file.
+        let objects = state.parted.iter().chain(held).chain(listed);
+        let objects: HashMap<_, _> = objects.map(|one| (one.key(), one)).collect();
+        let gone = state.saved.objects.iter().filter(|one| !objects.contains_key(&one.key()));
+        let gone = gone.map(|one| (removed(one), None));
+        let new = objects.values().filter(|one| !one.entry.lock().is_empty());
+        let new = new.map(|one| (removed(one), Some(one.entry.lock().clone())));
+        let changes = kinds.chain(gone).chain(new).collect();
+        state.saved.next = objects.into_values().cloned().collect();
+        Some((state.saved.file.take(), changes))
     }
 
     fn note_write(&self, result: Result<File, Option<Unwritten>>) {
-        self.state.lock().is_unsaved |= result.is_err();
+        let state = &mut *self.state.lock();
+        state.is_unsaved |= result.is_err();
+        let Saved { file, objects, next } = &mut state.saved;
+        match result {
+            Ok(new) => {
+                next.iter().for_each(|one| drop(mem::take(&mut *one.entry.lock())));
+                (*file, *objects) = (Some(new), mem::take(next));
+            }
+            Err(Some((base, _))) => *file = base,
+            Err(None) => {
+                objects.clear();
+                state.kinds.values_mut().for_each(|kind| kind.is_lost = true);
+            }
+        }
     }
 }
 
@@ -219,6 +251,48 @@ mod tests {
         assert_eq!(count(&live), 13);
         live.changed(live.version()).await;
         assert_eq!(count(&live), 0, "the time of the hold is over");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_text_of_a_written_object_is_in_the_file_alone_and_is_listed_again_after_a_loss() {
+        let folder = tempfile::tempdir().unwrap();
+        let (live, all) = (cached(folder.path()), services(12));
+        list(&live, &all);
+        let unwritten = || {
+            let state = live.state.lock();
+            let objects = state.kinds.values().flat_map(|kind| kind.objects.objects.values());
+            objects.filter(|one| !one.entry.lock().is_empty()).count()
+        };
+        let restored = || {
+            let live = cached(folder.path());
+            assert!(live.restore().is_some());
+            count(&live)
+        };
+        assert_eq!(unwritten(), 12);
+        assert!(is_written(&live));
+        assert_eq!((unwritten(), restored()), (0, 12));
+        advance(Duration::from_secs(61)).await;
+        live.remove("Service", &service("s0", 80));
+        assert!(live.put("Service", service("s1", 81), false));
+        assert_eq!(unwritten(), 1);
+        assert!(is_written(&live));
+        assert_eq!((unwritten(), restored()), (0, 11));
+
+        let path = folder.path().join("cache");
+        let mut bad = fs::read(&path).unwrap();
+        *bad.last_mut().unwrap() ^= 1;
+        // In place, as its writer reads it.
+        fs::write(&path, &bad).unwrap();
+        live.remove("Service", &service("s2", 80));
+        let left = [vec![service("s1", 81)], all[3..].to_vec()].concat();
+        assert!(live.file.as_ref().unwrap().write(&live).is_err());
+        for (kind, _) in KINDS {
+            assert!(live.is_partial(kind) && !is_written(&live), "{kind} is listed again");
+            list_kind(&live, kind, if kind == "Service" { &left } else { &[] });
+            assert!(!live.is_partial(kind));
+        }
+        assert!(is_written(&live));
+        assert_eq!((unwritten(), restored()), (0, 10));
     }
 
     #[test]

@@ -224,6 +224,6 @@ fn may_cover(kind: &'static str, name: &str, held: &BTreeSet<Removed>) -> bool {
 }
 
 /// Returns an object as a hold names it.
-fn removed(object: &LiveObject) -> Removed {
+pub(super) fn removed(object: &LiveObject) -> Removed {
     (object.kind.0, object.name.as_str().into())
 }

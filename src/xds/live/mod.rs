@@ -109,8 +109,8 @@ pub struct LiveObject {
     pub condition: Mutex<Option<Json>>,
     bytes: usize,
     hash: u64,
-    /// Its entry in the cache file; empty without a file.
-    entry: Bytes,
+    /// Its entry in the cache file; empty without a file, or if the file has it.
+    entry: Mutex<Bytes>,
 }
 
 /// Reason for which a kind cannot be watched.
@@ -140,6 +140,7 @@ struct State {
     file_end: Option<Instant>,
     /// True after a change that the cache file does not have.
     is_unsaved: bool,
+    saved: cached::Saved,
 }
 
 #[derive(Debug, Default)]
@@ -147,6 +148,8 @@ struct Watched {
     is_listed: bool,
     /// True while its objects are those of the cache file.
     is_restored: bool,
+    /// True from the loss of the cache file, which alone had the text of its objects, to a list.
+    is_lost: bool,
     /// Time of the last complete list, or of the answer that there is no such kind, until the hold
     /// has learned of it, and what preceded that.
     listed_at: Option<(Instant, Before)>,
@@ -234,7 +237,7 @@ impl LiveSource {
             findings.0.truncate(condition::FINDINGS_MAX);
             findings.0.shrink_to_fit();
             let entry = || cache::entry("", text.into());
-            let entry = self.file.as_ref().map_or_else(Bytes::default, |_| entry());
+            let entry = Mutex::new(self.file.as_ref().map(|_| entry()).unwrap_or_default());
             let name = name.clone();
             Arc::new(LiveObject {
                 read,
@@ -282,10 +285,11 @@ impl LiveSource {
             let next = watched.next.take();
             let is_same = watched.is_listed
                 && !watched.is_restored
+                && !watched.is_lost
                 && !watched.is_over
                 && watched.problem.is_none();
             let changed = next.as_ref().is_none_or(|next| !next.is(&watched.objects));
-            (watched.is_listed, watched.is_restored) = (true, false);
+            (watched.is_listed, watched.is_restored, watched.is_lost) = (true, false, false);
             watched.listed_at = Some((Instant::now(), before));
             watched.problem = None;
             watched.is_over = false;
@@ -303,6 +307,7 @@ impl LiveSource {
             let is_missing = problem == Problem::Missing;
             watched.is_listed |= is_missing;
             watched.is_restored &= !is_missing;
+            watched.is_lost &= !is_missing;
             if is_missing && is_new {
                 watched.listed_at = Some((Instant::now(), Before::Gap));
             }
@@ -320,10 +325,12 @@ impl LiveSource {
         is_new
     }
 
-    /// Returns whether objects are left out of the last complete list of a kind.
+    /// Returns whether objects are left out of the last complete list of a kind, or the text of
+    /// some is lost.
     pub fn is_partial(&self, kind: &str) -> bool {
         let state = self.state.lock();
-        state.kinds.get(kind).is_some_and(|one| !one.objects.partial.is_empty())
+        let kind = state.kinds.get(kind);
+        kind.is_some_and(|one| one.is_lost || !one.objects.partial.is_empty())
     }
 
     /// Returns the kinds that were never listed.
@@ -446,7 +453,8 @@ impl LiveSource {
 
     fn known(&self, kind: &str, name: &str) -> Option<Arc<LiveObject>> {
         let state = self.state.lock();
-        state.kinds.get(kind)?.objects.objects.get(name).cloned()
+        let watched = state.kinds.get(kind).filter(|one| !one.is_lost)?;
+        watched.objects.objects.get(name).cloned()
     }
 
     /// Changes a kind. Contents have a new number if the change returns true.
