@@ -295,10 +295,11 @@ impl App {
         };
         let lifecycle = self.data_path.lifecycle.clone();
         let may_write = move || lifecycle.phase() == Phase::Running;
-        let (kubeconfig, status) = (api.kubeconfig.clone(), Arc::clone(&self.status));
+        let kubeconfig = api.kubeconfig.clone();
+        let reported = (Arc::clone(&self.status), Arc::clone(&self.data_path.metrics));
         let watches = async move {
-            status.objects_cache.lock().saved = live.restore();
-            tokio::spawn(Arc::clone(&live).write(status));
+            let saved = live.restore();
+            tokio::spawn(Arc::clone(&live).write(saved, reported));
             client::run(kubeconfig, live, may_write).await;
         };
         spawn_thread(&self.status, "strait-kubernetes", watches).map(drop)

@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 use super::access::lines_per_second;
 use super::sets::{metric, metrics};
 use crate::limits::Rate;
+use crate::status::ReloadSource;
 
 /// Limit of log lines about NACKs per second: a server can cause one with each message.
 const NACK_LINES_A_SECOND: u32 = 10;
@@ -34,8 +35,8 @@ metrics! {
         rejected: Family<Label, Gauge> = "strait_xds_rejected", "Rejected resources, by type";
         accepted: Family<Label, Gauge> = "strait_xds_accepted_timestamp_seconds",
             "Time of the last message accepted as a whole, by type (Unix time)";
-        cached: Gauge = "strait_xds_cache_timestamp_seconds",
-            "When the state on disk was saved (Unix time); 0 without one";
+        cached: Family<Label, Gauge> = "strait_xds_cache_timestamp_seconds",
+            "When a state on disk was saved, by the source of its content (Unix time)";
         held_removals: Gauge = "strait_xds_held_removals",
             "Removals by the control plane or the API server that wait for the end of a hold";
     } besides {
@@ -86,8 +87,8 @@ impl XdsMetrics {
         self.rejected.get_or_create(&label(url)).set(count(rejected));
     }
 
-    pub fn set_cache_time(&self, at: SystemTime) {
-        self.cached.set(unix_seconds(at));
+    pub fn set_cache_time(&self, what: ReloadSource, at: SystemTime) {
+        self.cached.get_or_create(&[("what", what.label())]).set(unix_seconds(at));
     }
 
     /// Records that so many more removals wait.
@@ -124,7 +125,7 @@ mod tests {
         xds.message("b", 5);
         xds.accepted("b");
         xds.set_resources("b", 7, 2);
-        xds.set_cache_time(UNIX_EPOCH + Duration::from_secs(77));
+        xds.set_cache_time(ReloadSource::Mesh, UNIX_EPOCH + Duration::from_secs(77));
         let lines = (0..20).filter_map(|_| xds.nacked("b")).count();
         assert_eq!(lines, 10, "in one second");
         let connected = metrics.encode();
@@ -137,7 +138,7 @@ mod tests {
             "strait_xds_nacks_total{url=\"b\"} 20",
             "strait_xds_resources{url=\"b\"} 7",
             "strait_xds_rejected{url=\"b\"} 2",
-            "strait_xds_cache_timestamp_seconds 77",
+            "strait_xds_cache_timestamp_seconds{what=\"mesh\"} 77",
         ] {
             assert!(connected.lines().any(|l| l == line), "{line}\n{connected}");
         }

@@ -15,7 +15,8 @@ use tracing::info;
 
 use super::held::removed;
 use super::{KINDS, LiveObject, LiveSource, Watched};
-use crate::status::Status;
+use crate::status::{ReloadSource, Status};
+use crate::telemetry::Metrics;
 use crate::xds::cache::{self, Cache, CacheFile, Cached, Unwritten};
 use crate::xds::client::Resource;
 
@@ -94,9 +95,20 @@ impl LiveSource {
     }
 
     /// Writes the cache file after changes, and never returns. Without a file it ends at once.
-    pub async fn write(self: Arc<Self>, status: Arc<Status>) {
+    /// `saved` is the time of its content.
+    pub async fn write(
+        self: Arc<Self>,
+        saved: Option<SystemTime>,
+        (status, metrics): (Arc<Status>, Arc<Metrics>),
+    ) {
+        let note = |written: Result<SystemTime, String>| {
+            let saved = written.iter().copied();
+            saved.for_each(|saved| metrics.xds.set_cache_time(ReloadSource::Objects, saved));
+            status.objects_cache.lock().note(written);
+        };
+        saved.into_iter().for_each(|saved| note(Ok(saved)));
         if let Some(file) = self.file.clone() {
-            file.run(self, |written| status.objects_cache.lock().note(written)).await;
+            file.run(self, note).await;
         }
     }
 }

@@ -211,13 +211,13 @@ impl Feed {
         let mut store = Recorder::restore(cache, source, &mut client);
         store.hold = Hold::new(self.hold);
         if let Some(saved) = store.saved {
-            self.metrics.xds.set_cache_time(saved);
+            self.metrics.xds.set_cache_time(ReloadSource::Mesh, saved);
             self.status.set_discovery(|known| known.saved = Some(saved));
         }
         let (status, metrics) = (Arc::clone(&self.status), Arc::clone(&self.metrics));
         tokio::spawn(store.writer(move |written| match written {
             Ok(saved) => {
-                metrics.xds.set_cache_time(saved);
+                metrics.xds.set_cache_time(ReloadSource::Mesh, saved);
                 status.set_discovery(|known| {
                     (known.saved, known.save_error) = (Some(saved), None);
                 });

@@ -8,7 +8,7 @@ use strait::config::{Link, LinkBudget};
 use strait::limits::turns::UsedTime;
 use strait::limits::{OwnedPool, Pool, Resource, Source};
 use strait::reason::Reason;
-use strait::status::GatewayRow;
+use strait::status::{GatewayRow, ReloadSource};
 use strait::telemetry::{
     Destination, DestinationService, Metrics, OLD_NAMES, Proximity, Record, RemoteNetwork,
 };
@@ -86,6 +86,7 @@ fn sampled(metrics: &Arc<Metrics>) {
     xds.create_type("type");
     xds.accepted("type");
     xds.set_resources("type", 1, 0);
+    xds.set_cache_time(ReloadSource::Mesh, SystemTime::now());
     xds.terminated("Clean");
 }
 
