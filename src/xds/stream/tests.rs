@@ -485,7 +485,7 @@ async fn a_damaged_cache_file_is_replaced_after_a_stream_that_claims_nothing() {
         let responses = messages(sent.collect(), end, Instant::now());
         let ended = feed.apply(state, &requests, responses, &mut true).await;
         state.client.disconnected(StreamEnd::Clean);
-        (first, ended.err().expect("an end"))
+        (first, ended.expect_err("an end"))
     };
     let mut state = feed.start();
     let damage = async {
