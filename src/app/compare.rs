@@ -150,12 +150,11 @@ fn check_gateways(config: &Config) -> Vec<Finding> {
         } else {
             "see `dial.allow`"
         };
-        let place = Place { file: config.file.clone(), line: network.line };
         let name = &network.name;
         let what = format!(
             "the gateway {gateway} of network {name} is {rule}, which is never dialled; {how}"
         );
-        Some(Finding::warning(&place, what, ""))
+        Some(Finding::warning(&network.line.0, what, ""))
     });
     denied.collect()
 }

@@ -124,7 +124,7 @@ fn places(config: &Config) -> ConfigPositions {
     let aliases = config.names.aliases.iter().enumerate();
     let aliases = aliases.map(|(index, alias)| {
         let label = Alias::of(alias, &config.exposure.services).label;
-        (label, (index, alias.line.number()))
+        (label, (index, alias.line.within(&config.file)))
     });
     ConfigPositions {
         file: config.file.clone(),

@@ -97,7 +97,7 @@ pub fn run(
     let control = runtime()?;
     let signal = control.block_on(async { ReloadSignal::new() });
     let signal = signal.context("cannot watch for signals")?;
-    let mut seen = reload::fingerprints([&source.path().to_owned()]);
+    let mut seen = reload::fingerprints(&reload::with_contents(&[source.path().to_owned()]));
     let examined = source.examine();
     let Some(config) = examined.config.clone() else {
         return Inputs::load(source, examined).map(|_| ());

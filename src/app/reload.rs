@@ -11,6 +11,7 @@ use std::hash::{Hash, Hasher};
 use std::io::Read;
 use std::mem;
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,8 +26,8 @@ use crate::tls::{IdentityMaterial, PeerTrust, TlsError};
 use crate::watch::FileWatcher;
 use crate::xds;
 use crate::xds::live::LiveSource;
-use crate::xds::objects::{self, object_files};
-use crate::yaml::{FILE_BYTES_MAX, Finding, Findings, Severity};
+use crate::xds::objects;
+use crate::yaml::{FILE_BYTES_MAX, Finding, Findings, Severity, yaml_files};
 
 use super::certificates::SharedCertificates;
 use super::inputs::{Files, Inputs};
@@ -447,7 +448,7 @@ impl Reloader {
 /// Returns the files of each kind that the configuration in use names.
 fn files(config: &Config, what: ReloadSource) -> Vec<PathBuf> {
     match what {
-        ReloadSource::Config => vec![config.file.clone()],
+        ReloadSource::Config => with_contents(slice::from_ref(&config.file)),
         ReloadSource::Mesh => match &config.discovery {
             Discovery::File(MeshFile { path }) => vec![path.clone()],
             Discovery::Kubernetes(_) | Discovery::Istio(_) | Discovery::Envoy(_) => Vec::new(),
@@ -472,8 +473,8 @@ pub(super) fn named_files(examined: &Examined) -> Vec<PathBuf> {
 }
 
 /// Returns the paths, and the files in those that are directories.
-fn with_contents(paths: &[PathBuf]) -> Vec<PathBuf> {
-    let files = paths.iter().flat_map(|path| object_files(path).unwrap_or_default());
+pub(super) fn with_contents(paths: &[PathBuf]) -> Vec<PathBuf> {
+    let files = paths.iter().flat_map(|path| yaml_files(path).unwrap_or_default());
     files.chain(paths.iter().cloned()).collect()
 }
 
@@ -502,7 +503,7 @@ fn fingerprint(file: &Path) -> u64 {
             File::open(file)?.take(limit).read_to_end(&mut bytes)?;
             bytes.hash(&mut hasher);
         } else if metadata.is_dir() {
-            object_files(file)?.hash(&mut hasher);
+            yaml_files(file)?.hash(&mut hasher);
         }
         // Reading a pipe would take the data from the loader, or block.
         Ok(())

@@ -27,9 +27,9 @@ const EDIT_DISTANCE_MAX: usize = 2;
 
 const HELP: &str = "\
 Options, anywhere after the role:
-  -c, --config FILE   a strait.yaml merged over the pod's defaults: maps are merged, and other
-                      values are replaced [default: /etc/strait/strait.yaml, if it exists]
-                      [env: STRAIT_CONFIG]
+  -c, --config PATH   a strait.yaml, or a directory of YAML files, merged over the pod's defaults:
+                      maps are merged, and other values are replaced
+                      [default: /etc/strait/strait.yaml, if it exists] [env: STRAIT_CONFIG]
   --print-config      print the effective configuration as YAML, each value with its origin, then
                       every mistake; exits 1 if there is one
   --log_output_level, --proxyLogLevel, --log_as_json

@@ -12,16 +12,16 @@ const DEFAULT: &str = "strait.yaml";
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
-    /// Path of the configuration file.
-    #[arg(short, long, value_name = "FILE", default_value = DEFAULT, env = "STRAIT_CONFIG")]
+    /// Configuration: a file, or a directory whose YAML files are merged.
+    #[arg(short, long, value_name = "PATH", default_value = DEFAULT, env = "STRAIT_CONFIG")]
     config: PathBuf,
-    /// Positional file, a common mistake. Its parser returns an error that names `-c`.
+    /// Positional path, a common mistake. Its parser returns an error that names `-c`.
     #[arg(hide = true, value_parser = reject_positional_file)]
     positional_file: Option<String>,
 }
 
 fn reject_positional_file(file: &str) -> Result<String, String> {
-    Err(format!("the configuration file is given by an option; write `-c {file}`"))
+    Err(format!("the configuration is given by an option; write `-c {file}`"))
 }
 
 impl ConfigArgs {

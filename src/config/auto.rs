@@ -188,7 +188,7 @@ mod tests {
 
     fn read(text: &str) -> Result<AutoExport, String> {
         let document = Document::parse(Path::new("a.yaml"), text).unwrap();
-        let report = Report::new(&document.file);
+        let report = Report::new(document.file());
         let read = AutoExport::read(Value::of_document(&document, &report));
         read.ok_or_else(|| report.into_findings().to_string())
     }

@@ -115,16 +115,14 @@ impl Sections {
                     .error(what, "the name of one of `exposure.services[].subsets` of its service");
             }
             for exposed in &exposure.services {
-                let line = exposed.line.number();
+                let line = exposed.line.within(&value.place().file);
                 if exposed.service.host == name.host {
-                    let what = format!(
-                        "has the name `{name}`, which is the service exposed on line {line}"
-                    );
+                    let what =
+                        format!("has the name `{name}`, which is the service exposed on {line}");
                     value.error(what, "a name that no service has");
                 }
                 if exposed.names.iter().any(|other| other.overlaps(name)) {
-                    let what =
-                        format!("has the name `{name}`, which line {line} gives to a service");
+                    let what = format!("has the name `{name}`, which {line} gives to a service");
                     value.error(what, "each name once, here or in `exposure`");
                 }
             }

@@ -1,4 +1,4 @@
-//! Sources of a configuration: a file, or a file over the settings of a pod.
+//! Sources of a configuration: a file or a directory, alone or over the settings of a pod.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Makes a source of a file alone. The environment of this process names the pod.
+    /// Makes a source of a file or directory alone. The environment of this process names the pod.
     pub fn file(file: &Path) -> Self {
         Self {
             file: file.to_owned(),
@@ -37,7 +37,7 @@ impl Source {
     }
 
     /// Makes a source of the settings of a pod, with this environment and these arguments, and of a
-    /// file over them, if one is named or exists in the `usual` place.
+    /// file or a directory over them, if one is named or exists in the `usual` place.
     pub fn pod(
         environment: Environment,
         flags: &Flags,
@@ -62,7 +62,7 @@ impl Source {
         &self.environment
     }
 
-    /// Returns the file. That of a pod need not exist.
+    /// Returns the file or directory. That of a pod need not exist.
     pub fn path(&self) -> &Path {
         &self.file
     }
@@ -124,12 +124,12 @@ impl Source {
 
     fn document(&self) -> Result<Document, Findings> {
         let Some(defaults) = &self.defaults else {
-            return Document::load(&self.file);
+            return Document::load_parts(&self.file);
         };
         if self.is_absent() {
             return Ok(Document::of_layer(&self.file, &defaults.under(None)));
         }
-        let document = Document::load(&self.file)?;
+        let document = Document::load_parts(&self.file)?;
         let layer = defaults.under(Some(&document.root));
         Ok(document.over(&layer))
     }
@@ -145,10 +145,10 @@ impl Examined {
         self
     }
 
-    /// Returns the place that names a file, or the first line of the configuration in `path`.
+    /// Returns the place that names a file, or the start of the configuration in `path`.
     pub fn place_of(&self, file: &Path, path: &Path) -> Place {
         let found = self.named.iter().find(|(named, _)| named == file);
-        let first = || Place { file: path.to_owned(), line: 1 };
+        let first = || Place { file: path.to_owned(), line: u64::from(!path.is_dir()) };
         found.map_or_else(first, |(_, place)| place.clone())
     }
 

@@ -79,7 +79,7 @@ pub use vips::{vip, vip_count};
 section! {
     /// All of `strait.yaml`, checked.
     pub struct Config at "" parts Sections {
-        /// The file.
+        /// The file or directory.
         file: PathBuf as NewFile = fact(|fields: &Fields<'_>| fields.file().to_owned());
         /// Cluster, network and locality of the gateway.
         gateway: Gateway = required("{cluster: east}");

@@ -1,9 +1,10 @@
 //! The `networks` section: gateways of other networks.
 
 use super::define::{Address, NonEmpty, repeated, section};
+use super::line::Line;
 use super::names::HostPort;
 use super::trust::WorkloadId;
-use crate::yaml::{Fields, Value};
+use crate::yaml::Value;
 
 section! {
     /// Another network and its gateways.
@@ -25,7 +26,7 @@ section! {
         identities: Vec<String> as NonEmpty<WorkloadId> = default(
             Vec::new(), "that of the mesh's record of a gateway, else any");
         /// The line of the entry, for findings that need other sections.
-        line: u64 = aside(Fields::line);
+        line: Line = aside(Line::of);
     }
 }
 

@@ -27,7 +27,7 @@ pub struct ConfigPositions {
     /// Lines of `exposure.services`, by index. Entries of Kubernetes objects have other files.
     pub services: Vec<Line>,
     /// Index and line of each entry of `names.aliases`, by the label of the alias.
-    pub aliases: HashMap<Arc<str>, (usize, u64)>,
+    pub aliases: HashMap<Arc<str>, (usize, String)>,
 }
 
 impl ConfigPositions {
@@ -57,7 +57,7 @@ impl ConfigPositions {
     /// Formats the position of an entry of `names.aliases`.
     pub(super) fn alias(&self, alias: &Alias) -> String {
         match self.aliases.get(&alias.label) {
-            Some((index, line)) => format!("names.aliases[{index}] (line {line})"),
+            Some((index, line)) => format!("names.aliases[{index}] ({line})"),
             None => format!("the alias {}", alias.name.host),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::findings::{Place, Report};
+use super::findings::{Place, Position, Report};
 use super::tree::{Document, Entry, Kind};
 use super::value::{Value, did_you_mean, one_of, shortened};
 
@@ -64,17 +64,13 @@ impl<'a> Fields<'a> {
     }
 
     pub fn file(&self) -> &Path {
-        &self.map.document.file
+        self.map.document.file()
     }
 
     /// Returns the text under a key, if there is any; reports nothing.
     pub fn word(&self, key: &str) -> Option<&'a str> {
         let entry = self.entries.iter().find(|entry| *entry.key == *key)?;
         entry.value.text()
-    }
-
-    pub fn line(&self) -> u64 {
-        self.map.position.line()
     }
 
     pub fn place(&self) -> Place {
@@ -109,6 +105,7 @@ impl<'a> Fields<'a> {
     pub fn need(&mut self, key: &'static str, example: &str) -> Option<Value<'a>> {
         if !self.entries.iter().any(|entry| *entry.key == *key) {
             let owner = match self.place {
+                "" if self.map.position == Position::Line(0) => "the directory".to_owned(),
                 "" => "the file".to_owned(),
                 place => format!("`{place}`"),
             };

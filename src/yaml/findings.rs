@@ -32,6 +32,8 @@ pub enum Severity {
 pub enum Position {
     /// A line of the file, counted from one; 0 in a source that has no lines.
     Line(u32),
+    /// Index into the files of a directory, and a line.
+    Part(u16, u32),
     /// Index into the origins of a [`Layer`](super::Layer).
     Origin(u32),
 }
@@ -40,20 +42,49 @@ impl Position {
     /// Returns the line; 0 where there is none.
     pub fn line(self) -> u64 {
         match self {
-            Self::Line(line) => line.into(),
+            Self::Line(line) | Self::Part(_, line) => line.into(),
             Self::Origin(_) => 0,
         }
     }
 
-    /// Returns the place for findings, given the file and the origins of its layer.
-    pub(crate) fn place(self, file: &Path, origins: &[String]) -> Place {
-        let origin = match self {
-            Self::Origin(index) => origins.get(index as usize),
-            Self::Line(_) => None,
+    /// Returns a line as that of a file of a directory.
+    pub(super) fn of_part(self, part: u16) -> Self {
+        match self {
+            Self::Line(line) => Self::Part(part, line),
+            other => other,
+        }
+    }
+}
+
+/// Names of the sources of a document.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sources {
+    /// The file or directory, as named when it was loaded.
+    pub(super) file: PathBuf,
+    /// The files of a directory.
+    pub(super) parts: Vec<PathBuf>,
+    /// The origins of a layer.
+    pub(super) origins: Vec<String>,
+}
+
+impl Sources {
+    pub(super) fn new(file: &Path) -> Self {
+        Self { file: file.to_owned(), ..Self::default() }
+    }
+
+    /// Returns the file of a position, or the name of its origin.
+    pub(super) fn file_of(&self, position: Position) -> &Path {
+        let found = match position {
+            Position::Line(_) => None,
+            Position::Part(part, _) => self.parts.get(usize::from(part)).map(PathBuf::as_path),
+            Position::Origin(index) => self.origins.get(index as usize).map(Path::new),
         };
-        let file = origin.map_or(file, Path::new).to_owned();
-        let line = self.line();
-        Place { file, line }
+        found.unwrap_or(&self.file)
+    }
+
+    /// Returns the place of a position, for findings.
+    pub(super) fn place_of(&self, position: Position) -> Place {
+        Place { file: self.file_of(position).to_owned(), line: position.line() }
     }
 }
 
@@ -109,7 +140,7 @@ impl Finding {
     }
 }
 
-/// All findings of one load, sorted by line; one per line when displayed.
+/// All findings of one load, sorted by file and line; one per line when displayed.
 #[derive(Clone, Debug, Default, Display, PartialEq, Eq)]
 #[display("{}", join(_0, "\n"))]
 pub struct Findings(pub Vec<Finding>);
@@ -145,8 +176,7 @@ impl std::error::Error for Findings {}
 /// Collects findings while a file is read, so that reading goes on after the first one.
 #[derive(Debug, Default)]
 pub struct Report {
-    file: PathBuf,
-    origins: Vec<String>,
+    sources: Sources,
     found: RefCell<Vec<Finding>>,
     /// Severity of the errors that are noted from now on.
     severity: Cell<Severity>,
@@ -162,17 +192,16 @@ pub struct Report {
 impl Report {
     /// Makes an empty report about `file`.
     pub fn new(file: &Path) -> Self {
-        Self::with_origins(file, Vec::new())
+        Self::with_sources(Sources::new(file))
     }
 
-    /// Makes an empty report about `file`, with the origins of a layer.
-    pub(super) fn with_origins(file: &Path, origins: Vec<String>) -> Self {
-        Self { file: file.to_owned(), origins, ..Self::default() }
+    pub(super) fn with_sources(sources: Sources) -> Self {
+        Self { sources, ..Self::default() }
     }
 
     /// Notes the line that names another file, for findings about that file's contents.
     pub fn names(&self, path: PathBuf, position: Position) {
-        let place = position.place(&self.file, &self.origins);
+        let place = self.sources.place_of(position);
         self.paths.borrow_mut().push((path, place));
     }
 
@@ -189,7 +218,7 @@ impl Report {
 
     /// Notes a file of certificates, a key or a token that does not exist.
     pub fn note_absent(&self, path: &Path, position: Position, what: String, how: String) {
-        let place = position.place(&self.file, &self.origins);
+        let place = self.sources.place_of(position);
         self.absent.borrow_mut().push((path.to_owned(), place));
         self.push(Severity::Absent, position, what, how);
     }
@@ -224,13 +253,16 @@ impl Report {
         self.errors.get()
     }
 
-    /// Returns the findings, sorted by line.
+    /// Returns the findings, sorted by line: those without one first, then those of each file.
     pub fn into_findings(self) -> Findings {
+        fn key(finding: &Finding) -> (Option<&Path>, u64) {
+            let Place { file, line } = &finding.place;
+            ((*line > 0).then_some(file.as_path()), *line)
+        }
         let mut found = self.found.into_inner();
-        found.sort_by_key(|finding| finding.place.line);
+        found.sort_by(|one, other| key(one).cmp(&key(other)));
         if self.left_out.get() > 0 {
-            let line = found.last().map_or(1, |finding| finding.place.line);
-            let file = self.file;
+            let place = found.last().map(|finding| finding.place.clone());
             let what = format!("{} more findings are omitted", self.left_out.get());
             let severity = match self.errors.get() {
                 0 => Severity::Warning,
@@ -238,7 +270,7 @@ impl Report {
                 _ => Severity::PassedOver,
             };
             found.push(Finding {
-                place: Place { file, line },
+                place: place.unwrap_or_default(),
                 severity,
                 what,
                 how: String::new(),
@@ -258,7 +290,7 @@ impl Report {
         // file must not forge a line.
         let (what, how) = (escape_control(&what), escape_control(&how));
         found.push(Finding {
-            place: position.place(&self.file, &self.origins),
+            place: self.sources.place_of(position),
             severity,
             what,
             how,

@@ -20,6 +20,8 @@ mod demo;
 #[cfg(test)]
 mod deploy;
 #[cfg(test)]
+mod directory;
+#[cfg(test)]
 mod doctor;
 #[cfg(test)]
 mod documents;

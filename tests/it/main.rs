@@ -46,6 +46,8 @@ mod dashboard;
 #[cfg(test)]
 mod delivery;
 #[cfg(test)]
+mod directory;
+#[cfg(test)]
 mod dns;
 #[cfg(test)]
 mod drain;

@@ -17,6 +17,14 @@ All keys of `strait.yaml`. A key that Strait does not know is an error, which na
 one. `[]` in a path stands for each entry of a list. Paths of files are relative to the file that
 names them. `strait check -c strait.yaml` reports every mistake with its line.
 
+`-c` also takes a directory. Its files `*.yaml`, `*.yml` and `*.json`, in the order of their names,
+are parts of one configuration. Hidden files and directories in it are ignored, and links are
+followed.
+
+The maps of two files are merged key by key. Any other value, such as a list, is in one of them: a
+second one is an error that names both places. So is an empty file, which may be about to be
+written.
+
 `strait schema > strait.schema.json` writes these keys as a JSON Schema, which is also
 [here](strait.schema.json). Editors with a YAML language server use it if the first line of the file
 is `# yaml-language-server: $schema=strait.schema.json`.

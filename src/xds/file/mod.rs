@@ -39,7 +39,7 @@ pub fn parse(path: &Path, text: &str) -> Result<(Mesh, Policies), Findings> {
 }
 
 fn mesh(document: &Document) -> Result<((Mesh, Policies), Findings), Findings> {
-    let report = Report::new(&document.file);
+    let report = Report::new(document.file());
     // An empty file is more often one that is being written than a mesh without services.
     let mesh = Fields::of_document(document, &report, "workloads: []").map(read);
     let findings = report.into_findings();

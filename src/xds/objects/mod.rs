@@ -44,7 +44,6 @@ use crate::yaml::{Finding, Findings, Severity};
 
 pub use addresses::AddressHolders;
 pub use distribute::distribute;
-pub use files::object_files;
 pub use join::{JoinResult, join};
 pub(super) use limited::WARNINGS_MAX;
 pub(crate) use limited::limit_findings;

@@ -3,13 +3,14 @@
 //! `serde-saphyr` does the parsing. The tree is read by [`super::value`], entry by entry, so that
 //! one mistake does not hide the next one: a derived `Deserialize` would stop at the first.
 
+mod parts;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -17,7 +18,7 @@ use serde_json::Value as Json;
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, MessageFormatter, Options, Spanned, UserMessageFormatter};
 
-use super::findings::{Findings, Place, Position, Report};
+use super::findings::{Findings, Place, Position, Report, Sources};
 
 /// Maximum bytes of a file. A mesh of 100,000 workloads has about 25 MB.
 pub const FILE_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -36,14 +37,14 @@ const DOCUMENTS_MAX: usize = 100_000;
 /// levels. The parser recurses: 100 levels overflowed the 2 MiB stack of a test thread.
 const DEPTH_MAX: usize = 16;
 
-/// A parsed file, or a layer below it.
+/// A parsed file or directory, or a layer below it.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// The file, as named when it was loaded.
-    pub file: PathBuf,
+    sources: Sources,
     text: Arc<str>,
     pub root: Node,
-    pub(crate) origins: Vec<String>,
+    /// Mistakes between the files of a directory: what is wrong, and what to write.
+    mistakes: Vec<(Position, String, &'static str)>,
 }
 
 /// A tree from other sources than a file. Each value has the name of its origin.
@@ -125,7 +126,8 @@ impl Document {
     }
 
     fn new(file: &Path, text: &Arc<str>, root: Node) -> Self {
-        Self { file: file.to_owned(), text: Arc::clone(text), root, origins: Vec::new() }
+        let (sources, text) = (Sources::new(file), Arc::clone(text));
+        Self { sources, text, root, mistakes: Vec::new() }
     }
 
     /// Makes a document of a value that comes from no file. It has no lines.
@@ -137,12 +139,9 @@ impl Document {
 
     /// Makes a document of a layer alone, as if the file were empty.
     pub(crate) fn of_layer(file: &Path, layer: &Layer) -> Self {
-        Self {
-            file: file.to_owned(),
-            text: Arc::default(),
-            root: layer.root.clone(),
-            origins: layer.origins.clone(),
-        }
+        let mut document = Self::new(file, &Arc::default(), layer.root.clone());
+        document.sources.origins.clone_from(&layer.origins);
+        document
     }
 
     /// Lays the file over a layer: maps are merged key by key, and all else is the file's. An
@@ -152,28 +151,36 @@ impl Document {
             Kind::Null => layer.root.clone(),
             _ => self.root.over(&layer.root),
         };
-        self.origins.clone_from(&layer.origins);
+        self.sources.origins.clone_from(&layer.origins);
         self
     }
 
-    pub(crate) fn place_of(&self, node: &Node) -> Place {
-        node.position.place(&self.file, &self.origins)
+    /// Returns the file or directory, as named when it was loaded.
+    pub fn file(&self) -> &Path {
+        &self.sources.file
     }
 
-    /// Returns an empty report about this document.
+    pub(crate) fn place_of(&self, node: &Node) -> Place {
+        self.sources.place_of(node.position)
+    }
+
+    /// Returns a report about this document. It has the mistakes between the files of a directory.
     pub fn report(&self) -> Report {
-        Report::with_origins(&self.file, self.origins.clone())
+        let report = Report::with_sources(self.sources.clone());
+        for (position, what, how) in &self.mistakes {
+            report.error(*position, what.as_str(), *how);
+        }
+        report
     }
 
     /// Returns the base of relative paths in a value, and its name: the folder of the file, or the
     /// working directory for values of a layer.
     pub(crate) fn folder_of(&self, node: &Node) -> (&Path, &'static str) {
-        match node.position {
-            Position::Line(_) => {
-                (self.file.parent().unwrap_or_else(|| Path::new("")), "the folder of this one")
-            }
-            Position::Origin(_) => (Path::new(""), "the working directory"),
+        if let Position::Origin(_) = node.position {
+            return (Path::new(""), "the working directory");
         }
+        let folder = self.sources.file_of(node.position).parent();
+        (folder.unwrap_or_else(|| Path::new("")), "the folder of this one")
     }
 
     /// Returns the characters of a number or a boolean.

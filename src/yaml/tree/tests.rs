@@ -167,3 +167,66 @@ fn a_file_that_is_absent_or_not_text_is_refused() {
         binary.ends_with("x.yaml:2: error: the file is not UTF-8 text here; write it in UTF-8")
     );
 }
+
+#[test]
+fn the_files_of_a_directory_are_one_document_with_the_lines_of_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("b.yaml", "b: 1.10\na: {y: [1.20]}\n");
+    write("c.json", "{\n\"c\": true}");
+    write("a.yml", "\u{feff}a:\n  x: é\n");
+    let document = Document::load_parts(folder.path()).unwrap();
+    assert_eq!(
+        outline(&document, &document.root),
+        "0:{a@1=2:{x@2=2:\"é\" y@2=2:[2:float 1.20]} b@1=1:float 1.10 c@2=2:true}"
+    );
+    assert!(document.report().into_findings().is_empty());
+    for (path, file, line) in [("x", "a.yml", 2), ("y", "b.yaml", 2)] {
+        let node = document.root.get("a").and_then(|map| map.get(path)).unwrap();
+        let place = Place { file: folder.path().join(file), line };
+        assert_eq!(document.place_of(node), place);
+        assert_eq!(document.folder_of(node).0, folder.path());
+    }
+    let one = document.root.get("c").unwrap();
+    assert_eq!(document.text_of(one), Some("true"));
+
+    // A file may stand in the place of the directory.
+    let alone = Document::load_parts(&folder.path().join("b.yaml")).unwrap();
+    assert_eq!(outline(&alone, &alone.root), "1:{b@1=1:float 1.10 a@2=2:{y@2=2:[2:float 1.20]}}");
+}
+
+#[test]
+fn what_two_files_of_a_directory_have_is_refused_unless_both_are_maps() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let mistakes = || {
+        let document = Document::load_parts(folder.path()).unwrap();
+        let found = document.report().into_findings().to_string();
+        found.replace(&format!("{}/", folder.path().display()), "")
+    };
+    let twice = |place: &str, key: &str, first: &str| {
+        format!(
+            "{place}: error: `{key}` is given twice, first at {first}; write it once: only maps \
+             are merged"
+        )
+    };
+    write("a", "");
+    write("a.yaml", "a: {b: {c: 1}}\nl: [1]\n");
+    for (text, wanted) in [
+        ("a: {b: {d: 2}}\n", String::new()),
+        ("a: {b: {c: 1}}\n", twice("b.yaml:1", "a.b.c", "a.yaml:1")),
+        ("m: 1\nl: []\n", twice("b.yaml:2", "l", "a.yaml:2")),
+        ("l:\n", twice("b.yaml:1", "l", "a.yaml:2")),
+        ("a: 1\n", twice("b.yaml:1", "a", "a.yaml:1")),
+        // Not merged with the other file one after the other.
+        ("a: {x: 1}\na: {y: 1}\n", twice("b.yaml:2", "a", "b.yaml:1")),
+        ("m: 1\nm: 1\n", twice("b.yaml:2", "m", "b.yaml:1")),
+    ] {
+        write("b.yaml", text);
+        assert_eq!(mistakes(), wanted, "{text}");
+    }
+    write("b.yaml", "n: 1\n");
+    write("c.yaml", "n: 1\nn: 1\n");
+    let second = [twice("c.yaml:1", "n", "b.yaml:1"), twice("c.yaml:2", "n", "c.yaml:1")];
+    assert_eq!(mistakes(), second.join("\n"));
+}
