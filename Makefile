@@ -37,7 +37,7 @@ CHROMIUM_PACKAGE := chromium-headless-shell
 CHROMIUM         := .browser/chromium
 BROWSER_STAMP    := .browser/installed-1.65.2-0.8.2
 
-# Arguments of `make demo` and `make certs`: make demo ARGS='--json'
+# Arguments of `make demo` and `make certs`: make demo ARGS='-o json'
 ARGS ?=
 # Output folder of `make certs`: make certs DIR=/tmp/certs
 DIR ?= certs
@@ -71,8 +71,8 @@ help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1	\2/p' Makefile | expand -t 20
 
 # Not --quiet: the first build takes minutes, and cargo's progress line says that it is alive.
-# It goes to stderr, so the output of ARGS=--json is clean.
-demo: ## build the gateway and watch it work (ARGS='--json' or ARGS='--keep')
+# It goes to stderr, so the output of ARGS='-o json' is clean.
+demo: ## build the gateway and watch it work (ARGS='-o json' or ARGS='--keep')
 	@cargo run --locked -- demo $(ARGS)
 
 test: envoy strict-client promtool ## run the tests, with a real Envoy on both ends, and print durations

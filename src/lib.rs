@@ -39,6 +39,7 @@ pub mod telemetry;
 // Foundations.
 mod labels;
 pub mod lifecycle;
+mod output;
 pub mod reason;
 mod replace_file;
 pub mod sock_diag;

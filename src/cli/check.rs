@@ -9,30 +9,28 @@ use super::text::print;
 use crate::app::{self, Inputs, Report};
 use crate::config::{Discovery, EnvoySource, Source};
 use crate::labels::count;
+use crate::output::Output;
 use crate::yaml::{Finding, Place, Severity};
 
-/// Form of the report.
+/// Form of the report, which is text on stderr or JSON on stdout.
 #[derive(Debug, clap::Args)]
 pub(super) struct Form {
     /// Counts warnings as errors, except for the one about files that only the gateway's machine
     /// has.
     #[arg(long)]
     strict: bool,
-    /// Format of the report: `text` on stderr, or `json` on stdout.
-    #[arg(long, default_value = "text", value_parser = ["text", "json"])]
-    format: String,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Validates the configuration and its files, and prints every mistake.
 pub(super) fn run(source: &Source, form: &Form) -> anyhow::Result<ExitCode> {
     let report = app::check(source, source.examine_without_keys());
     let is_ok = report.inputs.is_some() && mistakes(&report, form.strict) == 0;
-    if form.format == "text" {
-        if let Some(line) = describe(source, &report, form.strict) {
-            print(line + "\n")?;
-        }
-    } else {
+    if form.output.is_json() {
         print(format!("{:#}\n", to_json(source, &report, is_ok)))?;
+    } else if let Some(line) = describe(source, &report, form.strict) {
+        print(line + "\n")?;
     }
     Ok(ExitCode::from(u8::from(!is_ok)))
 }

@@ -61,7 +61,7 @@ enum Command {
     Run(RunArgs),
     /// Runs as an Istio gateway, with the command line that Istio gives its proxies.
     Proxy(proxy::Args),
-    /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
+    /// Checks the configuration and the files that it names, and lists every mistake with its line.
     ///
     /// Certificates, keys and tokens need not exist where the gateway does not run, as on a laptop
     /// or in CI: one warning names the missing files, and everything else is checked. If the
@@ -71,7 +71,7 @@ enum Command {
     #[command(after_help = "Examples:\n  strait check -c strait.yaml\n  \
                             strait check -c deploy/local/strait.yaml\n  \
                             strait check -c strait.yaml --strict\n  \
-                            strait check -c strait.yaml --format json | jq .findings")]
+                            strait check -c conf.d -o json | jq .findings")]
     Check(CheckArgs),
     Doctor(doctor::Args),
     BugReport(bug_report::Args),
@@ -82,7 +82,7 @@ enum Command {
     /// answer.
     #[command(after_help = "Examples:\n  strait status\n  strait status --all\n  \
                             strait status echo.app.svc.cluster.local:80\n  \
-                            strait status app/echo --json | jq .services.list\n  \
+                            strait status app/echo -o json | jq .services.list\n  \
                             strait status peers\n  \
                             strait status refusals\n  \
                             kubectl exec -n istio-system deploy/eastwest -- /strait status")]

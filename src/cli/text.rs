@@ -104,7 +104,7 @@ impl Text {
             });
             self.line(&cells.collect::<String>());
         }
-        self.more(rows.len() - shown.len(), ", see `strait status --json`");
+        self.more(rows.len() - shown.len(), ", see `strait status -o json`");
     }
 }
 

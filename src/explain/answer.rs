@@ -1,4 +1,4 @@
-//! Explanation as plain data: the JSON of `strait explain --json`, from which its text is
+//! Explanation as plain data: the JSON of `strait explain -o json`, from which its text is
 //! rendered.
 
 use std::sync::Arc;

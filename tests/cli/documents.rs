@@ -325,7 +325,7 @@ fn the_shares_of_the_second_worked_example_are_those_of_the_code() {
             let local = folder.path().join("deploy/local");
             write(&local, "mesh.yaml", &tiers(ready));
             let explained = strait()
-                .args(["explain", "-c", "deploy/local/strait.yaml", "--json", "--from"])
+                .args(["explain", "-c", "deploy/local/strait.yaml", "-o", "json", "--from"])
                 .args(["spiffe://west.local/ns/shop/sa/checkout", "--to", "echo.global:80"])
                 .current_dir(folder.path())
                 .output();

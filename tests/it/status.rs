@@ -16,7 +16,7 @@ use crate::support::{Endpoint, Gateway, Net, identities, run, until};
 
 /// The JSON of `strait status`, and its exit code.
 async fn json(gateway: &Gateway) -> (i32, Value) {
-    let (code, stdout, stderr) = gateway.run_command(&["status", "--json"]).await;
+    let (code, stdout, stderr) = gateway.run_command(&["status", "-o", "json"]).await;
     let json = serde_json::from_str(&stdout);
     (code, json.unwrap_or_else(|error| panic!("{error}: {stdout}{stderr}")))
 }

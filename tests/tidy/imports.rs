@@ -14,6 +14,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("labels", &[]),
     ("reason", &["labels"]),
     ("lifecycle", &[]),
+    ("output", &[]),
     ("replace_file", &[]),
     ("sock_diag", &[]),
     ("watch", &[]),
@@ -26,7 +27,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("telemetry", &["labels", "wire", "config", "limits", "reason", "status"]),
     ("grpc", &["config"]),
     ("tls", &["wire", "config", "replace_file", "status", "grpc", "reason"]),
-    ("tools", &["labels", "config", "lifecycle", "tls", "telemetry"]),
+    ("tools", &["labels", "config", "lifecycle", "output", "tls", "telemetry"]),
     (
         "datapath",
         &[

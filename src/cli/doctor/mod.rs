@@ -19,6 +19,7 @@ use super::source::ConfigArgs;
 use super::text::print;
 use crate::app;
 use crate::config::{Examined, Source};
+use crate::output::Output;
 use crate::yaml::Severity;
 
 const EXAMPLES: &str = "\
@@ -43,9 +44,8 @@ Examples:
 pub(super) struct Args {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Format of the report.
-    #[arg(short, long, default_value = "text", value_parser = ["text", "json"])]
-    output: String,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Runs all checks and prints their findings.
@@ -53,9 +53,10 @@ pub(super) fn run(args: &Args) -> ExitCode {
     let source = args.config.source_of_pod();
     run_admin_command(async {
         let report = examine(&source, source.examine_without_keys(), true).await;
-        print(match &*args.output {
-            "json" => serde_json::to_string_pretty(&report)? + "\n",
-            _ => report.text(),
+        print(if args.output.is_json() {
+            serde_json::to_string_pretty(&report)? + "\n"
+        } else {
+            report.text()
         })?;
         Ok(ExitCode::from(u8::from(!report.ok)))
     })

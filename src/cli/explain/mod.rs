@@ -14,6 +14,7 @@ use crate::app;
 use crate::config::Source;
 use crate::explain::{Answer, Question};
 use crate::labels::join;
+use crate::output::Output;
 use crate::yaml::Severity;
 
 const EXAMPLES: &str = "\
@@ -26,7 +27,7 @@ Examples:
   strait explain --binding echo.app.svc.cluster.local:80 --address 127.0.0.1
   strait explain --from spiffe://west.local/ns/edge/sa/gateway --to echo.global:80 \\
     --source spiffe://north.local/ns/shop/sa/checkout --via other,own
-  strait explain --from spiffe://west.local/ns/shop/sa/checkout --to echo.global:80 --json |
+  strait explain --from spiffe://west.local/ns/shop/sa/checkout --to echo.global:80 -o json |
     jq .outcome
   kubectl exec -n istio-system deploy/eastwest -- /strait explain --from … --to …";
 
@@ -47,11 +48,10 @@ Examples:
 pub(super) struct Args {
     #[command(flatten)]
     question: Question,
-    /// JSON instead of text.
-    #[arg(long)]
-    json: bool,
-    /// Configuration to use instead of a running gateway.
-    #[arg(short, long, value_name = "FILE", conflicts_with = "admin")]
+    #[command(flatten)]
+    output: Output,
+    /// Configuration to use instead of a running gateway: a file or a directory.
+    #[arg(short, long, value_name = "PATH", conflicts_with = "admin")]
     config: Option<PathBuf>,
     #[command(flatten)]
     admin: Admin,
@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
             return explain_from_files(file, args);
         }
         let answer = args.admin.request(Method::GET, "/explain", &args.question).await?;
-        print_answer(&answer.decode().await?, args.json)
+        print_answer(&answer.decode().await?, args.output.is_json())
     })
 }
 
@@ -79,7 +79,7 @@ fn explain_from_files(file: &Path, args: &Args) -> anyhow::Result<ExitCode> {
     match report.inputs {
         Some(inputs) if !report.findings.has_errors() => {
             match app::offline(&inputs, &args.question) {
-                Ok(answer) => print_answer(&answer, args.json),
+                Ok(answer) => print_answer(&answer, args.output.is_json()),
                 Err(why) => bail!("{}", why.trim_end()),
             }
         }

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 
 use super::ask::{Admin, run_admin_command};
 use super::text::{is_color_terminal, print};
+use crate::output::Output;
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
@@ -26,9 +27,8 @@ pub(super) struct Args {
     /// All services, or all endpoints of the service; without it the first 50.
     #[arg(long)]
     all: bool,
-    /// JSON instead of text.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     admin: Admin,
 }
@@ -41,7 +41,7 @@ enum Part {
     ///
     /// Exits 2 if the gateway does not answer.
     #[command(after_help = "Examples:\n  strait status peers\n  \
-                            strait status peers --json | jq .gateways")]
+                            strait status peers -o json | jq .gateways")]
     Peers(PartArgs),
     /// Shows the last refusals of tunnels and connections by reason, peer and requested name, the
     /// most frequent first, with the commands that explain them.
@@ -50,15 +50,14 @@ enum Part {
     ///
     /// Exits 2 if the gateway does not answer.
     #[command(after_help = "Examples:\n  strait status refusals\n  \
-                            strait status refusals --json | jq .refusals[0].explain")]
+                            strait status refusals -o json | jq .refusals[0].explain")]
     Refusals(PartArgs),
 }
 
 #[derive(Debug, clap::Args)]
 struct PartArgs {
-    /// JSON instead of text.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     admin: Admin,
 }
@@ -77,7 +76,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
         if page.status == StatusCode::NOT_FOUND && args.service.is_some() {
             return page.print_refusal().await;
         }
-        if args.json {
+        if args.output.is_json() {
             page.print_success().await?;
         } else {
             let page = page.decode().await?;
@@ -99,7 +98,7 @@ fn part<P: DeserializeOwned>(
 ) -> ExitCode {
     run_admin_command(async {
         let page = args.admin.request(Method::GET, path, &()).await?;
-        if args.json {
+        if args.output.is_json() {
             return page.print_success().await;
         }
         print(format(&page.decode().await?, is_color_terminal()))?;

@@ -150,7 +150,7 @@ fn issuers_and_holders_are_tables_up_to_a_limit() {
     let header = "  SPKI SHA-256  SUBJECT  CLUSTER  ACCEPTED  REFUSED\n";
     assert!(text.contains(header), "{text}");
     assert_eq!(text.matches("  x             CN=x     -        1         0\n").count(), 20);
-    let more = "\n  and 10 more, see `strait status --json`\n";
+    let more = "\n  and 10 more, see `strait status -o json`\n";
     assert!(text.contains(more), "{text}");
     let shares = "Shares
   RESOURCE  OF  USED  HOLDER        HELD

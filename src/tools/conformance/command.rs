@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::config::IdentityFiles;
+use crate::output::Output;
 use crate::tls::IdentityMaterial;
 use crate::tools::hbone::resolve;
 
@@ -65,9 +66,8 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "3",
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
-    /// Print one JSON object instead of text.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -127,7 +127,7 @@ impl Args {
         }
         faults.finish(&mut report).await;
         progress(all, all, "");
-        report.print(self.json)?;
+        report.print(self.output.is_json())?;
         Ok(report.exit_code())
     }
 

@@ -8,6 +8,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::lifecycle::StopSignals;
+use crate::output::Output;
 
 use super::client::{DemoClient, Tally};
 use super::report::Report;
@@ -15,12 +16,11 @@ use super::world::{DemoEnvironment, ECHO, SMALL, UNEXPOSED};
 
 /// Arguments of `strait demo`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  strait demo\n  strait demo --json | jq .steps\n  \
+#[command(after_help = "Examples:\n  strait demo\n  strait demo -o json | jq .steps\n  \
                   strait demo --keep       then try the commands that it prints")]
 pub struct Args {
-    /// Print one JSON object with every step and its figures instead of text.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     /// Leave everything running after the last step, until Ctrl-C.
     #[arg(long)]
     keep: bool,
@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     runtime.block_on(async {
         // Without handlers, a signal would leave the gateway's process and the folder behind.
         let mut stop = StopSignals::new()?;
-        let mut report = Report::new(args.json);
+        let mut report = Report::new(args.output.is_json());
         let mut world = None;
         let shown = tokio::select! {
             shown = timeout(DEADLINE, run_steps(args, &mut report, &mut world)) => {

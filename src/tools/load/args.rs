@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::units;
 use crate::config::IdentityFiles;
+use crate::output::Output;
 
 /// Kind of work, of a run or of one stream.
 #[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Serialize)]
@@ -83,9 +84,8 @@ pub(super) struct Common {
     /// The only key exchange to offer; without it all supported ones, the post-quantum one first.
     #[arg(long, value_enum, value_name = "GROUP")]
     key_exchange: Option<KeyExchange>,
-    /// Print one JSON object instead of text.
-    #[arg(long)]
-    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) output: Output,
 }
 
 /// TLS key exchange. Gateways negotiate different ones by default, and their costs differ.

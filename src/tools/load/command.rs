@@ -97,9 +97,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let json = plan.json;
+    let is_json = plan.output.is_json();
     let report = runtime.block_on(drive::run_plan(plan))?;
-    report.print(json)?;
+    report.print(is_json)?;
     if let Some(complaint) = report.failure_summary() {
         eprintln!("{complaint}");
     }
