@@ -219,7 +219,8 @@ async fn client_config(plane: &ControlPlane) -> Result<Arc<ClientConfig>, Channe
     Ok(Arc::new(tls))
 }
 
-fn parse_roots(pem: &[u8]) -> Result<RootCertStore, String> {
+/// Returns the certificates of a PEM text as roots.
+pub fn parse_roots(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
         let certificate = certificate.map_err(|error| format!("invalid PEM: {error}"))?;
@@ -259,7 +260,7 @@ pub fn check_files(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
 
 /// Loads the system's roots: `SSL_CERT_FILE`, else the distribution's bundle. Unusable
 /// certificates are skipped.
-fn system_roots() -> RootCertStore {
+pub fn system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     roots

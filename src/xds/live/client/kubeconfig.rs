@@ -38,7 +38,7 @@ pub(super) fn read(file: &Path) -> anyhow::Result<Kubeconfig> {
 }
 
 /// Returns a value as JSON. Numbers are text: no field of the file is one, but a name may be.
-fn json(document: &Document, node: &Node) -> Json {
+pub(super) fn json(document: &Document, node: &Node) -> Json {
     match &node.kind {
         Kind::Null => Json::Null,
         Kind::Bool(value) => Json::Bool(*value),

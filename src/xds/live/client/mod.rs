@@ -4,6 +4,7 @@
 //! A watch begins with a list in pages. After an error the kind is listed again, with a delay that
 //! grows from 0.8 s to 30 s, and its last state stays in use meanwhile.
 
+mod access;
 mod kubeconfig;
 mod object;
 #[cfg(test)]
@@ -16,7 +17,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
+use kube::api::{Api, ApiResource, GroupVersionKind, Patch, PatchParams};
 use kube::config::KubeConfigOptions;
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Client, Config};
@@ -107,7 +108,7 @@ async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
         None => Config::incluster()?,
     };
     config.read_timeout = Some(SILENCE);
-    Ok(Client::try_from(config)?)
+    access::client(config).await
 }
 
 /// Watches one kind, in the first of its versions that the API server has.
@@ -398,7 +399,7 @@ async fn write(client: &Client, new: &Written) -> Result<(), String> {
         "status": {"conditions": [new.json()]},
     });
     let resource = resource(kind, version);
-    let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
+    let api = Api::<TextObject>::namespaced_with(client.clone(), namespace, &resource);
     match api.patch_status(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&patch)).await
     {
         Ok(_) => Ok(()),
