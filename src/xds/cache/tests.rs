@@ -158,7 +158,8 @@ fn removals_of_what_the_file_lacks_are_bounded_while_writes_fail() {
         if has_file {
             write(&recorder).unwrap();
         }
-        fs::create_dir(folder.path().join("cache.new")).unwrap();
+        let in_the_way = folder.path().join(format!("cache.new.{}", std::process::id()));
+        fs::create_dir(&in_the_way).unwrap();
         recorder.remove(ADDRESS, "a");
         for number in 0..100 {
             let name = number.to_string();
@@ -167,7 +168,7 @@ fn removals_of_what_the_file_lacks_are_bounded_while_writes_fail() {
             write(&recorder).unwrap_err();
             assert_eq!(kept.state().changes.len(), if has_file { 1 } else { 2 });
         }
-        fs::remove_dir(folder.path().join("cache.new")).unwrap();
+        fs::remove_dir(&in_the_way).unwrap();
         write(&recorder).unwrap();
         let (_, _, resources) = file::read(&folder.path().join("cache")).unwrap().unwrap();
         assert_eq!(resources.len(), 2, "one was removed");

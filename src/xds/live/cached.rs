@@ -237,6 +237,9 @@ mod tests {
             live.changed(live.version()).await;
         }
         assert_eq!(count(&live), 12, "the policy was removed meanwhile");
+        assert!(is_written(&live), "with the policy, which may return");
+        advance(Duration::from_secs(61)).await;
+        assert_eq!(count(&live), 12);
         live.judge(&live.contents().unwrap(), &[], &[]);
         assert!(is_written(&live));
         let live = cached(folder.path());

@@ -105,7 +105,8 @@ impl State {
         let mut before = self.usable.take().unwrap_or_default();
         self.begin_windows();
         if self.hold.is_idle(Instant::now()) {
-            self.parted.clear();
+            // The cache file has them until then.
+            self.is_unsaved |= !mem::take(&mut self.parted).is_empty();
             return selected;
         }
         let known: HashSet<_> = selected.iter().map(|one| one.key()).collect();
