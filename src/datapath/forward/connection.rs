@@ -70,9 +70,13 @@ pub async fn run(
     let listener = Arc::clone(&peer.listener);
     let (socket, is_clean): (TcpStream, _) =
         serve_stream(data_path, session.transport, &session.resources, peer).await?;
-    let time = if is_clean { LAST_BYTES_DEADLINE } else { linger::PEER_CLOSE_DEADLINE };
-    let closed = linger::close_gracefully(socket, time);
-    listener.drain.run_until_closed(closed).await;
+    if is_clean {
+        let closed = linger::close_gracefully(socket, LAST_BYTES_DEADLINE);
+        listener.drain.run_until_closed(closed).await;
+    } else {
+        // Also at the deadline of a drain: a close with unread input would drop the last frames.
+        linger::close_gracefully(socket, linger::PEER_CLOSE_DEADLINE).await;
+    }
     Ok(())
 }
 
