@@ -11,7 +11,7 @@ mod tests;
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -41,8 +41,10 @@ use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme
 use secrecy::ExposeSecret as _;
 use serde_json::{Value as Json, json};
 use tokio::net::TcpStream;
+use tokio::process::Command;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use tower::retry::Retry;
 use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 
@@ -55,6 +57,9 @@ const TOKEN_TIME: Duration = Duration::from_secs(50);
 
 /// Time before the end of a plugin's credentials at which it runs again.
 const MARGIN: Duration = Duration::from_secs(60);
+
+/// Time for a plugin to answer.
+const PLUGIN_DEADLINE: Duration = Duration::from_secs(30);
 
 /// API server, and the credentials of this process for it.
 struct Access {
@@ -188,9 +193,9 @@ impl Access {
     async fn credentials(&self) -> anyhow::Result<MutexGuard<'_, Credentials>> {
         let mut known = self.credentials.lock().await;
         if known.until.is_some_and(|until| until <= SystemTime::now()) {
-            let user = self.config.auth_info.clone();
+            let user = &self.config.auth_info;
             let has_file = user.token_file.is_some();
-            match spawn_blocking(move || Credentials::read(&user)).await? {
+            match Credentials::read(user).await {
                 Ok(read) => *known = read,
                 Err(_) if has_file && known.authorization.is_some() => {
                     known.until = Some(SystemTime::now() + TOKEN_TIME);
@@ -204,7 +209,7 @@ impl Access {
 
 impl Credentials {
     /// Reads the credentials of a user, in the order of client-go.
-    fn read(user: &AuthInfo) -> anyhow::Result<Self> {
+    async fn read(user: &AuthInfo) -> anyhow::Result<Self> {
         let mut read = Self::default();
         let mut token = None;
         if let Some(provider) = &user.auth_provider {
@@ -221,7 +226,7 @@ impl Credentials {
             token = Some(fs::read_to_string(file).map_err(|error| anyhow!("{file}: {error}"))?);
             read.until = Some(SystemTime::now() + TOKEN_TIME);
         } else if let Some(plugin) = &user.exec {
-            let status = run(plugin)?;
+            let status = run(plugin).await?;
             let text = |key: &str| status[key].as_str();
             let pem = |key| text(key).map(|pem| pem.as_bytes().to_owned());
             token = text("token").map(str::to_owned);
@@ -254,7 +259,7 @@ fn expiry(end: &str) -> anyhow::Result<SystemTime> {
 }
 
 /// Runs a plugin, and returns the `status` of its answer, which errors do not quote.
-fn run(plugin: &ExecConfig) -> anyhow::Result<Json> {
+async fn run(plugin: &ExecConfig) -> anyhow::Result<Json> {
     let command = plugin.command.as_deref().context("`exec` has no `command`")?;
     let is_interactive = plugin.interactive_mode != Some(ExecInteractiveMode::Never);
     let mut spec = json!({"interactive": is_interactive});
@@ -271,7 +276,9 @@ fn run(plugin: &ExecConfig) -> anyhow::Result<Json> {
     if is_interactive {
         child.stdin(Stdio::inherit()).stderr(Stdio::inherit());
     }
-    let output = child.output().map_err(|error| anyhow!("{command}: {error}"))?;
+    let output = timeout(PLUGIN_DEADLINE, child.kill_on_drop(true).output()).await;
+    let output = output.map_err(|_| anyhow!("{command} has not ended within 30s"))?;
+    let output = output.map_err(|error| anyhow!("{command}: {error}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command}: {} {}", output.status, errors.trim());
     // YAML, as client-go reads it. JSON is a part of it.
