@@ -23,7 +23,7 @@ use super::client::Removals;
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 
 /// Time after the first response of a type on a stream in which removals may be held.
-const WINDOW: Duration = Duration::from_secs(60);
+pub(super) const WINDOW: Duration = Duration::from_secs(60);
 /// Minimum number of removals that are held.
 const REMOVALS_MIN: usize = 10;
 

@@ -124,6 +124,16 @@ impl Cached for LiveSource {
         if !is_complete || !mem::take(&mut state.is_unsaved) {
             return None;
         }
+        let is_known = |one: &LiveObject| state.saved.file.is_some() || one.has_text();
+        let mut is_lost = false;
+        for kind in state.kinds.values_mut() {
+            kind.is_lost = !kind.objects.objects.values().all(|one| is_known(one));
+            is_lost |= kind.is_lost;
+        }
+        if is_lost {
+            state.is_unsaved = true;
+            return None;
+        }
         let listed = state.kinds.values().flat_map(|one| one.objects.objects.values());
         let held = state.usable.iter().flatten();
         let held = held.filter(|one| state.hold.contains(one.kind.0, &one.name));
@@ -132,11 +142,12 @@ impl Cached for LiveSource {
             ((*kind, Arc::default()), Some(cache::entry("", closed.into())))
         });
         // Policies that may return have their text in the file.
-        let objects = state.parted.iter().chain(held).chain(listed);
+        let parted = state.parted.iter().map(|(_, one)| one);
+        let objects = parted.chain(held).chain(listed).filter(|one| is_known(one));
         let objects: HashMap<_, _> = objects.map(|one| (one.key(), one)).collect();
         let gone = state.saved.objects.iter().filter(|one| !objects.contains_key(&one.key()));
         let gone = gone.map(|one| (removed(one), None));
-        let new = objects.values().filter(|one| !one.entry.lock().is_empty());
+        let new = objects.values().filter(|one| one.has_text());
         let new = new.map(|one| (removed(one), Some(one.entry.lock().clone())));
         let changes = kinds.chain(gone).chain(new).collect();
         state.saved.next = objects.into_values().cloned().collect();

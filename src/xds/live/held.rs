@@ -4,7 +4,7 @@
 //! in the contents, although no list has them. A held Pod goes once another one has its address.
 //! Kinds are listed one after another, so a removal by a list waits for the others.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{LiveObject, LiveSource, State};
 use crate::status::{HeldRemovals, Status};
 use crate::telemetry::Metrics;
 use crate::xds::client::Removals;
-use crate::xds::hold::{Removed, WaitRule};
+use crate::xds::hold::{Removed, WINDOW, WaitRule};
 
 /// Rule for objects: each kind waits for those that every API server has, which tell whether it has
 /// lost its view.
@@ -104,9 +104,13 @@ impl State {
     ) -> Vec<Arc<LiveObject>> {
         let mut before = self.usable.take().unwrap_or_default();
         self.begin_windows();
-        if self.hold.is_idle(Instant::now()) {
-            // The cache file has them until then.
-            self.is_unsaved |= !mem::take(&mut self.parted).is_empty();
+        let now = Instant::now();
+        let is_idle = self.hold.is_idle(now);
+        let count = self.parted.len();
+        self.parted.retain(|(since, _)| !is_idle && now.duration_since(*since) < WINDOW);
+        // The cache file has them until then.
+        self.is_unsaved |= self.parted.len() < count;
+        if is_idle {
             return selected;
         }
         let known: HashSet<_> = selected.iter().map(|one| one.key()).collect();
@@ -141,7 +145,10 @@ impl State {
         changes.entry(POLICY).or_default();
         self.announce(&changes, before.len() + self.parted.len());
         drop(old);
-        before.append(&mut self.parted);
+        let parted = mem::take(&mut self.parted);
+        let times = parted.iter().map(|(since, one)| (one.key(), *since));
+        let times: HashMap<_, _> = times.collect();
+        before.extend(parted.iter().map(|(_, one)| Arc::clone(one)));
         let mut bytes = 0;
         let (mut held, mut gone): (Vec<_>, Vec<_>) =
             before.into_iter().partition(|one| self.hold.contains(one.kind.0, &one.name));
@@ -150,7 +157,8 @@ impl State {
             bytes += if is_parted { one.bytes } else { 0 };
             is_parted && bytes <= PARTED_BYTES_MAX && !closed.contains(one.namespace())
         });
-        self.parted = gone;
+        let since = |one: &LiveObject| times.get(&one.key()).copied().unwrap_or(now);
+        self.parted = gone.into_iter().map(|one| (since(&one), one)).collect();
         drop(known);
         selected.append(&mut held);
         selected.sort_by(|one, other| one.key().cmp(&other.key()));
@@ -178,8 +186,8 @@ impl State {
                 if kind == POLICY {
                     let waiting = self.hold.removed();
                     let parted = self.parted.iter();
-                    let parted = parted.filter(|one| may_cover(kind, &one.name, waiting));
-                    names.extend(parted.map(|one| removed(one).1));
+                    let parted = parted.filter(|(_, one)| may_cover(kind, &one.name, waiting));
+                    names.extend(parted.map(|(_, one)| removed(one).1));
                 }
                 let (is_first, held, gone) = (false, *before, &*names);
                 let removals = Removals { is_first, held, held_of_all, gone, added: &[] };

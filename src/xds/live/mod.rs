@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::cache::{self, CacheFile};
-use super::hold::{Before, Hold};
+use super::hold::{Before, Hold, WINDOW};
 use super::objects::{self, KINDS, Objects, WARNINGS_MAX, limit_findings};
 use super::sleep_until_some;
 use crate::config::{KubernetesApi, Selector};
@@ -129,8 +129,8 @@ struct State {
     /// kind was listed.
     usable: Option<Vec<Arc<LiveObject>>>,
     hold: Hold,
-    /// Policies that went lately. They return if what they cover is held.
-    parted: Vec<Arc<LiveObject>>,
+    /// Policies that went within [`WINDOW`], and when. They return if what they cover is held.
+    parted: Vec<(Instant, Arc<LiveObject>)>,
     /// Description of the content of the cache file, if it was restored.
     restored: Option<String>,
     /// True while the objects of the file serve together: an export without its policy would be
@@ -347,16 +347,19 @@ impl LiveSource {
 
     /// Waits for contents of another number. Removals that wait are made when their time has come.
     pub async fn changed(&self, version: u64) {
-        let (end, file_end) = {
+        let (end, other_end) = {
             let state = self.state.lock();
-            (state.hold.end(), state.file_end.filter(|_| state.serves_file))
+            let file_end = state.file_end.filter(|_| state.serves_file);
+            let parted = state.parted.iter().map(|(since, _)| *since + WINDOW);
+            let parted = parted.filter(|end| *end > Instant::now());
+            (state.hold.end(), file_end.into_iter().chain(parted).min())
         };
         let mut versions = self.version.subscribe();
         tokio::select! {
             // The sender lives as long as this.
             _ = versions.wait_for(|now| *now != version) => {}
             () = end => self.release("its time has passed"),
-            () = sleep_until_some(file_end) => self.version.send_modify(|version| *version += 1),
+            () = sleep_until_some(other_end) => self.version.send_modify(|version| *version += 1),
         }
     }
 
@@ -482,6 +485,11 @@ impl LiveObject {
     /// Returns its kind and name.
     fn key(&self) -> (&'static str, &str) {
         (self.kind.0, &self.name)
+    }
+
+    /// Returns whether its text is here, and not in the cache file alone.
+    fn has_text(&self) -> bool {
+        !self.entry.lock().is_empty()
     }
 
     fn namespace(&self) -> &str {
