@@ -216,12 +216,15 @@ impl ConnectionTunnel {
         let delivery = open.finish(&outcome, silence);
         drop((tls, account));
         let client = socket.into_inner().filter(|_| is_clean && sent >= LAST_BYTES_MIN);
-        if let Some(client) = client {
-            let closed = linger::close_gracefully(client, LAST_BYTES_DEADLINE);
-            peer.listener.drain.run_until_closed(closed).await;
-        }
-        if let Some(delivery) = delivery {
-            delivery.await;
+        let client = async {
+            if let Some(client) = client {
+                let closed = linger::close_gracefully(client, LAST_BYTES_DEADLINE);
+                peer.listener.drain.run_until_closed(closed).await;
+            }
+        };
+        match delivery {
+            Some(delivery) => drop(tokio::join!(client, delivery)),
+            None => client.await,
         }
         drop(guards);
     }
