@@ -153,11 +153,14 @@ impl Listeners {
         let all = config.all_listeners();
         for entry in &self.state.lock().entries {
             let old = entry.listener.rules();
-            if let Some(new) = all.iter().find(|new| old.config.is_same_socket(new)) {
+            let same = all.iter().find(|new| old.config.is_same_socket(new)).cloned();
+            // One that moves may have to stay at its old port.
+            let moved = || all.iter().find_map(|new| new.at_address_of(&old.config));
+            if let Some(new) = same.or_else(moved) {
                 // Lines may differ although the rules are equal.
-                entry.listener.replace_rules(new);
+                entry.listener.replace_rules(&new);
                 let is_open = matches!(entry.socket, SocketState::Open(_));
-                has_changed |= is_open && *new != old.config;
+                has_changed |= is_open && new != old.config;
             }
         }
         has_changed
@@ -199,7 +202,8 @@ impl Listeners {
         };
         let used = state.configured.iter().filter(|new| is_used(new)).cloned();
         let mut entries: Vec<_> = used.map(entry).collect();
-        self.move_to_new_ports(&mut entries, &mut old);
+        // One that stays takes its port from others, which stay then too.
+        while entries.iter_mut().filter_map(|entry| self.moved(entry, &mut old)).count() > 0 {}
         // First, because a new listener may use one of their addresses.
         for entry in old {
             self.remove(state, entry);
@@ -222,26 +226,22 @@ impl Listeners {
         }
     }
 
-    /// Binds the addresses whose ports no old listener has. If that fails, an open listener of the
-    /// same name takes the place of the new one.
-    fn move_to_new_ports(&self, entries: &mut [Entry], old: &mut Vec<Entry>) {
-        for entry in entries {
-            let new = entry.listener.rules();
-            let is_new = matches!(entry.socket, SocketState::Closed(_));
-            if !is_new || addresses(old).any(|one| one.port() == new.config.bind.port()) {
-                continue;
-            }
-            entry.socket = SocketState::of(bind(&new.config, &self.from));
-            let is_former = |old: &Entry| {
-                old.listener.rules().config.name == new.config.name
-                    && matches!(old.socket, SocketState::Open(_))
-            };
-            if let SocketState::Closed(why) = &entry.socket
-                && let Some(place) = old.iter().position(is_former)
-            {
-                *entry = Entry { unmoved: Some(why.clone()), ..old.swap_remove(place) };
-            }
+    /// Binds the address of a new listener whose port no old one has. If that fails, an open older
+    /// version of it takes its place. Returns none if nothing has changed.
+    fn moved(&self, entry: &mut Entry, old: &mut Vec<Entry>) -> Option<()> {
+        let new = entry.listener.rules();
+        let is_new = matches!(entry.socket, SocketState::Closed(_));
+        if !is_new || addresses(old).any(|one| one.port() == new.config.bind.port()) {
+            return None;
         }
+        entry.socket = SocketState::of(bind(&new.config, &self.from));
+        let SocketState::Closed(why) = &entry.socket else { return Some(()) };
+        let place = old.iter().position(|old| {
+            let is_open = matches!(old.socket, SocketState::Open(_));
+            is_open && new.config.at_address_of(&old.listener.rules().config).is_some()
+        })?;
+        *entry = Entry { unmoved: Some(why.clone()), ..old.swap_remove(place) };
+        Some(())
     }
 
     /// Returns descriptors of the sockets of all open listeners, for a successor.

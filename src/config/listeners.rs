@@ -205,6 +205,14 @@ impl Listener {
         let is_same = self.bind == other.bind && protocol(self) == protocol(other);
         is_same && (self.bind.port() != 0 || self.name == other.name)
     }
+
+    /// Returns this version of a listener at the address of an older one, if that has its name and
+    /// protocol. A binding has no older version with another address.
+    pub fn at_address_of(&self, old: &Self) -> Option<Self> {
+        let moved = Self { bind: old.bind, ..self.clone() };
+        let is_moved = !self.is_binding() && self.name == old.name && old.is_same_socket(&moved);
+        is_moved.then_some(moved)
+    }
 }
 
 impl Type for Listener {

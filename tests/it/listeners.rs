@@ -324,12 +324,17 @@ fn a_listener_whose_new_port_is_in_use_stays_at_the_old_one_until_that_is_free()
         let problem = format!("listener `tls` is still at {old}: cannot listen on {new}");
         assert!(text.contains(&problem), "{text}");
 
+        let mut open = passed_on(net, ROUTES, "a.example").await;
+        edit(&gateway, "[a.example]", "[b.example]", "error").await;
+        is_reset(&mut open).await;
+        passed_on(net, ROUTES, "b.example").await;
+
         drop(taken);
         let mesh = std::fs::read_to_string(gateway.file("mesh.yaml")).expect("a file");
         replace(&gateway.file("mesh.yaml"), &format!("# again\n{mesh}"));
         let connect = async || TcpStream::connect(net.address(1, EXTRA)).await;
         let _ = until("the new port", connect, Result::is_ok).await;
-        passed_on(net, EXTRA, "a.example").await;
+        passed_on(net, EXTRA, "b.example").await;
         refused(net, ROUTES).await;
         assert_eq!(page(&gateway).await["problems"], serde_json::json!([]));
     });
