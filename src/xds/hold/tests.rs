@@ -6,16 +6,14 @@ use crate::xds::cache::Recorder;
 use crate::xds::client::Resource;
 use crate::xds::client::{Client, Mode, Response, StreamEnd, Subscription};
 use crate::xds::store::Store;
-use crate::xds::tests::{policy, resource, workload};
+use crate::xds::tests::{self as samples, policy, resource, workload};
 
 const TIME: Duration = Duration::from_secs(600);
 
 fn service(index: usize) -> Resource {
     let hostname = format!("s{index}.app");
-    let name = format!("app/{hostname}");
-    let service = proto::Service { namespace: "app".into(), hostname, ..proto::Service::default() };
-    let message = proto::Address { r#type: Some(proto::address::Type::Service(service)) };
-    resource(ADDRESS, &name, "1", &message)
+    let from = proto::Service { namespace: "app".into(), hostname, ..proto::Service::default() };
+    samples::service(from)
 }
 
 struct Gateway {

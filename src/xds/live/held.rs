@@ -4,7 +4,7 @@
 //! in the contents, although no list has them. A held Pod goes once another one has its address.
 //! Kinds are listed one after another, so a removal by a list waits for the others.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -145,22 +145,18 @@ impl State {
         changes.entry(POLICY).or_default();
         self.announce(&changes, before.len() + self.parted.len());
         drop(old);
-        let parted = mem::take(&mut self.parted);
-        let times = parted.iter().map(|(since, one)| (one.key(), *since));
-        let times: HashMap<_, _> = times.collect();
-        before.extend(parted.iter().map(|(_, one)| Arc::clone(one)));
+        let before = before.into_iter().map(|one| (now, one)).chain(mem::take(&mut self.parted));
         let mut bytes = 0;
-        let (mut held, mut gone): (Vec<_>, Vec<_>) =
-            before.into_iter().partition(|one| self.hold.contains(one.kind.0, &one.name));
-        gone.retain(|one| {
+        let (held, mut gone): (Vec<_>, Vec<_>) =
+            before.partition(|(_, one)| self.hold.contains(one.kind.0, &one.name));
+        gone.retain(|(_, one)| {
             let is_parted = one.kind.0 == POLICY && !known.contains(&one.key());
             bytes += if is_parted { one.bytes } else { 0 };
             is_parted && bytes <= PARTED_BYTES_MAX && !closed.contains(one.namespace())
         });
-        let since = |one: &LiveObject| times.get(&one.key()).copied().unwrap_or(now);
-        self.parted = gone.into_iter().map(|one| (since(&one), one)).collect();
+        self.parted = gone;
         drop(known);
-        selected.append(&mut held);
+        selected.extend(held.into_iter().map(|(_, one)| one));
         selected.sort_by(|one, other| one.key().cmp(&other.key()));
         selected
     }

@@ -9,15 +9,13 @@ use crate::snapshot::mesh::{Mesh, Template};
 use crate::xds::tests::{self as samples, resource, workload};
 
 fn service(namespace: &str, canonical: bool) -> Resource {
-    let service = proto::Service {
+    samples::service(proto::Service {
         name: "echo".into(),
         namespace: namespace.into(),
         hostname: "Echo.app".into(),
         canonical,
         ..proto::Service::default()
-    };
-    let message = proto::Address { r#type: Some(proto::address::Type::Service(service)) };
-    resource(ADDRESS, &format!("{namespace}/Echo.app"), "1", &message)
+    })
 }
 
 fn policy(scope: i32, port: u32) -> Resource {

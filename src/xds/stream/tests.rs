@@ -31,7 +31,7 @@ use crate::snapshot::mesh::{Service, Workload};
 use crate::tls::issue::istio::check_answer;
 use crate::xds::client::Resource;
 use crate::xds::store::{ADDRESS, CLUSTER};
-use crate::xds::tests::{policy, resource, workload};
+use crate::xds::tests::{self as samples, policy, resource, workload};
 
 /// Stream of a recording.
 struct Call {
@@ -380,12 +380,10 @@ async fn a_recorded_istiod_leads_to_the_expected_snapshots_and_answers() {
 
 fn service(name: &str, port: u32) -> Resource {
     let hostname = format!("{name}.app");
-    let name = format!("app/{hostname}");
     let ports = vec![proto::Port { service_port: port, target_port: port, app_protocol: 0 }];
-    let service =
+    let from =
         proto::Service { namespace: "app".into(), hostname, ports, ..proto::Service::default() };
-    let message = proto::Address { r#type: Some(proto::address::Type::Service(service)) };
-    resource(ADDRESS, &name, "1", &message)
+    samples::service(from)
 }
 
 fn export(name: &str) -> Resource {

@@ -29,6 +29,13 @@ pub(crate) fn workload(uid: &str, version: &str) -> Resource {
     resource(ADDRESS, uid, version, &message)
 }
 
+/// Returns a service, named by its namespace and hostname.
+pub(crate) fn service(from: proto::Service) -> Resource {
+    let name = format!("{}/{}", from.namespace, from.hostname);
+    let message = proto::Address { r#type: Some(proto::address::Type::Service(from)) };
+    resource(ADDRESS, &name, "1", &message)
+}
+
 /// Returns the policy `app/p` about a port. An invalid port gives it an unknown action.
 pub(crate) fn policy(scope: i32, port: u32, version: &str) -> Resource {
     let one = security::Match { destination_ports: vec![port], ..security::Match::default() };

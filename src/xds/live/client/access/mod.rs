@@ -277,7 +277,8 @@ async fn run(plugin: &ExecConfig) -> anyhow::Result<Json> {
         child.stdin(Stdio::inherit()).stderr(Stdio::inherit());
     }
     let output = timeout(PLUGIN_DEADLINE, child.kill_on_drop(true).output()).await;
-    let output = output.map_err(|_| anyhow!("{command} has not ended within 30s"))?;
+    let output =
+        output.map_err(|_| anyhow!("{command} has not ended within {PLUGIN_DEADLINE:?}"))?;
     let output = output.map_err(|error| anyhow!("{command}: {error}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command}: {} {}", output.status, errors.trim());
