@@ -4,18 +4,21 @@
 //! ClientHello on another connection. The fields are read from the whole message.
 
 use std::borrow::Cow;
+use std::cell::Cell;
+
+use crate::labels::labelled;
 
 /// Random of a ClientHello (RFC 8446 section 4.1.2).
 pub type ClientRandom = [u8; 32];
 
 /// Content type of a handshake record (RFC 8446 section 5.1).
-const HANDSHAKE: u8 = 22;
+pub(super) const HANDSHAKE: u8 = 22;
 /// Message type of a ClientHello (RFC 8446 section 4).
 const CLIENT_HELLO: u8 = 1;
 /// Bytes before the random: message type, length and legacy version.
 const HEAD_BYTES: usize = 4 + 2;
 /// Bytes of the header of a record: content type, version and length.
-const RECORD_HEADER_BYTES: usize = 1 + 2 + 2;
+pub(super) const RECORD_HEADER_BYTES: usize = 1 + 2 + 2;
 /// Limit of the bytes of a record (RFC 8446 section 5.1), and the first byte of its version.
 const RECORD_BYTES_MAX: usize = 1 << 14;
 const RECORD_VERSION: u8 = 3;
@@ -162,6 +165,43 @@ pub fn message(records: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(message)
 }
 
+labelled! {
+    /// First ALPN protocol that a ClientHello offers.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OfferedProtocol {
+        H2 = "h2",
+        Http11 = "http/1.1",
+        /// Protocols of Istio's sidecars, which all begin with this name.
+        Istio = "istio",
+        Other = "other",
+        None = "none",
+        #[default]
+        Unknown = "unknown",
+    }
+}
+
+impl OfferedProtocol {
+    /// Reads the first bytes of a client, [`Self::Unknown`] unless they have the whole ClientHello,
+    /// which ends at `end`.
+    pub fn read(bytes: &[u8], end: Option<usize>) -> Self {
+        let first = Cell::new(Self::None);
+        let note = |name: &[u8]| {
+            if first.get() == Self::None {
+                first.set(match name {
+                    b"h2" => Self::H2,
+                    b"http/1.1" => Self::Http11,
+                    name if name.starts_with(b"istio") => Self::Istio,
+                    _ => Self::Other,
+                });
+            }
+            false
+        };
+        let message = end.and_then(|end| message(bytes.get(..end)?));
+        let fields = message.as_deref().and_then(|message| ClientHelloFields::read(message, note));
+        fields.map_or(Self::Unknown, |_| first.get())
+    }
+}
+
 impl<'a> ClientHelloFields<'a> {
     /// Reads a whole message (RFC 8446 section 4.1.2), given which protocols are wanted. Other
     /// extensions are not examined, as they are for the endpoint. Returns `None` if the message is
@@ -204,17 +244,17 @@ impl<'a> ClientHelloFields<'a> {
 
 /// Part of a message that was not read yet.
 #[derive(Debug)]
-struct Rest<'a>(&'a [u8]);
+pub(super) struct Rest<'a>(pub(super) &'a [u8]);
 
 impl<'a> Rest<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+    pub(super) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
         Some(taken)
     }
 
     /// Takes bytes after their length, which has `width` bytes.
-    fn take_sized(&mut self, width: usize) -> Option<&'a [u8]> {
+    pub(super) fn take_sized(&mut self, width: usize) -> Option<&'a [u8]> {
         let length = self.0.get(..width)?.iter();
         let length = length.fold(0, |length, &byte| (length << 8) | usize::from(byte));
         let sized = self.0.get(width..)?.get(..length)?;
@@ -290,6 +330,38 @@ mod tests {
         for size in [200, 103, 1] {
             let whole = records(&message(1), size);
             assert_eq!(super::message(&whole).as_deref(), Some(&message(1)[..]), "{size}");
+        }
+    }
+
+    #[test]
+    fn the_first_protocol_of_a_whole_hello_is_read() {
+        let sized = |bytes: &[u8]| {
+            let length = u8::try_from(bytes.len()).expect("short");
+            [&[length][..], bytes].concat()
+        };
+        let hello = |names: &[&str]| {
+            let names: Vec<u8> = names.iter().flat_map(|name| sized(name.as_bytes())).collect();
+            let alpn = [&[0, 16, 0][..], &sized(&[&[0][..], &sized(&names)].concat())].concat();
+            let extensions = if names.is_empty() { Vec::new() } else { alpn };
+            let body = [&[3, 3][..], &RANDOM, &[0, 0, 2, 0x13, 1, 1, 0, 0], &sized(&extensions)];
+            records(&[&[1, 0, 0][..], &sized(&body.concat())].concat(), 50)
+        };
+        for (names, expected) in [
+            (&["h2", "http/1.1"][..], OfferedProtocol::H2),
+            (&["http/1.1", "h2"], OfferedProtocol::Http11),
+            (&["istio-peer-exchange", "istio"], OfferedProtocol::Istio),
+            (&["postgresql"], OfferedProtocol::Other),
+            (&[], OfferedProtocol::None),
+        ] {
+            let whole = hello(names);
+            let (_, end) = read(&whole, 500).expect("a hello");
+            assert_eq!(end, Some(whole.len()));
+            let more = [&whole[..], b"early data"].concat();
+            assert_eq!(OfferedProtocol::read(&more, end), expected, "{names:?}");
+            let part = &whole[..whole.len() - 1];
+            for end in [end, None] {
+                assert_eq!(OfferedProtocol::read(part, end), OfferedProtocol::Unknown);
+            }
         }
     }
 

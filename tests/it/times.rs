@@ -105,5 +105,7 @@ fn the_answer_to_a_client_hello_inside_a_tunnel_is_timed() {
         tls.read_to_end(&mut answer).await.expect("an answer");
         assert_eq!(answer, b"hello");
         assert_eq!(count(&gateway, "inner_handshake", "network").await, 1.0);
+        let answers = "strait_inner_handshakes_total{alpn=\"h2\",version=\"1.3\"}";
+        assert_eq!(gateway.metric(answers).await, 1.0);
     });
 }

@@ -19,7 +19,8 @@ use crate::datapath::io::acks::AckWatch;
 use crate::datapath::limits::loop_detection::{self, InFlight};
 use crate::reason::Reason;
 use crate::telemetry::Record;
-use crate::wire::client_hello::ClientHelloScanner;
+use crate::wire::ServerAnswer;
+use crate::wire::client_hello::{ClientHelloScanner, OfferedProtocol};
 
 use super::downstream::{Downstream, Pace};
 use super::open::{End, Open};
@@ -54,6 +55,8 @@ const _: () = assert!(size_of::<TunnelCopy>() <= 512);
 #[derive(Debug, Default)]
 struct AwaitedAnswer {
     hello: ClientHelloScanner,
+    protocol: OfferedProtocol,
+    answer: Option<ServerAnswer>,
     /// Entry in the loop detection, once the random has arrived.
     loop_entry: Option<InFlight>,
     /// True if the gateway of another network judges the endpoint.
@@ -248,6 +251,8 @@ impl TunnelCopy {
             let is_remote = self.open.upstream.grant.endpoint.remote.is_some();
             let mut awaited = AwaitedAnswer { is_remote, ..AwaitedAnswer::default() };
             if awaited.read(slices, record)? {
+                let first = slices.first().map_or(&[][..], |slice| slice);
+                awaited.protocol = OfferedProtocol::read(first, awaited.hello_bytes());
                 self.awaited = Some(Box::new(awaited));
             }
         }
@@ -423,8 +428,9 @@ impl TunnelCopy {
         self.open.record.add_sent(read.bytes as u64);
         if let Some(awaited) = self.awaited.take() {
             self.open.upstream.grant.endpoint.state.record_answer();
-            if let Some(since) = awaited.since {
-                self.open.record.inner_hello_answered(since.elapsed());
+            if let (Some(since), Some(answer)) = (awaited.since, awaited.answer) {
+                let time = since.elapsed();
+                self.open.record.inner_hello_answered(time, awaited.protocol, answer);
             }
         }
         self.last_output = downstream.output.written_position();
@@ -452,6 +458,7 @@ impl TunnelCopy {
     /// a vectored read costs more.
     fn read_into(&mut self, capacity: usize, downstream: &mut Downstream) -> io::Result<ReadBytes> {
         let (stream, progress) = (&mut self.open.upstream.stream, &mut self.progress);
+        let awaited = &mut self.awaited;
         let room = ReadRoom {
             bytes: capacity,
             records: if self.flags.reads_much { usize::MAX } else { 1 },
@@ -459,6 +466,10 @@ impl TunnelCopy {
         let Downstream { output, layer, .. } = downstream;
         output.read_from(self.key.id, room, layer, |slices| {
             let count = stream.try_read(slices)?;
+            if let (Some(awaited), Some(first)) = (&mut *awaited, slices.first()) {
+                let read = first.get(..count).unwrap_or(first);
+                awaited.answer = (count > 0).then(|| ServerAnswer::read(read));
+            }
             if let Some(last) = last_bytes(slices, count) {
                 progress.record_endpoint_bytes(last);
             }

@@ -97,6 +97,8 @@ metrics! {
             by "kind" of AcceptError::ALL.map(AcceptError::label);
         dials: Counters = "strait_dials", "Dials of one endpoint, by result",
             by "result" of ["ok", "refused", "timeout", "failed", "denied"];
+        pub(super) inner_handshakes: Family<Labels<2>, Counter> = "strait_inner_handshakes",
+            "Answers to the ClientHello inside a CONNECT, by its first protocol and by version";
         pub(crate) gateway_probes: Counters = "strait_gateway_probes",
             "Probes of gateways of other networks, by result",
             by "result" of ProbeResult::ALL.map(ProbeResult::label);

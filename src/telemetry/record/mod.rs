@@ -22,6 +22,8 @@ use crate::telemetry::{
     Destination, DestinationService, Handshake, Metrics, Proximity, RemoteNetwork, Source,
     WorkloadLabels,
 };
+use crate::wire::ServerAnswer;
+use crate::wire::client_hello::OfferedProtocol;
 
 /// Bytes of a text from a peer that are logged. A valid authority is never longer.
 const MAX_TEXT: usize = 260;
@@ -289,9 +291,16 @@ impl Record {
         }
     }
 
-    /// Records the time for which the ClientHello inside the tunnel waited for an answer.
-    pub fn inner_hello_answered(&self, time: Duration) {
+    /// Records the answer to the ClientHello inside the tunnel, and the time for which it waited.
+    pub fn inner_hello_answered(
+        &self,
+        time: Duration,
+        offered: OfferedProtocol,
+        answer: ServerAnswer,
+    ) {
         self.took(Stage::InnerHello, to_micros(time).into());
+        let labels = [("alpn", offered.label()), ("version", answer.label())];
+        self.metrics.inner_handshakes.get_or_create(&labels).inc();
     }
 
     fn open(&self) -> Option<&OpenTunnel> {

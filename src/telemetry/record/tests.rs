@@ -247,7 +247,8 @@ async fn the_stages_of_a_tunnel_are_timed_one_after_the_other() {
     tunnel.add_received(5);
     tunnel.add_sent(0);
     wait(400).await;
-    tunnel.inner_hello_answered(Duration::from_millis(300));
+    let (offered, answer) = (OfferedProtocol::H2, ServerAnswer::Tls13);
+    tunnel.inner_hello_answered(Duration::from_millis(300), offered, answer);
     tunnel.add_sent(5);
     wait(2000).await;
     tunnel.add_sent(5);

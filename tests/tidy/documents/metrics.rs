@@ -13,6 +13,8 @@ use strait::telemetry::{
     Destination, DestinationService, Metrics, OLD_NAMES, Proximity, Record, RemoteNetwork,
 };
 use strait::tools::samples;
+use strait::wire::ServerAnswer;
+use strait::wire::client_hello::OfferedProtocol;
 use tokio::time::Instant;
 
 use super::page::{assert_generated, table};
@@ -44,7 +46,12 @@ fn sampled(metrics: &Arc<Metrics>) {
     open.begin_dial(Instant::now());
     open.set_open(destination, &Arc::default(), Some(remote), Proximity::Remote);
     open.add_sent(1);
-    open.inner_hello_answered(Duration::ZERO);
+    for answer in ServerAnswer::ALL {
+        open.inner_hello_answered(Duration::ZERO, OfferedProtocol::H2, answer);
+    }
+    for offered in OfferedProtocol::ALL {
+        open.inner_hello_answered(Duration::ZERO, offered, ServerAnswer::Tls13);
+    }
     open.finish(Reason::Completed);
     drop(open);
     let mut failed = Record::new(metrics, &source, "echo:80");
