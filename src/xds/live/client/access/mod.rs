@@ -20,7 +20,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::header::AUTHORIZATION;
 use http::uri::Scheme;
-use http::{HeaderValue, Request, Uri};
+use http::{HeaderValue, Request, StatusCode, Uri};
 use hyper_rustls::{
     DefaultServerNameResolver, FixedServerNameResolver, HttpsConnector, MaybeHttpsStream,
     ResolveServerName,
@@ -103,10 +103,15 @@ pub(super) async fn client(config: Config) -> anyhow::Result<Client> {
     let send = service_fn(move |mut request: Request<Body>| {
         let (access, http) = (Arc::clone(&access), http.clone());
         async move {
-            if let Some(value) = access.credentials().await?.authorization.clone() {
-                request.headers_mut().insert(AUTHORIZATION, value);
+            let sent = access.credentials().await?.authorization.clone();
+            if let Some(value) = &sent {
+                request.headers_mut().insert(AUTHORIZATION, value.clone());
             }
-            Ok::<_, BoxError>(http.request(request).await?)
+            let response = http.request(request).await?;
+            if response.status() == StatusCode::UNAUTHORIZED {
+                access.refused(sent).await;
+            }
+            Ok::<_, BoxError>(response)
         }
     });
     let service = Retry::new(RetryPolicy::server_retry(), headers.layer(send));
@@ -118,6 +123,14 @@ impl Access {
     fn new(config: Config) -> Self {
         let unread = Credentials { until: Some(SystemTime::UNIX_EPOCH), ..Credentials::default() };
         Self { config, credentials: Mutex::new(unread) }
+    }
+
+    /// Has credentials read again that the API server refuses, as client-go does.
+    async fn refused(&self, sent: Option<HeaderValue>) {
+        let mut known = self.credentials.lock().await;
+        if known.until.is_some() && known.authorization == sent {
+            known.until = Some(SystemTime::UNIX_EPOCH);
+        }
     }
 
     /// Opens a connection.

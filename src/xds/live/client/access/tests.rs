@@ -74,6 +74,38 @@ async fn a_token_file_is_read_again_and_its_last_content_stays() {
     assert!(until > SystemTime::now());
 }
 
+#[tokio::test]
+async fn a_token_that_the_server_refuses_is_read_again_for_the_next_request() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+    let port = listener.local_addr().expect("an address").port();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.expect("a head"));
+            }
+            let is_new = String::from_utf8_lossy(&head).contains("Bearer new\r\n");
+            let status = if is_new { "200 OK" } else { "401 Unauthorized" };
+            let answer =
+                format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}");
+            stream.write_all(answer.as_bytes()).await.expect("a write");
+        }
+    });
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(file.path(), "old").expect("a write");
+    let mut config = Config::new(format!("http://127.0.0.1:{port}").parse().expect("a URI"));
+    config.auth_info = serde_json::from_value(json!({"tokenFile": file.path()})).expect("a user");
+    let client = client(config).await.expect("a client");
+    let asked = async || {
+        let request = Request::get("/version").body(Vec::new()).expect("a request");
+        client.request_text(request).await
+    };
+    assert!(asked().await.is_err(), "the old token");
+    fs::write(file.path(), "new").expect("a write");
+    assert_eq!(asked().await.expect("an answer"), "{}");
+}
+
 /// Returns a user with a plugin of this shell script, whose runs a file counts.
 fn plugin(script: &str, file: &Path) -> Json {
     let script = format!("printf x >>\"$FILE\"; count=$(wc -c <\"$FILE\"); {script}");
