@@ -99,6 +99,14 @@ CASES = {
     "without defaults": {
         **MANUAL, "podDisruptionBudget": None, "strategy": {"type": "Recreate", "rollingUpdate": None},
     },
+    # Keys of sections whose other keys are those of the pod.
+    "parts of the pod's sections": {
+        **MANUAL, "config": {
+            "gateway": {"locality": {"region": "us-east"}}, "identity": {"ttl": "12h"},
+            "trust": {"clusters": [{"name": "west", "issuers": ["0" * 64]}]},
+            "discovery": {"hold": "20m"},
+        },
+    },
     "another budget": {
         **MANUAL, "managed": True, "gateway": {"create": False},
         "podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": None},
@@ -113,7 +121,14 @@ WRONG = [
     ({"image": {"tga": "1"}}, "tga"),
     ({"autoscaling": {"targetDescriptors": "1k"}}, "targetDescriptors"),
     ({"config": {"limits": {"connectons": 1}}}, "connectons"),
+    ({"config": {"trust": {"domians": []}}}, "domians"),
+    ({"config": {"discovery": {"hodl": "20m"}}}, "hodl"),
     ({"istiod": "istiod.istio-system.svc"}, "istiod"),
+    ({"istiod": "https://istiod.istio-system.svc:15012"}, "istiod"),
+    ({"name": "East_West"}, "name"),
+    ({"trustDomain": "spiffe://east.local"}, "trustDomain"),
+    ({"trustDomains": ["spiffe://west.local"]}, "trustDomains"),
+    ({"image": {"repository": "registry:5000/strait:1"}}, "repository"),
     ({"terminationGracePeriodSeconds": "30s"}, "terminationGracePeriodSeconds"),
     ({"cluster": ""}, "`cluster` is required"),
     ({"network": ""}, "`network` is required"),
@@ -245,9 +260,20 @@ def values_schema():
     """The schema of the values: our own, with that of strait.yaml below `config`."""
     schema = yaml.safe_load((check.HERE / "values.schema.yaml").read_text())
     config = json.loads((TOP / "docs" / "strait.schema.json").read_text())
-    # The pod says what strait.yaml leaves out.
+    # The pod says what strait.yaml leaves out, whole sections and keys of them.
     for key in ("$schema", "required", "title"):
         config.pop(key)
+    for name in ("gateway", "identity", "trust", "discovery"):
+        section = config["properties"][name]
+        section["required"] = []
+        # Without `kind`, that of the pod is meant.
+        if "oneOf" in section:
+            section["anyOf"] = section.pop("oneOf")
+            for kind in section["anyOf"]:
+                kind["required"] = []
+    trust = config["properties"]["trust"]
+    domains = {"required": ["domains"]}
+    trust["allOf"] = [each for each in trust["allOf"] if domains not in each.get("anyOf", [])]
     schema["properties"]["config"] = config
     return json.dumps(schema, indent=1) + "\n"
 
