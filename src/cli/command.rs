@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::LazyLock;
 
 use clap::{Args, Parser, Subcommand};
 
 use super::source::ConfigArgs;
+use super::text::VERSION;
 use super::{ask, bug_report, check, doctor, drain, explain, link, proxy, schema, status, trust};
 use crate::app;
 
@@ -25,15 +25,6 @@ const EXAMPLES_OF_TOOLS: &str = "
   strait load --help            measure it, or any other HBONE gateway
   strait conformance --help     check it, or any other HBONE gateway
   strait top                    the dashboard in a terminal";
-
-/// Version and, in a release, the commit that was built. A build without git has no commit.
-static VERSION: LazyLock<String> = LazyLock::new(|| {
-    let version = env!("CARGO_PKG_VERSION");
-    match option_env!("STRAIT_COMMIT") {
-        None | Some("") => version.to_owned(),
-        Some(commit) => format!("{version} ({commit})"),
-    }
-});
 
 /// An east-west gateway data plane for multicluster service meshes.
 #[derive(Debug, Parser)]

@@ -4,11 +4,21 @@
 //! they could control the terminal.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 
 use crate::labels::{escape_control, join, printed};
+
+/// Version and, in a release, the commit that was built. A build without git has no commit.
+pub(super) static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let version = env!("CARGO_PKG_VERSION");
+    match option_env!("STRAIT_COMMIT") {
+        None | Some("") => version.to_owned(),
+        Some(commit) => format!("{version} ({commit})"),
+    }
+});
 
 /// Column of a table: its header, and the function that formats the cell of a row.
 pub(super) type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);

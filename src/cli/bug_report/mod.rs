@@ -17,7 +17,7 @@ use self::redact::{Redactor, is_secret_name};
 use super::ask::{Admin, run_admin_command};
 use super::doctor;
 use super::source::ConfigArgs;
-use super::text::print;
+use super::text::{VERSION, print};
 use crate::app::control_planes;
 use crate::config::{Examined, Identity, Source};
 use crate::yaml::Findings;
@@ -26,6 +26,7 @@ const EXAMPLES: &str = "\
 Examples:
   strait bug-report -c strait.yaml
   strait bug-report -c strait.yaml --to report.tar --log /var/log/strait.log
+  sudo -u strait strait bug-report -c /etc/strait/strait.yaml --to /tmp/report.tar
   kubectl exec -n istio-system deploy/eastwest -- /strait bug-report --to - > report.tar";
 
 /// Pages of the running gateway, each with its file.
@@ -58,8 +59,9 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 /// the end of a log file.
 ///
 /// Private keys, tokens, passwords and the values of headers are removed. Names, addresses and
-/// identities stay: read the archive before you publish it. Without a running gateway its pages
-/// are left out.
+/// identities stay: read the archive before you publish it. Pages that no gateway answers at the
+/// admin port have the cause in their place. If the configuration cannot be used, the default port
+/// is asked.
 ///
 /// Exits 0 if the archive was written, 1 if not, 2 if the command line is wrong.
 #[derive(Debug, clap::Args)]
@@ -123,7 +125,7 @@ async fn contents(
     config: Result<String, Findings>,
     examined: &Examined,
 ) -> Vec<(&'static str, String)> {
-    let version = format!("strait {}\n", env!("CARGO_PKG_VERSION"));
+    let version = format!("strait {}\n", *VERSION);
     let host = HOST.map(|file| format!("# {file}\n{}\n", or_cause(tail(Path::new(file)))));
     let config = config.unwrap_or_else(|_| "# cannot be read, see doctor.json\n".to_owned());
     let report = doctor::examine(source, examined.clone(), false).await;
@@ -137,8 +139,8 @@ async fn contents(
     if let Some(log) = &args.log {
         files.push(("log.txt", or_cause(tail(log))));
     }
-    let Some(config) = &examined.config else { return files };
-    let admin = Admin::at(config.admin.bind);
+    // A gateway runs on with its last good state while its file has mistakes.
+    let admin = Admin::at(doctor::admin_of(examined));
     for (name, path) in PAGES {
         let asking = async {
             let answer = admin.request(Method::GET, path, &()).await?;

@@ -10,6 +10,7 @@ mod host;
 mod network;
 mod running;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -18,7 +19,7 @@ use super::ask::run_admin_command;
 use super::source::ConfigArgs;
 use super::text::print;
 use crate::app;
-use crate::config::{Examined, Source};
+use crate::config::{ADMIN, Examined, Source};
 use crate::output::Output;
 use crate::yaml::Severity;
 
@@ -81,12 +82,17 @@ pub(super) async fn examine(source: &Source, examined: Examined, may_request: bo
     checks.extend(network);
     if let Some(config) = &examined.config {
         checks.extend(host::limits(config, root));
-        checks.extend(running::gateway(config.admin.bind).await);
     }
+    checks.extend(running::gateway(admin_of(&examined)).await);
     checks.extend(host::mtu(root));
     checks.splice(0..0, configuration(source, &report));
     let ok = checks.iter().all(|one| one.outcome != Outcome::Failure);
     Report { ok, checks }
+}
+
+/// Returns the admin port of a configuration, the default one if that cannot be used.
+pub(super) fn admin_of(examined: &Examined) -> SocketAddr {
+    examined.config.as_ref().map_or(ADMIN, |config| config.admin.bind)
 }
 
 /// Returns the findings of `strait check`.
