@@ -315,9 +315,9 @@ fn every_sum_of_bytes_over_ztunnels_and_gateway_counts_them_once() {
 }
 
 #[test]
-fn held_removals_ejected_gateways_panics_and_stalls_raise_an_alert_for_a_while() {
+fn holds_ejections_refused_peers_panics_and_stalls_raise_an_alert_for_a_while() {
     run(async {
-        let test = "held_removals_ejected_gateways_panics_and_stalls_raise_an_alert_for_a_while";
+        let test = "holds_ejections_refused_peers_panics_and_stalls_raise_an_alert_for_a_while";
         if !peers::exists(PROMTOOL, test, "type `make promtool`") {
             return;
         }
@@ -327,10 +327,13 @@ fn held_removals_ejected_gateways_panics_and_stalls_raise_an_alert_for_a_while()
         // An attempt ends the ejection in each fourth minute.
         let ejected: Values =
             |minute| f64::from(u8::from((10..20).contains(&minute) && minute % 4 > 0));
+        let refused: Values = |minute| 60.0 * (minute.clamp(10, 22) - 10) as f64;
+        let reason = ",reason=\"untrusted_domain\"";
         let gateway = ",network=\"west\",gateway=\"192.0.2.7:15008\"";
         for (alert, metric, labels, values, first) in [
             ("StraitRemovalsHeld", "strait_xds_held_removals", "", held, 10),
             ("StraitGatewayEjected", "strait_remote_gateway_ejected", gateway, ejected, 19),
+            ("StraitPeersRefused", "strait_handshakes_refused_total", reason, refused, 21),
             ("StraitPanics", "strait_panics_total", "", once, 10),
             ("StraitWorkerStalls", "strait_worker_stalls_total", "", once, 10),
         ] {
