@@ -345,7 +345,8 @@ impl Report {
                  gateway's own cluster are refused",
                 own.escape_debug()
             );
-            self.findings.0.push(Finding::warning(&examined.trust_place, what, ""));
+            let how = "it there if they are to connect";
+            self.findings.0.push(Finding::warning(&examined.trust_place, what, how));
         }
     }
 

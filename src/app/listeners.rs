@@ -101,7 +101,7 @@ impl SocketState {
 }
 
 fn bind(listener: &config::Listener, from: &SocketSource) -> anyhow::Result<Reserved> {
-    let key = format!("bind of {}", listener.name);
+    let key = format!("listeners[].bind of {}", listener.name);
     with_bind_context(from.reserve(listener.bind), &key, listener.bind)
 }
 

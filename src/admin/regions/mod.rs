@@ -269,7 +269,8 @@ impl DrainRequest {
         self.check_count(before)?;
         let names = join_names(lost);
         // Rejection of its tunnels is the purpose of a drained service.
-        let is_meant = self.force || matches!(self.target, DrainTarget::Service(_));
+        let is_service = matches!(self.target, DrainTarget::Service(_));
+        let is_meant = self.force || is_service;
         if !lost.is_empty() && !is_meant {
             let text = format!(
                 "{target} is not evacuated: no endpoint would be left for {names}; write --force \
@@ -278,8 +279,9 @@ impl DrainRequest {
             return Err((StatusCode::CONFLICT, text));
         }
         let (is, end) = (self.tense(), self.end(next));
+        let new = if is_service { "new tunnels are rejected" } else { "new tunnels avoid it" };
         let mut text = format!(
-            "{target} {is} evacuated: new tunnels avoid it, open ones go on; it ends {end}\n\
+            "{target} {is} evacuated: {new}, open ones go on; it ends {end}\n\
              {there} of {all} {what}s are there\n"
         );
         if !lost.is_empty() {

@@ -142,6 +142,7 @@ async fn a_service_that_only_a_binding_names_is_drained() {
     let (status, text) = request(&fixture, "POST", order).await;
     assert_eq!(status, StatusCode::OK, "{text}");
     assert!(text.contains("1 of 2 services are there"), "{text}");
+    assert!(text.contains("new tunnels are rejected, open ones go on"), "{text}");
     assert!(text.contains("tunnels are rejected: binding elsewhere.app:80"), "{text}");
     let (status, _) = request(&fixture, "POST", &format!("{order}&undo")).await;
     assert_eq!(status, StatusCode::OK);

@@ -111,7 +111,12 @@ impl HandOver {
             info!("took over from the process that served");
         }
         for name in self.sockets.close_unused() {
-            warn!(address = %name.address, "a socket of another process is used by no key");
+            warn!(
+                address = %name.address,
+                "a socket of another process is used by no key, and connections to it wait \
+                 unanswered while that process has it; change `bind`, or `ListenStream=` of \
+                 strait.socket"
+            );
         }
         if let Some(Err(error)) = server.map(|server| self.wait(server, app)) {
             if !has_replaced {

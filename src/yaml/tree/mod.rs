@@ -367,7 +367,10 @@ fn syntax_error(file: &Path, error: &serde_saphyr::Error) -> Findings {
         },
         other => {
             let message = UserMessageFormatter.format_message(other);
-            (format!("not valid YAML: {message}"), "")
+            let is_about_form = message.contains("did not find expected");
+            let how = "the keys of a map with one indentation, and values with `[`, `{` or `: ` in \
+                       quotes";
+            (format!("not valid YAML: {message}"), if is_about_form { how } else { "" })
         }
     };
     Findings::one(file, position, &what, how)
