@@ -11,6 +11,7 @@ mod object;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -427,10 +428,18 @@ fn end(error: &watcher::Error) -> End {
 /// Returns the innermost cause of an error, which names what the system or the server reported.
 fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
-    while let Some(source) = innermost.source() {
+    loop {
+        // Of these, libraries name their own part.
+        match innermost.downcast_ref::<io::Error>().map(io::Error::kind) {
+            Some(io::ErrorKind::UnexpectedEof) => {
+                return "the API server closed the connection".to_owned();
+            }
+            Some(io::ErrorKind::TimedOut) => return "the API server does not answer".to_owned(),
+            _ => {}
+        }
+        let Some(source) = innermost.source() else { return innermost.to_string() };
         innermost = source;
     }
-    innermost.to_string()
 }
 
 fn resource(kind: &str, version: &str) -> ApiResource {

@@ -61,6 +61,16 @@ fn a_kubeconfig_is_read_as_kube_reads_it() {
     assert!(read.contains("/var/token") && read.contains("12e4"), "{read}");
 }
 
+#[test]
+fn an_error_of_a_connection_is_described_without_the_words_of_a_library() {
+    let closed = io::Error::new(io::ErrorKind::UnexpectedEof, "close_notify: https://docs.rs");
+    assert_eq!(describe(&closed), "the API server closed the connection");
+    let late = io::Error::new(io::ErrorKind::TimedOut, "deadline has elapsed");
+    assert_eq!(describe(&late), "the API server does not answer");
+    let other = io::Error::from(io::ErrorKind::ConnectionRefused);
+    assert_eq!(describe(&io::Error::other(other)), "connection refused");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_list_that_drips_is_given_up() {
     let drips = service_fn(async |_: Request<kube::client::Body>| {

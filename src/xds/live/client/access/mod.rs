@@ -29,7 +29,6 @@ use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use kube::client::retry::RetryPolicy;
 use kube::client::{Body, ConfigExt as _};
 use kube::config::{AuthInfo, ExecConfig, ExecInteractiveMode};
 use kube::{Client, Config};
@@ -45,7 +44,6 @@ use tokio::process::Command;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use tower::retry::Retry;
 use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 
 use super::kubeconfig;
@@ -114,7 +112,9 @@ pub(super) async fn client(config: Config) -> anyhow::Result<Client> {
             Ok::<_, BoxError>(response)
         }
     });
-    let service = Retry::new(RetryPolicy::server_retry(), headers.layer(send));
+    // Without retries of its own, which would hide 429 and 503 for minutes: watches and writes are
+    // tried again by their callers, which name the cause.
+    let service = headers.layer(send);
     Ok(Client::new(address.layer(service), namespace))
 }
 
