@@ -18,7 +18,7 @@ use crate::snapshot::Publisher;
 use crate::status::{Certificate, Status};
 use crate::tls::issue::cache::Cache;
 use crate::tls::issue::istio::IstioAuthority;
-use crate::tls::issue::{CertificateEvent, workload_api};
+use crate::tls::issue::{CertificateEvent, RenewalSignals, workload_api};
 use crate::tls::{self, Crls, IdentityMaterial, PeerTrust, TlsError, TrustedDomain};
 
 use super::state::App;
@@ -34,14 +34,14 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Starts the task that obtains certificates. With certificates in files the receiver never
-/// returns one. `back` is notified when the control plane is reachable again.
+/// returns one.
 fn start_issuance(
     source: &Source,
     config: &Config,
-    (back, status): (Arc<Notify>, &Arc<Status>),
+    (signals, status): (RenewalSignals, &Arc<Status>),
 ) -> mpsc::Receiver<CertificateEvent> {
     let (news, receiver) = mpsc::channel(1);
-    if let Some(requests) = requests(source, config, back, news) {
+    if let Some(requests) = requests(source, config, signals, news) {
         spawn_task((&Handle::current(), status), "certificate requests", requests);
     }
     receiver
@@ -57,13 +57,13 @@ pub async fn request_certificate(
         ca.cache = None;
     }
     let (news, mut receiver) = mpsc::channel(1);
-    let requests = requests(source, &config, Arc::default(), news)?;
+    let requests = requests(source, &config, RenewalSignals::default(), news)?;
     let first = tokio::select! {
         first = receiver.recv() => first,
         () = requests => None,
     };
     Some(match first {
-        Some(CertificateEvent::Issued(own) | CertificateEvent::Restored(own)) => Ok(own),
+        Some(CertificateEvent::Issued(own, _) | CertificateEvent::Restored(own)) => Ok(own),
         Some(CertificateEvent::Failed(why)) => Err(why),
         None => Err("no answer".to_owned()),
     })
@@ -73,7 +73,7 @@ pub async fn request_certificate(
 fn requests(
     source: &Source,
     config: &Config,
-    back: Arc<Notify>,
+    signals: RenewalSignals,
     news: mpsc::Sender<CertificateEvent>,
 ) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
     match &config.identity {
@@ -91,13 +91,13 @@ fn requests(
                 id,
                 ttl: ca.ttl,
                 cache,
-                reachable: back,
+                signals,
             };
             Some(Box::pin(authority.run(news)))
         }
         Identity::Spiffe(api) => {
             let socket = pod::workload_api(source.environment(), api.socket.as_deref());
-            Some(Box::pin(workload_api::run(socket, news)))
+            Some(Box::pin(workload_api::run(socket, news, signals.unusable)))
         }
     }
 }
@@ -113,8 +113,12 @@ pub(super) fn start(app: &App, source: &Source, first: oneshot::Sender<()>) -> S
     let (data_path, publisher) = (Arc::clone(&app.data_path), Arc::clone(&app.publisher));
     let own = (&Handle::current(), &app.status);
     spawn_task(own, "certificate checks", recheck(data_path, publisher));
-    let news = start_issuance(source, &config, (Arc::clone(&app.reconnected), &app.status));
     let certificates = Certificates::new(app, source, first);
+    let signals = RenewalSignals {
+        reachable: Arc::clone(&app.reconnected),
+        unusable: Arc::clone(&certificates.unusable),
+    };
+    let news = start_issuance(source, &config, (signals, &app.status));
     let replaced = Arc::clone(&certificates.replaced);
     let shared = Arc::new(Mutex::new(certificates));
     spawn_task(own, "certificates", run(Arc::clone(&shared), news, replaced));
@@ -172,6 +176,8 @@ pub(super) struct Certificates {
     stale_checked_at: SystemTime,
     /// Notified when the certificate or the trust is replaced.
     replaced: Arc<Notify>,
+    /// Notified when the certificate in use becomes unusable, or the restored one is.
+    unusable: Arc<Notify>,
     /// Notified when there is a certificate for the first time.
     first_certificate: Option<oneshot::Sender<()>>,
     /// Own identity, or `unknown`.
@@ -202,6 +208,7 @@ impl Certificates {
             trust: Arc::default(),
             stale_checked_at: SystemTime::UNIX_EPOCH,
             replaced: Arc::default(),
+            unusable: Arc::default(),
             first_certificate: Some(first),
             identity,
             failure: None,
@@ -244,6 +251,9 @@ impl Certificates {
             }
             _ => {}
         }
+        if refused.is_some() && self.refused.is_none() {
+            self.unusable.notify_one();
+        }
         if refused.is_some() {
             self.status.pending(CERTIFICATES);
         } else if self.material.is_some() {
@@ -254,17 +264,44 @@ impl Certificates {
     }
 
     fn handle_news(&mut self, news: CertificateEvent) {
-        let (material, is_restored) = match news {
-            CertificateEvent::Issued(material) => (material, false),
-            CertificateEvent::Restored(material) => (material, true),
+        let (material, in_force) = match news {
+            CertificateEvent::Issued(material, in_force) => (material, Some(in_force)),
+            CertificateEvent::Restored(material) => (material, None),
             CertificateEvent::Failed(error) => return self.fetch_failed(error),
         };
         let accepted = self.accepts(&material, self.trust.crls.as_deref());
-        match accepted.and_then(|()| self.replace(Some(material), None)) {
-            Ok(()) if is_restored => info!("serving with the certificate on disk"),
-            Ok(()) => self.data_path.metrics.certificate_fetched(true),
-            Err(error) if is_restored => warn!(%error, "the certificate on disk is not used"),
-            Err(error) => self.fetch_failed(error.to_string()),
+        let replaced = accepted.and_then(|()| self.replace(Some(Arc::clone(&material)), None));
+        match (replaced, in_force) {
+            (Ok(()), None) => info!("serving with the certificate on disk"),
+            (Ok(()), Some(in_force)) => {
+                self.data_path.metrics.certificate_fetched(true);
+                // The source may have stopped.
+                let _ = in_force.send(());
+            }
+            (Err(error), None) => {
+                warn!(%error, "the certificate on disk is not used");
+                self.unusable.notify_one();
+            }
+            (Err(error), Some(_)) => {
+                self.use_roots_of(&material);
+                self.fetch_failed(error.to_string());
+            }
+        }
+    }
+
+    /// Uses the roots that came with a refused certificate for the one in use, if that is valid
+    /// below them: removed roots do not stay in force.
+    fn use_roots_of(&mut self, refused: &IdentityMaterial) {
+        let Some(known) = &self.material else {
+            return;
+        };
+        let Ok(own) = known.with_roots_of(refused, SystemTime::now()) else {
+            return;
+        };
+        if !known.is_same(&own)
+            && let Err(error) = self.replace(Some(Arc::new(own)), None)
+        {
+            warn!(%error, "cannot use the roots of a refused certificate");
         }
     }
 

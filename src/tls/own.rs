@@ -1,5 +1,6 @@
 //! Verification of the gateway's own certificate, key and roots, before and during their use.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustls::sign::CertifiedKey;
@@ -29,6 +30,25 @@ impl IdentityMaterial {
         self.check_key()?;
         self.valid_until = self.verify(None, now)?;
         Ok(self)
+    }
+
+    /// Returns this certificate with the roots of another one.
+    ///
+    /// # Errors
+    /// As [`Self::verify`], below those roots.
+    pub fn with_roots_of(&self, other: &Self, now: SystemTime) -> Result<Self, TlsError> {
+        let own = Self {
+            source: self.source.clone(),
+            chain: self.chain.clone(),
+            key: self.key.clone_key(),
+            roots: Arc::clone(&other.roots),
+            bundles: other.bundles.clone(),
+            root_certificates: other.root_certificates.clone(),
+            identity: self.identity.clone(),
+            not_before: self.not_before,
+            valid_until: self.valid_until,
+        };
+        own.verified(now)
     }
 
     /// Verifies the certificate as peers with the same roots and revocation lists do, as client and

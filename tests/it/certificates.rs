@@ -3,10 +3,12 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::ServerName;
 use strait::tls::{self, IdentityMaterial};
+use strait::tools::dev::Authority;
 use strait::tools::hbone::Client;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -25,11 +27,12 @@ const SHORT: (Duration, Duration) = (Duration::from_secs(9), Duration::from_secs
 /// Half of this one is over two seconds from now, and six remain in all.
 const ENDING: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(6));
 
-/// A gateway whose identity comes from the control plane at host 2 of its net.
+/// A gateway whose identity comes from the control plane at host 2 of its net, kept in `cache`.
 fn of_istio(net: Net) -> Gateway {
     let keys = format!(
         "kind: istio-ca, address: \"{}\", roots: root.crt, token: token, san: {NAME}, \
-         trust_domain: east.local, namespace: istio-system, service_account: eastwest",
+         trust_domain: east.local, namespace: istio-system, service_account: eastwest, \
+         cache: FOLDER/cache",
         net.address(2, 15012)
     );
     spawn(net, &keys)
@@ -60,7 +63,7 @@ async fn asks(gateway: &Gateway) -> Result<(), String> {
 
 async fn asks_as(
     gateway: &Gateway,
-    tls: &std::sync::Arc<rustls::ClientConfig>,
+    tls: &Arc<rustls::ClientConfig>,
 ) -> Result<(), String> {
     let client = Client::connect(gateway.address, tls).await;
     let client = client.map_err(|error| error.to_string())?;
@@ -107,7 +110,7 @@ fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
         asks(&gateway).await.expect("a tunnel");
-        let day = Duration::from_secs(24 * 3600).as_secs();
+        let day = DAY.as_secs();
         let requested = istiod.ca.requests();
         assert_eq!(requested, [("east".to_owned(), i64::try_from(day).expect("a day"))]);
         let dump = dump(&gateway).await;
@@ -301,6 +304,46 @@ fn a_certificate_that_ends_takes_readiness_with_it_until_there_is_a_new_one() {
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         // Four or five earlier failures have extended the backoff to up to 20 s.
         gateway.ready_within(Duration::from_secs(30)).await;
+    });
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Makes the gateway use the list in `crl.pem`.
+fn revoke(gateway: &Gateway, list: &str) {
+    std::fs::write(gateway.file("crl.pem"), list).expect("a list");
+    let file = gateway.file("strait.yaml");
+    let text = std::fs::read_to_string(&file).expect("a configuration");
+    let crl = "trust:\n  crl: {files: [crl.pem], on_missing: accept}\n";
+    assert!(text.contains("trust:\n"));
+    replace(&file, &text.replace("trust:\n", crl));
+}
+
+#[test]
+fn a_certificate_of_a_revoked_intermediate_is_replaced_once_another_one_signs() {
+    run(async {
+        let net = Net::new();
+        let authority = Authority::new().expect("a root");
+        let [first, second] = [0, 1].map(|_| Arc::new(Identities::from_authority(&authority)));
+        let istiod = Istiod::default();
+        istiod.ca.rotate(Some(Arc::clone(&first)), &first.root);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = of_istio(net);
+        gateway.ready().await;
+        let file = gateway.file("cache/identity.json");
+        let cached = async || std::fs::read(&file).ok();
+        let stored = until("the cache", cached, Option::is_some).await;
+
+        let list = authority.crl(&[&first.east.pem()], 1, SystemTime::now() + DAY);
+        revoke(&gateway, &list.expect("a list"));
+        gateway.logged("peers would refuse the certificate in force").await;
+        // The authority is asked at once, and signs by the revoked intermediate again.
+        gateway.logged("cannot obtain a new certificate").await;
+        assert_eq!(gateway.readiness().await.0, 500);
+        assert_eq!(cached().await, stored, "a refused certificate replaces none");
+        istiod.ca.rotate(Some(second), &first.root);
+        gateway.ready_within(Duration::from_secs(20)).await;
+        until("the cache", cached, |now| now.is_some() && *now != stored).await;
     });
 }
 

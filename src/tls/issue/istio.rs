@@ -7,7 +7,7 @@ use anyhow::{anyhow, bail};
 use http::uri::PathAndQuery;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls::pki_types::PrivateKeyDer;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tonic::Status;
@@ -18,8 +18,8 @@ use tracing::{info, warn};
 use super::cache::{self, Cache};
 use super::rotation::run_renewal;
 use super::{
-    CertificateEvent, DEADLINE, material_from_answer, parse_certificates, require_identity,
-    shortened,
+    CertificateEvent, DEADLINE, RenewalSignals, material_from_answer, parse_certificates,
+    require_identity, shortened,
 };
 use crate::config::ControlPlane;
 use crate::grpc::auth::{IstioCertificateRequest, IstioCertificateResponse};
@@ -44,8 +44,7 @@ pub struct IstioAuthority {
     pub ttl: Duration,
     /// Directory for the key and chain, if any.
     pub cache: Option<Cache>,
-    /// Notified when the control plane is reachable again.
-    pub reachable: Arc<Notify>,
+    pub signals: RenewalSignals,
 }
 
 impl IstioAuthority {
@@ -58,14 +57,14 @@ impl IstioAuthority {
             let authority = Arc::clone(&authority);
             async move {
                 let fetched = authority.fetch().await.map(Arc::new);
-                match &fetched {
-                    Ok(material) => authority.store_on_disk(material),
-                    Err(_) => authority.remove_expired().await,
+                if fetched.is_err() {
+                    authority.remove_expired().await;
                 }
                 fetched
             }
         };
-        run_renewal(held, fetch, SystemTime::now, news, &authority.reachable).await;
+        let keep = |material: &_| authority.store_on_disk(material);
+        run_renewal(held, fetch, keep, SystemTime::now, news, &authority.signals).await;
     }
 
     /// Returns the certificate on disk, if there is a valid one.

@@ -18,6 +18,7 @@ use anyhow::{anyhow, ensure};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::{IdentityMaterial, TlsError};
 
@@ -33,18 +34,39 @@ const ERROR_TEXT_CHARS_MAX: usize = 512;
 
 #[derive(Debug)]
 pub enum CertificateEvent {
-    /// A new certificate, valid now.
-    Issued(Arc<IdentityMaterial>),
+    /// A new certificate, valid now. The sender is used once it is in force, and dropped if it is
+    /// refused.
+    Issued(Arc<IdentityMaterial>, oneshot::Sender<()>),
     /// A certificate from before this process started, valid now.
     Restored(Arc<IdentityMaterial>),
     /// A failure, with its cause. The previous certificate stays in force until it expires.
     Failed(String),
 }
 
+/// Events that end the wait for the next request.
+#[derive(Clone, Debug, Default)]
+pub struct RenewalSignals {
+    /// Notified when the control plane is reachable again.
+    pub reachable: Arc<Notify>,
+    /// Notified when the certificate in force becomes unusable, or the restored one is.
+    pub unusable: Arc<Notify>,
+}
+
 /// Expiry of a certificate, in the past.
 #[derive(Debug, Error)]
 #[error("the certificate expired at {0}; check this host's clock")]
 struct Expired(humantime::Timestamp);
+
+/// Reports a new certificate. Returns whether it is in force.
+async fn report_issued(
+    news: &mpsc::Sender<CertificateEvent>,
+    material: &Arc<IdentityMaterial>,
+) -> bool {
+    let (in_force, verdict) = oneshot::channel();
+    // If the receiver is closed, the sender of the verdict is dropped.
+    let _ = news.send(CertificateEvent::Issued(Arc::clone(material), in_force)).await;
+    verdict.await.is_ok()
+}
 
 fn shortened(text: &str) -> String {
     text.chars().take(ERROR_TEXT_CHARS_MAX).collect()

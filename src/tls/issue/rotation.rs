@@ -1,13 +1,14 @@
 //! Schedule of certificate renewals (docs/wire-contract.md 4.3).
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep};
 
-use super::CertificateEvent;
+use super::{CertificateEvent, RenewalSignals, report_issued};
 use crate::tls::IdentityMaterial;
 
 /// Fraction of a certificate's lifetime after which it is replaced.
@@ -30,7 +31,7 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(super) struct RenewalSchedule {
-    /// Expiry of the certificate in force.
+    /// Expiry of the certificate in force, if it is usable.
     ends: Option<SystemTime>,
     /// The last wait, if the last request failed.
     wait: Option<Duration>,
@@ -58,6 +59,18 @@ impl RenewalSchedule {
     /// Records a certificate whose renewal is not scheduled by [`Self::issued`].
     pub(super) fn renewed(&mut self, end: SystemTime) {
         (self.ends, self.wait) = (Some(end), None);
+    }
+
+    /// Records that the certificate in force is unusable, if `unusable` was notified.
+    pub(super) fn take_unusable(&mut self, unusable: &Notify) {
+        if pin!(unusable.notified()).enable() {
+            self.unusable();
+        }
+    }
+
+    /// Records that the certificate in force is unusable.
+    pub(super) fn unusable(&mut self) {
+        self.ends = None;
     }
 
     /// Returns the time of the next request after a failure. While the certificate is valid,
@@ -89,45 +102,63 @@ pub(super) async fn sleep_until(due: SystemTime, now: &impl Fn() -> SystemTime) 
     }
 }
 
-/// Keeps a certificate up to date; `now` is the wall clock. `held` serves until the first
-/// answer. After a failure, `back` ends the wait, because the control plane is reachable again.
-/// Returns when the receiver of `news` is closed.
+/// Keeps a certificate up to date; `now` is the wall clock. `initial` serves until the first
+/// answer, and `keep` is called with each issued certificate that is in force. A refused one is a
+/// failure. After a failure, the wait ends when the control plane is reachable again. Returns when
+/// the receiver of `news` is closed.
 pub(super) async fn run_renewal<F>(
     initial: Option<Arc<IdentityMaterial>>,
     mut fetch: impl FnMut() -> F,
+    keep: impl Fn(&Arc<IdentityMaterial>),
     now: impl Fn() -> SystemTime,
     news: mpsc::Sender<CertificateEvent>,
-    back: &Notify,
+    signals: &RenewalSignals,
 ) where
     F: Future<Output = anyhow::Result<Arc<IdentityMaterial>>>,
 {
     let mut rotation = RenewalSchedule::default();
     if let Some(material) = initial {
-        rotation.renewed(material.identity.not_after);
-        // The send below detects a closed receiver.
+        rotation.renewed(material.valid_until);
+        // The check below detects a closed receiver.
         let _ = news.send(CertificateEvent::Restored(material)).await;
     }
     loop {
         let requested_at = Instant::now();
-        let (due, event) = match fetch().await {
-            Ok(material) => {
-                let end = material.identity.not_after;
-                let due = rotation.issued(material.not_before, end, now());
-                (due, CertificateEvent::Issued(material))
+        let fetched = fetch().await;
+        rotation.take_unusable(&signals.unusable);
+        let issued = match fetched {
+            Ok(material) => report_issued(&news, &material).await.then_some(material),
+            Err(error) => {
+                let _ = news.send(CertificateEvent::Failed(error.to_string())).await;
+                None
             }
-            Err(error) => (rotation.failed(now()), CertificateEvent::Failed(error.to_string())),
         };
-        let has_failed = matches!(event, CertificateEvent::Failed(_));
-        if news.send(event).await.is_err() {
+        if news.is_closed() {
             return;
         }
-        let returned = async {
-            back.notified().await;
-            tokio::time::sleep_until(requested_at + REQUEST_INTERVAL_MIN).await;
+        let mut due = match &issued {
+            Some(material) => {
+                keep(material);
+                rotation.issued(material.not_before, material.valid_until, now())
+            }
+            None => rotation.failed(now()),
         };
-        tokio::select! {
-            () = sleep_until(due, &now) => {}
-            () = returned, if has_failed => rotation.wait = None,
+        let mut returned = pin!(async {
+            signals.reachable.notified().await;
+            tokio::time::sleep_until(requested_at + REQUEST_INTERVAL_MIN).await;
+        });
+        loop {
+            tokio::select! {
+                () = sleep_until(due, &now) => break,
+                () = &mut returned, if issued.is_none() => {
+                    rotation.wait = None;
+                    break;
+                }
+                () = signals.unusable.notified() => {
+                    rotation.unusable();
+                    due = due.min(rotation.failed(now()));
+                }
+            }
         }
     }
 }
@@ -217,7 +248,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_expired_certificate_is_asked_for_at_once_when_discovery_is_back() {
-        let (back, began) = (Notify::new(), Instant::now());
+        let (signals, began) = (RenewalSignals::default(), Instant::now());
         let start = at(1_900_000_000);
         let now = || start + began.elapsed();
         let issuer = issuer();
@@ -239,12 +270,12 @@ mod tests {
             let last = request_times.borrow().last().copied().expect("a try");
             assert!(began.elapsed() - last <= Duration::from_secs(15));
             is_up.set(true);
-            back.notify_one();
+            signals.reachable.notify_one();
             let at_once = timeout(Duration::from_millis(600), received.recv()).await;
-            assert!(matches!(at_once, Ok(Some(CertificateEvent::Issued(_)))), "{at_once:?}");
+            assert!(matches!(at_once, Ok(Some(CertificateEvent::Issued(..)))), "{at_once:?}");
         };
         tokio::select! {
-            () = run_renewal(Some(held), fetch, now, news, &back) => {
+            () = run_renewal(Some(held), fetch, |_| (), now, news, &signals) => {
                 panic!("it goes on for ever")
             }
             () = listen => {}
@@ -301,14 +332,80 @@ mod tests {
         let mut heard = Vec::new();
         let listen = async {
             while let Some(news) = received.recv().await {
-                heard.push(matches!(news, CertificateEvent::Issued(_)));
+                heard.push(matches!(news, CertificateEvent::Issued(..)));
+                if let CertificateEvent::Issued(_, in_force) = news {
+                    in_force.send(()).expect("a task that waits");
+                }
             }
         };
-        let back = Notify::new();
-        let driver = async { tokio::join!(run_renewal(None, fetch, now, news, &back), listen) };
+        let signals = RenewalSignals::default();
+        let renewal = run_renewal(None, fetch, |_| (), now, news, &signals);
+        let driver = async { tokio::join!(renewal, listen) };
         let ended = timeout(hours * HOUR, driver).await;
         assert!(ended.is_err(), "it goes on for ever");
         (request_times.into_inner(), heard)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_certificate_is_a_failure_and_one_that_becomes_unusable_is_replaced() {
+        let (signals, began) = (RenewalSignals::default(), Instant::now());
+        let start = at(1_900_000_000);
+        let now = || start + began.elapsed();
+        let issuer = issuer();
+        let fetch = || {
+            let issued = Arc::new(material(&issuer, now(), 24 * HOUR));
+            async move { anyhow::Ok(issued) }
+        };
+        let kept = Cell::new(0);
+        let keep = |_: &Arc<IdentityMaterial>| kept.set(kept.get() + 1);
+        let (news, mut received) = mpsc::channel(1);
+        let listen = async {
+            let mut next = async || match received.recv().await {
+                Some(CertificateEvent::Issued(_, in_force)) => in_force,
+                other => panic!("{other:?}"),
+            };
+            // Refusals: the waits double, up to that without a certificate.
+            let mut last = began.elapsed();
+            for refusal in 0..20 {
+                drop(next().await);
+                let wait = (began.elapsed() - last).as_secs_f64();
+                let least = if refusal == 0 { 0.0 } else { (0.2 * 2_f64.powi(refusal)).min(12.0) };
+                assert!((least..=15.001).contains(&wait), "{refusal}: {wait}");
+                last = began.elapsed();
+            }
+            assert_eq!(kept.get(), 0);
+            next().await.send(()).expect("a task that waits");
+            let early = timeout(11 * HOUR, next()).await;
+            assert!(early.is_err(), "nothing is requested before half of the life is over");
+            assert_eq!(kept.get(), 1);
+            signals.unusable.notify_one();
+            let at_once = timeout(Duration::from_secs(2), next()).await;
+            at_once.expect("a request at once").send(()).expect("a task that waits");
+            assert!(timeout(11 * HOUR, next()).await.is_err());
+        };
+        tokio::select! {
+            () = run_renewal(None, fetch, keep, now, news, &signals) => {
+                panic!("it goes on for ever")
+            }
+            () = listen => {}
+        }
+    }
+
+    #[test]
+    fn a_certificate_whose_intermediate_ends_first_is_replaced_before_that() {
+        let authority = samples::authority();
+        let root = authority.root_pem();
+        let now = SystemTime::now();
+        let ends = now + Duration::from_secs(10);
+        let short = authority.intermediate_with("east", |params| params.not_after = ends.into());
+        let leaf = leaf_between(&short.unwrap(), ID, now - HOUR, now + 24 * HOUR);
+        let material = samples::material(&leaf, &root).verified(now).unwrap();
+        let mut rotation = RenewalSchedule::default();
+        let due = rotation.issued(material.not_before, material.valid_until, now);
+        assert!(due <= ends, "{due:?}");
+        // From its end on, the wait is that without a certificate.
+        rotation.wait = Some(WAIT_MAX);
+        assert!(rotation.failed(ends + Duration::from_secs(1)) <= ends + Duration::from_secs(16));
     }
 
     fn assert_in(hours: &[f64], ranges: &[RangeInclusive<f64>]) {

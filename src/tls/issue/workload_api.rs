@@ -1,7 +1,6 @@
 //! Client of a SPIFFE Workload API: an agent on this host that pushes certificate, key and
 //! bundles, and their renewals.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,14 +13,14 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use spiffe::transport::Endpoint as SpiffeEndpoint;
 use spiffe::{WorkloadApiClient, WorkloadApiError, X509Bundle, X509Context};
 use tokio::net::UnixStream;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 use tonic::transport::{Endpoint, Uri};
 use tower::service_fn;
 
 use super::rotation::{RenewalSchedule, sleep_until};
-use super::{CertificateEvent, DEADLINE, material_from_answer, shortened};
+use super::{CertificateEvent, DEADLINE, material_from_answer, report_issued, shortened};
 use crate::tls::{Bundles, IdentityMaterial};
 
 /// Idle time before a PING, and the deadline for its acknowledgement; then the connection is
@@ -30,32 +29,46 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Receives certificates from the agent at `socket`, and reports every certificate and every
-/// failure. Returns once `news` is closed and the agent's stream has failed.
-pub async fn run(socket: PathBuf, news: mpsc::Sender<CertificateEvent>) {
+/// failure. `unusable` is notified when the certificate in force becomes unusable. Returns once
+/// `news` is closed and the agent's stream has ended.
+pub async fn run(socket: PathBuf, news: mpsc::Sender<CertificateEvent>, unusable: Arc<Notify>) {
     let mut rotation = RenewalSchedule::default();
     while !news.is_closed() {
-        let Err(error) = forward_contexts(&socket, &news, &mut rotation).await;
+        let ended = forward_contexts(&socket, &news, &unusable, &mut rotation).await;
         let due = rotation.failed(SystemTime::now());
-        // A closed receiver ends the loop.
-        let _ = news.send(CertificateEvent::Failed(error.to_string())).await;
+        if let Err(error) = ended {
+            // A closed receiver ends the loop.
+            let _ = news.send(CertificateEvent::Failed(error.to_string())).await;
+        }
         sleep_until(due, &SystemTime::now).await;
     }
 }
 
-/// Forwards the agent's certificates until its stream ends.
+/// Forwards the agent's certificates until its stream ends, or a certificate is refused or becomes
+/// unusable: the agent sends its current one on each new stream.
 async fn forward_contexts(
     socket: &Path,
     news: &mpsc::Sender<CertificateEvent>,
+    unusable: &Notify,
     rotation: &mut RenewalSchedule,
-) -> anyhow::Result<Infallible> {
+) -> anyhow::Result<()> {
     let client = with_deadline(connect(socket)).await??;
     let mut contexts = with_deadline(client.stream_x509_contexts()).await?.map_err(agent_error)?;
     let mut next = with_deadline(contexts.next()).await?;
     while let Some(context) = next {
-        let material = material(&context.map_err(agent_error)?, SystemTime::now())?;
-        rotation.renewed(material.identity.not_after);
-        let _ = news.send(CertificateEvent::Issued(Arc::new(material))).await;
-        next = contexts.next().await;
+        let material = Arc::new(material(&context.map_err(agent_error)?, SystemTime::now())?);
+        rotation.take_unusable(unusable);
+        if !report_issued(news, &material).await {
+            return Ok(());
+        }
+        rotation.renewed(material.valid_until);
+        next = tokio::select! {
+            next = contexts.next() => next,
+            () = unusable.notified() => {
+                rotation.unusable();
+                return Ok(());
+            }
+        };
     }
     bail!("the Workload API: ended its stream")
 }
