@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rcgen::SanType;
 use rustls::pki_types::ServerName;
 use strait::tls::{self, IdentityMaterial};
 use strait::tools::dev::Authority;
@@ -61,10 +62,7 @@ async fn asks(gateway: &Gateway) -> Result<(), String> {
     asks_as(gateway, &tls).await
 }
 
-async fn asks_as(
-    gateway: &Gateway,
-    tls: &Arc<rustls::ClientConfig>,
-) -> Result<(), String> {
+async fn asks_as(gateway: &Gateway, tls: &Arc<rustls::ClientConfig>) -> Result<(), String> {
     let client = Client::connect(gateway.address, tls).await;
     let client = client.map_err(|error| error.to_string())?;
     let tunnel = client.tunnel(ECHO).await;
@@ -392,6 +390,25 @@ fn an_agent_rotates_an_identity_and_takes_it_back() {
         give();
         until("a third one", next, |shown| *shown != second).await;
         until("the state", state, |dump| dump.contains("\"Available\"")).await;
+    });
+}
+
+#[test]
+fn an_agent_that_renews_nothing_is_asked_again_before_the_certificate_ends() {
+    run(async {
+        let (mut gateway, api, _serving) = of_an_agent(Net::new());
+        let now = SystemTime::now();
+        let end = now + Duration::from_secs(16);
+        let leaf = identities().east.leaf_with(|params| {
+            params.subject_alt_names = vec![SanType::URI(GATEWAY.try_into().expect("a URI"))];
+            (params.not_before, params.not_after) = (now.into(), end.into());
+        });
+        api.set_identity(GATEWAY, &leaf.expect("a leaf"), &identities().root, &[]);
+        gateway.ready().await;
+        let before = api.streams();
+        until("another stream", async || api.streams(), |now| *now > before).await;
+        assert!(SystemTime::now() < end);
+        gateway.logged("sent no renewal of the certificate").await;
     });
 }
 

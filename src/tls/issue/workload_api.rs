@@ -44,8 +44,8 @@ pub async fn run(socket: PathBuf, news: mpsc::Sender<CertificateEvent>, unusable
     }
 }
 
-/// Forwards the agent's certificates until its stream ends, or a certificate is refused or becomes
-/// unusable: the agent sends its current one on each new stream.
+/// Forwards the agent's certificates until its stream ends, a certificate is refused or becomes
+/// unusable, or its renewal is late: the agent sends its current one on each new stream.
 async fn forward_contexts(
     socket: &Path,
     news: &mpsc::Sender<CertificateEvent>,
@@ -62,15 +62,29 @@ async fn forward_contexts(
             return Ok(());
         }
         rotation.renewed(material.valid_until);
+        let due = renewal_due(&material, SystemTime::now());
         next = tokio::select! {
             next = contexts.next() => next,
             () = unusable.notified() => {
                 rotation.unusable();
                 return Ok(());
             }
+            () = sleep_until(due, &SystemTime::now) => {
+                let end = humantime::Timestamp::from(material.valid_until);
+                bail!("the Workload API: sent no renewal of the certificate that expires at {end}");
+            }
         };
     }
     bail!("the Workload API: ended its stream")
+}
+
+/// Returns the time by which the agent has to renew a certificate: a quarter of its lifetime before
+/// its end, or half of what is left.
+fn renewal_due(material: &IdentityMaterial, now: SystemTime) -> SystemTime {
+    let end = material.valid_until;
+    let life = end.duration_since(material.not_before).unwrap_or_default();
+    let left = end.duration_since(now).unwrap_or_default();
+    (end - life / 4).max(now + left / 2)
 }
 
 async fn with_deadline<T>(wait: impl Future<Output = T>) -> anyhow::Result<T> {

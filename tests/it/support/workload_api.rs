@@ -6,6 +6,8 @@ use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use rustls::pki_types::pem::PemObject;
@@ -46,12 +48,20 @@ type Answer = Result<Context509, Status>;
 
 /// Current answer, and its subscribers.
 #[derive(Clone)]
-pub struct WorkloadApi(watch::Sender<Answer>);
+pub struct WorkloadApi {
+    answer: watch::Sender<Answer>,
+    streams: Arc<AtomicUsize>,
+}
 
 impl WorkloadApi {
     /// Creates a server that has no identity for any caller.
     pub fn new() -> Self {
-        Self(watch::Sender::new(Err(no_identity())))
+        Self { answer: watch::Sender::new(Err(no_identity())), streams: Arc::default() }
+    }
+
+    /// Returns the number of streams so far.
+    pub fn streams(&self) -> usize {
+        self.streams.load(Ordering::Relaxed)
     }
 
     /// Serves at a socket until the returned set is dropped.
@@ -78,12 +88,12 @@ impl WorkloadApi {
         let federated = federated.iter();
         let federated = federated.map(|(domain, root)| (format!("spiffe://{domain}"), der(root)));
         let context = Context509 { svids: vec![svid], federated_bundles: federated.collect() };
-        drop(self.0.send_replace(Ok(context)));
+        drop(self.answer.send_replace(Ok(context)));
     }
 
     /// Withdraws the identity.
     pub fn withdraw(&self) {
-        drop(self.0.send_replace(Err(no_identity())));
+        drop(self.answer.send_replace(Err(no_identity())));
     }
 }
 
@@ -112,7 +122,8 @@ impl ServerStreamingService<()> for WorkloadApi {
             return ready(Err(Status::invalid_argument("the security header is missing")));
         }
         let (received, responses) = mpsc::channel(1);
-        let mut answers = self.0.subscribe();
+        let mut answers = self.answer.subscribe();
+        self.streams.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(async move {
             loop {
                 let answer = answers.borrow_and_update().clone();
