@@ -269,8 +269,15 @@ impl Certificates {
             CertificateEvent::Restored(material) => (material, None),
             CertificateEvent::Failed(error) => return self.fetch_failed(error),
         };
-        let accepted = self.accepts(&material, self.trust.crls.as_deref());
-        let replaced = accepted.and_then(|()| self.replace(Some(Arc::clone(&material)), None));
+        let replaced = if self.material.as_ref().is_some_and(|known| known.is_same(&material)) {
+            // An agent sends its certificate again on each stream.
+            self.clear_failure();
+            self.update_status();
+            Ok(())
+        } else {
+            let accepted = self.accepts(&material, self.trust.crls.as_deref());
+            accepted.and_then(|()| self.replace(Some(Arc::clone(&material)), None))
+        };
         match (replaced, in_force) {
             (Ok(()), None) => info!("serving with the certificate on disk"),
             (Ok(()), Some(in_force)) => {
@@ -325,6 +332,11 @@ impl Certificates {
         self.failure = Some((error, since.unwrap_or_else(SystemTime::now)));
         self.data_path.metrics.certificate_failing.set(true.into());
         self.update_status();
+    }
+
+    fn clear_failure(&mut self) {
+        self.failure = None;
+        self.data_path.metrics.certificate_failing.set(false.into());
     }
 
     /// Uses what was read from files, as far as it differs from what is in use. A mistake in the
@@ -406,8 +418,7 @@ impl Certificates {
         let end = humantime::Timestamp::from(material.valid_until);
         info!(identity, expires = %end, "certificate in force");
         (self.identity, self.material) = (identity, Some(material));
-        self.failure = None;
-        self.data_path.metrics.certificate_failing.set(false.into());
+        self.clear_failure();
         if let Some(first) = self.first_certificate.take() {
             // The receiver may have stopped.
             let _ = first.send(());

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, TrustAnchor};
 use time::format_description::well_known::Rfc3339;
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate, X509Version};
 
@@ -97,10 +97,11 @@ impl PartialEq for DomainRoots {
 }
 
 impl IdentityMaterial {
-    /// Returns whether both have the same certificates and the same key.
+    /// Returns whether both have the same certificates, key and bundles.
     pub fn is_same(&self, other: &Self) -> bool {
         self.chain == other.chain
             && self.root_certificates == other.root_certificates
+            && self.bundles.as_ref().map(anchors) == other.bundles.as_ref().map(anchors)
             && self.key == other.key
     }
 
@@ -164,6 +165,10 @@ impl IdentityMaterial {
             Some(bundles) => bundles.get(domain),
         }
     }
+}
+
+fn anchors(bundles: &Bundles) -> HashMap<&str, &[TrustAnchor<'static>]> {
+    bundles.iter().map(|(domain, roots)| (&**domain, &*roots.roots)).collect()
 }
 
 fn identity(file: &Path, chain: &[CertificateDer<'static>]) -> Result<Identity, TlsError> {

@@ -413,6 +413,22 @@ fn an_agent_that_renews_nothing_is_asked_again_before_the_certificate_ends() {
 }
 
 #[test]
+fn an_agent_that_ends_each_stream_has_its_certificate_put_in_force_once() {
+    run(async {
+        let (mut gateway, api, _serving) = of_an_agent(Net::new());
+        api.end_streams();
+        let root = &*identities().root;
+        api.set_identity(GATEWAY, &identities().leaf(GATEWAY), root, &[("west.local", root)]);
+        gateway.ready().await;
+        let before = api.streams();
+        until("more streams", async || api.streams(), |now| *now >= before + 2).await;
+        let log = gateway.log();
+        assert_eq!(log.matches("certificate in force").count(), 1, "{log}");
+        assert_eq!(gateway.readiness().await.0, 200);
+    });
+}
+
+#[test]
 fn a_federated_bundle_lets_its_domain_in_and_its_removal_refuses_it() {
     run(async {
         let net = Net::new();

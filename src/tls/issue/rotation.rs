@@ -33,6 +33,8 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
 pub(super) struct RenewalSchedule {
     /// Expiry of the certificate in force, if it is usable.
     ends: Option<SystemTime>,
+    /// Time of the last [`Self::renewed`], if nothing has failed since.
+    renewed_at: Option<SystemTime>,
     /// The last wait, if the last request failed.
     wait: Option<Duration>,
 }
@@ -57,8 +59,8 @@ impl RenewalSchedule {
     }
 
     /// Records a certificate whose renewal is not scheduled by [`Self::issued`].
-    pub(super) fn renewed(&mut self, end: SystemTime) {
-        (self.ends, self.wait) = (Some(end), None);
+    pub(super) fn renewed(&mut self, end: SystemTime, now: SystemTime) {
+        (self.ends, self.renewed_at) = (Some(end), Some(now));
     }
 
     /// Records that the certificate in force is unusable, if `unusable` was notified.
@@ -76,6 +78,11 @@ impl RenewalSchedule {
     /// Returns the time of the next request after a failure. While the certificate is valid,
     /// that is its expiry at the latest.
     pub(super) fn failed(&mut self, now: SystemTime) -> SystemTime {
+        // A source that fails soon after each renewal gets as few requests as one that only fails.
+        let lasted = self.renewed_at.take().and_then(|at| now.duration_since(at).ok());
+        if lasted.zip(self.wait).is_some_and(|(lasted, wait)| lasted > wait) {
+            self.wait = None;
+        }
         let (low, high) = FIRST_WAIT;
         let first = || Duration::from_secs_f64(low + (high - low) * fastrand::f64());
         let left = self.ends.filter(|end| *end > now);
@@ -118,7 +125,7 @@ pub(super) async fn run_renewal<F>(
 {
     let mut rotation = RenewalSchedule::default();
     if let Some(material) = initial {
-        rotation.renewed(material.valid_until);
+        rotation.renewed(material.valid_until, now());
         // The check below detects a closed receiver.
         let _ = news.send(CertificateEvent::Restored(material)).await;
     }
@@ -217,6 +224,22 @@ mod tests {
             }
             rotation.issued(at(1000), at(1_000_000), now);
         }
+    }
+
+    #[test]
+    fn waits_double_too_if_each_failure_follows_a_renewal_and_begin_anew_after_a_longer_time() {
+        let mut rotation = RenewalSchedule::default();
+        let mut now = at(1000);
+        for base in [1.0, 2.0, 4.0, 8.0, 16.0] {
+            rotation.renewed(at(1_000_000), now);
+            let due = rotation.failed(now);
+            let wait = due.duration_since(now).unwrap().as_secs_f64();
+            assert!((0.5 * base * 0.8..=base * 1.2).contains(&wait), "{base}: {wait}");
+            now = due;
+        }
+        rotation.renewed(at(1_000_000), now);
+        now += Duration::from_secs(17);
+        assert!(rotation.failed(now) <= now + Duration::from_millis(1200));
     }
 
     #[test]

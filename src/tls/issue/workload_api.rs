@@ -61,7 +61,7 @@ async fn forward_contexts(
         if !report_issued(news, &material).await {
             return Ok(());
         }
-        rotation.renewed(material.valid_until);
+        rotation.renewed(material.valid_until, SystemTime::now());
         let due = renewal_due(&material, SystemTime::now());
         next = tokio::select! {
             next = contexts.next() => next,

@@ -7,7 +7,7 @@ use std::future::{Ready, ready};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use rustls::pki_types::pem::PemObject;
@@ -51,12 +51,22 @@ type Answer = Result<Context509, Status>;
 pub struct WorkloadApi {
     answer: watch::Sender<Answer>,
     streams: Arc<AtomicUsize>,
+    ends_streams: Arc<AtomicBool>,
 }
 
 impl WorkloadApi {
     /// Creates a server that has no identity for any caller.
     pub fn new() -> Self {
-        Self { answer: watch::Sender::new(Err(no_identity())), streams: Arc::default() }
+        Self {
+            answer: watch::Sender::new(Err(no_identity())),
+            streams: Arc::default(),
+            ends_streams: Arc::default(),
+        }
+    }
+
+    /// Ends each stream after one answer from now on.
+    pub fn end_streams(&self) {
+        self.ends_streams.store(true, Ordering::Relaxed);
     }
 
     /// Returns the number of streams so far.
@@ -124,10 +134,11 @@ impl ServerStreamingService<()> for WorkloadApi {
         let (received, responses) = mpsc::channel(1);
         let mut answers = self.answer.subscribe();
         self.streams.fetch_add(1, Ordering::Relaxed);
+        let ends = self.ends_streams.load(Ordering::Relaxed);
         tokio::spawn(async move {
             loop {
                 let answer = answers.borrow_and_update().clone();
-                let is_last = answer.is_err();
+                let is_last = ends || answer.is_err();
                 if received.send(answer).await.is_err()
                     || is_last
                     || answers.changed().await.is_err()
