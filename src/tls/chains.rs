@@ -52,6 +52,8 @@ pub(super) struct Verdict {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct VerifiedPath {
+    /// Last start of the validity of a certificate on the path.
+    pub(super) not_before: UnixTime,
     /// First expiry of a certificate on the path.
     pub(super) not_after: UnixTime,
     pub(super) issuer: Arc<Issuer>,
@@ -117,6 +119,7 @@ mod tests {
             at: time(at),
             until: time(until),
             path: VerifiedPath {
+                not_before: time(0),
                 not_after: time(not_after),
                 issuer: Arc::new(Issuer {
                     spki: SpkiHash::new([0; 32]),

@@ -71,8 +71,10 @@ struct OpenChains {
 pub struct Chain {
     /// The leaf, then the intermediates.
     certificates: Box<[CertificateDer<'static>]>,
-    /// First expiry of a certificate on the path to the root, in seconds since 1970. Different
-    /// roots can lead to a different path.
+    /// Last start of the validity of a certificate on the path to the root, in seconds since 1970.
+    /// Different roots can lead to a different path.
+    not_before: AtomicU64,
+    /// First expiry of a certificate on that path, likewise.
     not_after: AtomicU64,
     /// Issuer of the leaf: the holder of the key that signed it, on any path.
     issuer: Arc<Issuer>,
@@ -95,8 +97,15 @@ impl Chain {
         SystemTime::UNIX_EPOCH + Duration::from_secs(self.not_after.load(Ordering::Relaxed))
     }
 
-    fn set_not_after(&self, end: UnixTime) {
-        self.not_after.store(end.as_secs(), Ordering::Relaxed);
+    fn set_validity(&self, path: &VerifiedPath) {
+        self.not_before.store(path.not_before.as_secs(), Ordering::Relaxed);
+        self.not_after.store(path.not_after.as_secs(), Ordering::Relaxed);
+    }
+
+    /// Returns the time in the validity of the path that is nearest to `now`.
+    fn nearest_valid(&self, now: UnixTime) -> UnixTime {
+        let [start, end] = [&self.not_before, &self.not_after].map(|it| it.load(Ordering::Relaxed));
+        UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs().min(end).max(start)))
     }
 
     pub fn issuer(&self) -> &Arc<Issuer> {
@@ -189,8 +198,8 @@ impl InboundTls {
     }
 
     /// Verifies the chains of all open connections under the configuration in force. Reports, in
-    /// batches, those that have lost trust. An expired certificate ends no tunnel: its chain is
-    /// verified as of its last valid moment.
+    /// batches, those that have lost trust. Neither an expired certificate nor a clock that is set
+    /// back ends a tunnel: a chain is verified as of its nearest valid moment.
     pub fn recheck(&self, mut report: impl FnMut(&[LostTrust])) {
         let open: Vec<_> = {
             let open = self.open.lock();
@@ -199,7 +208,7 @@ impl InboundTls {
         let (mut batch, mut since) = (Vec::new(), Instant::now());
         for chain in open {
             if chain.lost().is_none()
-                && let Some(lost) = self.verify_again(&chain)
+                && let Some(lost) = self.verify_again(&chain, UnixTime::now())
                 && chain.trust_lost.set(lost.refusal).is_ok()
             {
                 batch.push(lost);
@@ -215,16 +224,13 @@ impl InboundTls {
         }
     }
 
-    fn verify_again(&self, chain: &Chain) -> Option<LostTrust> {
+    fn verify_again(&self, chain: &Chain, now: UnixTime) -> Option<LostTrust> {
         let (leaf, intermediates) = chain.parts()?;
-        let at = chain.not_after().min(SystemTime::now());
-        let at = at.duration_since(SystemTime::UNIX_EPOCH);
-        let at = UnixTime::since_unix_epoch(at.unwrap_or_default());
         let served = self.served.load_full();
-        let judged = served.verifier.verify_chain(leaf, intermediates, at);
+        let judged = served.verifier.verify_chain(leaf, intermediates, chain.nearest_valid(now));
         let error = match judged {
             Ok(path) => {
-                chain.set_not_after(path.not_after);
+                chain.set_validity(&path);
                 return None;
             }
             Err(error) => error,
@@ -247,7 +253,7 @@ impl OpenChains {
     ) -> Arc<Chain> {
         let known = self.chains.get(&key).and_then(Weak::upgrade);
         if let Some(known) = known.filter(|known| known.lost().is_none()) {
-            known.set_not_after(path.not_after);
+            known.set_validity(&path);
             return known;
         }
         if self.chains.len() >= self.prune_at.max(PRUNE_ENTRIES_MIN) {
@@ -257,6 +263,7 @@ impl OpenChains {
         let certificates = certificates.iter();
         let chain = Arc::new(Chain {
             certificates: certificates.map(|one| one.clone().into_owned()).collect(),
+            not_before: AtomicU64::new(path.not_before.as_secs()),
             not_after: AtomicU64::new(path.not_after.as_secs()),
             issuer: path.issuer,
             trust_lost: SetOnce::new(),
@@ -342,6 +349,7 @@ mod tests {
         let end = first.not_after();
         // The path to a different root, under another configuration.
         let other = VerifiedPath {
+            not_before: UnixTime::since_unix_epoch(Duration::ZERO),
             not_after: UnixTime::since_unix_epoch(Duration::from_secs(1)),
             issuer: Arc::clone(first.issuer()),
         };
@@ -352,6 +360,24 @@ mod tests {
         let again = inbound.register_chain(&west).expect("a chain");
         assert!(Arc::ptr_eq(&first, &again));
         assert_eq!(first.not_after(), end);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_before_the_certificates_ends_no_trust_but_that_of_removed_roots() {
+        let (authority, other) = (authority(), authority());
+        let inbound = InboundTls::new(served(&authority, &["west.local"]));
+        let chain = inbound.register_chain(&chain(&authority, WEST)).expect("a chain");
+        let day = Duration::from_secs(24 * 3600);
+        let now = UnixTime::now().as_secs();
+        let yesterday = UnixTime::since_unix_epoch(Duration::from_secs(now) - day);
+        let end = chain.not_after();
+        // A new verifier has no verdict in its cache.
+        inbound.replace(served(&authority, &["west.local"]));
+        assert!(inbound.verify_again(&chain, yesterday).is_none());
+        assert_eq!(chain.not_after(), end);
+        inbound.replace(served(&other, &["west.local"]));
+        let lost = inbound.verify_again(&chain, yesterday).map(|lost| lost.refusal);
+        assert_eq!(lost, Some(HandshakeRefusal::UnknownIssuer));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use crate::reason::HandshakeRefusal;
 
-use super::identity::not_after;
+use super::identity::{not_after, not_before};
 
 /// Limit of the certificates received above the leaf: an intermediate or two, and a bundle of
 /// roots.
@@ -93,6 +93,12 @@ impl<'a> Path<'a> {
     /// Returns the leaf, then the intermediates.
     pub(super) fn certificates(&self) -> &[CertificateDer<'a>] {
         &self.0
+    }
+
+    /// Returns the last start of the validity of its certificates.
+    pub(super) fn not_before(&self) -> SystemTime {
+        let starts = self.0.iter().map(not_before).max();
+        starts.unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
     /// Returns the first expiry of its certificates.

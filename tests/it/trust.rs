@@ -523,6 +523,28 @@ fn without_validation_the_shared_root_decides_and_names_are_clusters() {
 }
 
 #[test]
+fn a_root_that_is_replaced_by_one_of_its_name_ends_connections_below_it_and_counts_them() {
+    run(async {
+        let world = World::new();
+        let own_roots = "    - {name: west.local, cluster: west, roots: west.pem}\n";
+        let (gateway, _endpoint) = world
+            .gateway(|folder| {
+                std::fs::write(folder.join("west.pem"), &world.identities.root).expect("a root");
+                let file = folder.join("strait.yaml");
+                let text = std::fs::read_to_string(&file).expect("a configuration");
+                std::fs::write(file, text.replace(WEST, own_roots)).expect("a configuration");
+            })
+            .await;
+        let tls = world.client(&world.identities.leaf(CLIENT));
+        let (_client, mut lost) = connect(&gateway, &tls).await;
+        let next = world.authority.successor().expect("a root");
+        replace(&gateway.file("west.pem"), &next.root_pem());
+        assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
+        untrusted(&gateway, "bad_signature", 1.0).await;
+    });
+}
+
+#[test]
 fn domains_that_no_entry_names_share_one_label_and_one_cluster_of_descriptors() {
     run(async {
         let world = World::new();

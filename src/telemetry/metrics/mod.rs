@@ -72,14 +72,20 @@ labelled! {
     }
 }
 
-/// Reasons for which a change of trust ends connections; each has a counter from the start.
-const TRUST_LOSS_REASONS: [HandshakeRefusal; 6] = [
+/// Reasons for which a change of trust ends connections; each has a counter from the start. Other
+/// roots cause the last five: one of the same name, or one above an intermediate that was a root.
+const TRUST_LOSS_REASONS: [HandshakeRefusal; 11] = [
     HandshakeRefusal::UnknownIssuer,
     HandshakeRefusal::UntrustedDomain,
     HandshakeRefusal::UntrustedIssuer,
     HandshakeRefusal::Revoked,
     HandshakeRefusal::StaleCrl,
     HandshakeRefusal::UnknownRevocation,
+    HandshakeRefusal::BadSignature,
+    HandshakeRefusal::BadEncoding,
+    HandshakeRefusal::BadKeyUsage,
+    HandshakeRefusal::Expired,
+    HandshakeRefusal::NotYetValid,
 ];
 
 metrics! {

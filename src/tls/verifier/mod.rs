@@ -402,7 +402,11 @@ impl ClientVerifier {
                 .ok_or_else(|| refusal_error(HandshakeRefusal::BadEncoding))?,
             None => Issuer::from_anchor(&root),
         };
-        Ok(VerifiedPath { not_after: unix_time(path.not_after()), issuer: Arc::new(issuer) })
+        Ok(VerifiedPath {
+            not_before: unix_time(path.not_before()),
+            not_after: unix_time(path.not_after()),
+            issuer: Arc::new(issuer),
+        })
     }
 }
 
