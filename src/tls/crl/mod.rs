@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use rustls::crypto::CryptoProvider;
@@ -33,6 +33,10 @@ use super::issuers::sequence;
 const BYTES_MAX: usize = 16 << 20;
 /// Limit of the keys that a list keeps as not its own: those of a rotation, and some more.
 const OTHER_KEYS_MAX: usize = 16;
+/// Minimum time between verifications of a list by unknown keys once its signer is known. A
+/// compromised authority can use a new key under the issuer's name for each handshake, and each
+/// verification hashes the whole list.
+const VERIFICATION_INTERVAL: Duration = Duration::from_secs(1);
 /// OID of the extension issuingDistributionPoint (RFC 5280 section 5.2.5).
 const DISTRIBUTION_POINT: &str = "2.5.29.28";
 
@@ -57,10 +61,38 @@ struct List {
     signed: Signed,
     /// Key that verified the signature, as SubjectPublicKeyInfo.
     signer: OnceLock<Vec<u8>>,
-    /// Last keys of authorities of this name that have not, at most [`OTHER_KEYS_MAX`].
-    other_keys: Mutex<VecDeque<Vec<u8>>>,
+    other_keys: Mutex<OtherKeys>,
     this_update: i64,
     status: status::Crl,
+}
+
+/// Keys of authorities with the issuer's name that have not signed a list.
+#[derive(Debug, Default)]
+struct OtherKeys {
+    /// The last ones, at most [`OTHER_KEYS_MAX`].
+    keys: VecDeque<Vec<u8>>,
+    /// Time of the last verification while the signer was known.
+    verified_at: Option<Instant>,
+}
+
+impl OtherKeys {
+    /// Returns whether the signature is to be verified with `key`.
+    fn permit(&mut self, key: &[u8], has_signer: bool, now: Instant) -> bool {
+        if self.keys.iter().any(|one| one == key) {
+            return false;
+        }
+        let is_due = |at| now.saturating_duration_since(at) >= VERIFICATION_INTERVAL;
+        if has_signer && !self.verified_at.is_none_or(is_due) {
+            return false;
+        }
+        self.verified_at = has_signer.then_some(now);
+        true
+    }
+
+    fn add(&mut self, key: &[u8]) {
+        self.keys.truncate(OTHER_KEYS_MAX - 1);
+        self.keys.push_front(key.to_vec());
+    }
 }
 
 /// Certificates that a list covers, by its issuingDistributionPoint.
@@ -198,7 +230,8 @@ impl List {
     }
 
     /// Returns whether the key of an issuer signed the list. `named` is the key identifier in a
-    /// certificate of this issuer. A signature is verified once for each of the last keys.
+    /// certificate of this issuer. A signature is verified once for each of the last keys, and once
+    /// a second for further ones.
     fn signer(&self, key: &[u8], named: Option<&[u8]>, provider: &CryptoProvider) -> Signer {
         let is_another = self.key.as_deref().zip(named).is_some_and(|(own, of)| own != of);
         let known = self.signer.get();
@@ -206,16 +239,14 @@ impl List {
             return Signer::Issuer;
         }
         let is_open = known.is_none() || !is_another;
-        let is_other_key = || self.other_keys.lock().iter().any(|one| one == key);
-        if is_open && !is_other_key() {
+        let has_signer = known.is_some();
+        if is_open && self.other_keys.lock().permit(key, has_signer, Instant::now()) {
             if self.signed.is_by(key, provider) {
                 // The first signer stays: it is one of several with this signature at most.
                 let _ = self.signer.set(key.to_vec());
                 return Signer::Issuer;
             }
-            let mut other_keys = self.other_keys.lock();
-            other_keys.truncate(OTHER_KEYS_MAX - 1);
-            other_keys.push_front(key.to_vec());
+            self.other_keys.lock().add(key);
         }
         if is_another { Signer::Another } else { Signer::Unknown }
     }

@@ -340,8 +340,7 @@ impl ClientVerifier {
             );
             return Err(refusal_error_with(HandshakeRefusal::UntrustedDomain, Some(detail)));
         };
-        let path = self.verify_path(&domain.roots, leaf, intermediates, now)?;
-        self.check_issuer(domain, &identity.trust_domain, &path.issuer)?;
+        let path = self.verify_path((domain, &identity.trust_domain), leaf, intermediates, now)?;
         let verified =
             Verdict { at: now, until: self.verdict_valid_until(now), path: path.clone() };
         self.chains.add(key, verified);
@@ -381,9 +380,10 @@ impl ClientVerifier {
         UnixTime::since_unix_epoch(end.unwrap_or(Duration::MAX))
     }
 
+    /// Verifies the path, then its issuer, and last the revocation lists, which are large.
     fn verify_path(
         &self,
-        roots: &RootCertStore,
+        (domain, name): (&DomainRules, &str),
         leaf: &CertificateDer<'_>,
         received: &[CertificateDer<'_>],
         now: UnixTime,
@@ -391,21 +391,24 @@ impl ClientVerifier {
         #[cfg(test)]
         self.webpki_verifications.fetch_add(1, Ordering::Relaxed);
         let limits = (self.depth, KeyUsage::client_auth());
-        let (path, root) = verify_for((leaf, received), roots, limits, &self.provider, now)?;
+        let verified = verify_for((leaf, received), &domain.roots, limits, &self.provider, now);
+        let (path, root) = verified?;
         let certificates = path.certificates();
-        if let Some(crls) = &self.crls {
-            crls.check((certificates, &root), &self.provider, time_of(now))
-                .map_err(|(refusal, detail)| refusal_error_with(refusal, Some(detail)))?;
-        }
         let issuer = match certificates.get(1) {
             Some(issuer) => Issuer::from_certificate(issuer)
                 .ok_or_else(|| refusal_error(HandshakeRefusal::BadEncoding))?,
             None => Issuer::from_anchor(&root),
         };
+        let issuer = Arc::new(issuer);
+        self.check_issuer(domain, name, &issuer)?;
+        if let Some(crls) = &self.crls {
+            crls.check((certificates, &root), &self.provider, time_of(now))
+                .map_err(|(refusal, detail)| refusal_error_with(refusal, Some(detail)))?;
+        }
         Ok(VerifiedPath {
             not_before: unix_time(path.not_before()),
             not_after: unix_time(path.not_after()),
-            issuer: Arc::new(issuer),
+            issuer,
         })
     }
 }

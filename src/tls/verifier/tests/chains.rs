@@ -351,3 +351,33 @@ fn a_list_that_another_issuer_of_the_name_signed_neither_accepts_nor_refuses() {
     assert_eq!(verdict, None);
     assert!(signatures <= 3, "{signatures}");
 }
+
+#[test]
+fn new_keys_of_a_lists_issuer_cost_a_verification_of_the_list_a_second() {
+    let root = root("root");
+    let [ca, compromised] = ["west", "compromised"].map(|name| below(&root, name));
+    let leaf = leaf_of(&ca);
+    let lists: String = [&root, &ca].map(|issuer| list(issuer, &[], None)).concat();
+    let mut verifier = counting_verifier(&roots(&[&root]), 3, &lists);
+    // Leaf, intermediate, and each of their lists.
+    assert_eq!(cost(&verifier, &chain(&leaf, &[&ca])), (None, 4));
+    let posing = || {
+        let twin = below(&compromised, "west");
+        // Without a key identifier nothing but the signature distinguishes the two.
+        let leaf = leaf_with(&twin, |params| params.use_authority_key_identifier_extension = false);
+        chain(&leaf, &[&twin, &compromised])
+    };
+    let (began, mut of_lists) = (std::time::Instant::now(), 0);
+    for _ in 0..20 {
+        let (verdict, signatures) = cost(&verifier, &posing());
+        assert_eq!(verdict, Some(HandshakeRefusal::UnknownRevocation));
+        of_lists += signatures - 3;
+    }
+    let seconds = usize::try_from(began.elapsed().as_secs()).expect("few seconds");
+    assert!((1..=1 + seconds).contains(&of_lists), "{of_lists} in {seconds} s");
+
+    // An issuer that is refused anyway costs no list.
+    verifier.known_issuers = Some([issuer(&ca.pem()).spki].into());
+    let untrusted = Some(HandshakeRefusal::UntrustedIssuer);
+    assert_eq!(cost(&verifier, &posing()), (untrusted, 3));
+}
