@@ -80,11 +80,8 @@ fn requests(
         Identity::Files(_) => None,
         Identity::IstioCa(ca) => {
             let id = source.who(config).identity(&ca.trust_domain);
-            let cache = ca.cache.clone().map(|folder| Cache {
-                directory: folder,
-                id: id.clone(),
-                roots: ca.plane.roots.clone(),
-            });
+            let cache = ca.cache.clone();
+            let cache = cache.map(|it| Cache::new(it, id.clone(), ca.plane.roots.clone()));
             let authority = IstioAuthority {
                 plane: ca.plane.clone(),
                 cluster: config.gateway.cluster.clone(),

@@ -10,6 +10,7 @@ use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{anyhow, bail, ensure};
@@ -18,8 +19,14 @@ use rustix::process::geteuid;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tracing::warn;
 
-use super::{Expired, bad_pem, material_from_answer, parse_certificates, require_identity};
+use super::{
+    DEADLINE, Expired, bad_pem, material_from_answer, parse_certificates, require_identity,
+};
 use crate::config::Roots;
 use crate::replace_file::replace_file;
 use crate::tls::IdentityMaterial;
@@ -40,10 +47,12 @@ const PLAINTEXT: &str = "PLAINTEXT";
 #[derive(Clone, Debug)]
 pub struct Cache {
     /// The directory, created if it does not exist.
-    pub directory: PathBuf,
+    directory: PathBuf,
     /// SPIFFE ID that the certificate must have.
-    pub id: String,
-    pub roots: Roots,
+    id: String,
+    roots: Roots,
+    /// Permit of the one access to the disk.
+    free: Arc<Semaphore>,
 }
 
 /// Returns whether the cached certificate had expired, in which case it has been removed.
@@ -62,6 +71,30 @@ struct CacheFile {
 }
 
 impl Cache {
+    pub fn new(directory: PathBuf, id: String, roots: Roots) -> Self {
+        Self { directory, id, roots, free: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Accesses the disk on a blocking thread, with a deadline. Returns `None` without an answer in
+    /// time. A disk that hangs keeps one thread, because one access runs at a time.
+    pub(super) async fn on_disk<T: Send + 'static>(
+        &self,
+        access: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Option<T> {
+        let free = Arc::clone(&self.free).acquire_owned();
+        let permit = timeout(DEADLINE, free).await.ok()?.ok()?;
+        let cache = self.clone();
+        let access = spawn_blocking(move || {
+            let _permit = permit;
+            access(&cache)
+        });
+        let Ok(done) = timeout(DEADLINE, access).await else {
+            warn!("access to the certificate on disk timed out");
+            return None;
+        };
+        done.ok()
+    }
+
     /// Loads the cached certificate, or returns `None` if there is none. Removes an expired
     /// certificate with its key. Any other rejected file remains until [`store`](Self::store)
     /// replaces it.
@@ -217,7 +250,10 @@ fn pems(certificates: &[CertificateDer<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
+
+    use tokio::time::advance;
 
     use super::*;
     use crate::tls::tests::samples::{self, leaf_between};
@@ -243,11 +279,8 @@ mod tests {
         }
 
         fn cache(&self) -> Cache {
-            Cache {
-                directory: self.folder.path().join("identity"),
-                id: ID.to_owned(),
-                roots: Roots::Pem(self.root.clone()),
-            }
+            let directory = self.folder.path().join("identity");
+            Cache::new(directory, ID.to_owned(), Roots::Pem(self.root.clone()))
         }
 
         fn material(&self) -> IdentityMaterial {
@@ -268,6 +301,39 @@ mod tests {
 
     fn refused(cache: &Cache, now: SystemTime) -> String {
         cache.load(now).expect_err("a refusal").to_string()
+    }
+
+    /// Replaces the file by a pipe, like a mount that hangs: it hangs until the pipe is written.
+    fn hang(cache: &Cache) -> PathBuf {
+        let file = cache.directory.join(FILE);
+        fs::remove_file(&file).unwrap();
+        let made = std::process::Command::new("mkfifo").args(["-m", "600"]).arg(&file).status();
+        assert!(made.unwrap().success());
+        file
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_keeps_one_thread_however_often_it_is_accessed() {
+        let fixture = Fixture::new();
+        let cache = fixture.stored();
+        let file = hang(&cache);
+        let runs = Arc::new(AtomicUsize::new(0));
+        let access = || {
+            let runs = Arc::clone(&runs);
+            cache.on_disk(move |cache| {
+                runs.fetch_add(1, Ordering::Relaxed);
+                cache.load(SystemTime::now()).is_ok()
+            })
+        };
+        // A running blocking task keeps the paused clock from advancing by itself.
+        let (first, second, ()) = tokio::join!(access(), access(), advance(2 * DEADLINE));
+        assert_eq!((first, second), (None, None));
+        assert_eq!(cache.free.available_permits(), 0);
+        // Waits for the reader.
+        fs::write(&file, "no certificate").unwrap();
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+        fs::remove_file(file).unwrap();
+        assert_eq!(access().await, Some(true), "the disk is used again");
     }
 
     #[test]

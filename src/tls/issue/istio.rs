@@ -8,7 +8,6 @@ use http::uri::PathAndQuery;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls::pki_types::PrivateKeyDer;
 use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tonic::Status;
 use tonic::client::Grpc;
@@ -89,26 +88,19 @@ impl IstioAuthority {
         }
     }
 
-    /// Reads the certificate on disk, on a blocking thread and with a deadline.
     async fn load(&self) -> Option<anyhow::Result<Option<IdentityMaterial>>> {
-        let cache = self.cache.clone()?;
-        let load = spawn_blocking(move || cache.load(SystemTime::now()));
-        let Ok(loaded) = timeout(DEADLINE, load).await else {
-            warn!("reading the certificate on disk timed out");
-            return None;
-        };
-        loaded.ok()
+        self.cache.as_ref()?.on_disk(|cache| cache.load(SystemTime::now())).await
     }
 
-    /// Stores a certificate on disk, on a blocking thread: a slow disk delays nothing, and a
-    /// failure matters only at the next restart.
+    /// Stores a certificate on disk, by another task: a slow disk delays nothing, and a failure
+    /// matters only at the next restart.
     fn store_on_disk(&self, material: &Arc<IdentityMaterial>) {
         let Some(cache) = self.cache.clone() else {
             return;
         };
         let material = Arc::clone(material);
-        spawn_blocking(move || {
-            if let Err(error) = cache.store(&material) {
+        tokio::spawn(async move {
+            if let Some(Err(error)) = cache.on_disk(move |cache| cache.store(&material)).await {
                 warn!(%error, "cannot store the certificate on disk");
             }
         });
