@@ -11,7 +11,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{anyhow, bail, ensure};
 use aws_lc_rs::digest::{SHA256, digest};
@@ -21,8 +21,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
-use tracing::warn;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
 
 use super::{
     DEADLINE, Expired, bad_pem, material_from_answer, parse_certificates, require_identity,
@@ -37,6 +37,8 @@ const FILE: &str = "identity.json";
 const FORMAT: u32 = 1;
 /// Limit of the file's size: an authority's answer and a key.
 const FILE_BYTES_MAX: u64 = 2 << 20;
+/// Interval at which the file is removed if its certificate has expired.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(15);
 const GROUP_AND_OTHERS: u32 = 0o077;
 /// Name of the system's roots in [`CacheFile::authority`].
 const SYSTEM: &str = "SYSTEM";
@@ -55,8 +57,7 @@ pub struct Cache {
     free: Arc<Semaphore>,
 }
 
-/// Returns whether the cached certificate had expired, in which case it has been removed.
-pub(super) fn is_expiry(error: &anyhow::Error) -> bool {
+fn is_expiry(error: &anyhow::Error) -> bool {
     error.is::<Expired>()
 }
 
@@ -93,6 +94,24 @@ impl Cache {
             return None;
         };
         done.ok()
+    }
+
+    /// Loads the cached certificate as [`Self::load`], if the disk answers in time.
+    pub(super) async fn load_in_time(&self) -> Option<anyhow::Result<Option<IdentityMaterial>>> {
+        self.on_disk(|cache| cache.load(SystemTime::now())).await
+    }
+
+    /// Removes the certificate with its key whenever it has expired. An expired one remains if the
+    /// authority fails, or if later ones cannot be stored. Never returns.
+    pub(super) async fn remove_expired(&self) {
+        loop {
+            sleep(EXPIRY_INTERVAL).await;
+            if let Some(Err(error)) = self.load_in_time().await
+                && is_expiry(&error)
+            {
+                info!(%error, "the certificate on disk is removed");
+            }
+        }
     }
 
     /// Loads the cached certificate, or returns `None` if there is none. Removes an expired
@@ -251,7 +270,6 @@ fn pems(certificates: &[CertificateDer<'_>]) -> String {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
     use tokio::time::advance;
 
@@ -392,6 +410,22 @@ mod tests {
         assert!(why.contains("the certificate expired"), "{why}");
         assert!(!cache.directory.join(FILE).exists());
         assert!(cache.load(SystemTime::now()).unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_expired_certificate_is_removed_though_no_later_one_can_be_stored() {
+        let fixture = Fixture::new();
+        let cache = fixture.cache();
+        let now = SystemTime::now();
+        let expired = leaf_between(&fixture.issuer, ID, now - 2 * DAY, now - DAY);
+        cache.store(&samples::material(&expired, &fixture.root)).unwrap();
+        let file = cache.directory.join(FILE);
+        let removed = timeout(2 * EXPIRY_INTERVAL, cache.remove_expired());
+        assert!(removed.await.is_err() && !file.exists(), "removed within the interval");
+        // One that is valid stays.
+        cache.store(&fixture.material()).unwrap();
+        assert!(timeout(2 * EXPIRY_INTERVAL, cache.remove_expired()).await.is_err());
+        assert!(file.exists());
     }
 
     #[test]

@@ -12,9 +12,9 @@ use tokio::time::timeout;
 use tonic::Status;
 use tonic::client::Grpc;
 use tonic_prost::ProstCodec;
-use tracing::{info, warn};
+use tracing::warn;
 
-use super::cache::{self, Cache};
+use super::cache::Cache;
 use super::rotation::run_renewal;
 use super::{
     CertificateEvent, DEADLINE, RenewalSignals, material_from_answer, parse_certificates,
@@ -54,42 +54,28 @@ impl IstioAuthority {
         let held = authority.restore().await;
         let fetch = || {
             let authority = Arc::clone(&authority);
-            async move {
-                let fetched = authority.fetch().await.map(Arc::new);
-                if fetched.is_err() {
-                    authority.remove_expired().await;
-                }
-                fetched
-            }
+            async move { authority.fetch().await.map(Arc::new) }
         };
         let keep = |material: &_| authority.store_on_disk(material);
-        run_renewal(held, fetch, keep, SystemTime::now, news, &authority.signals).await;
+        let renewal = run_renewal(held, fetch, keep, SystemTime::now, news, &authority.signals);
+        match &authority.cache {
+            Some(cache) => tokio::select! {
+                () = renewal => {}
+                () = cache.remove_expired() => {}
+            },
+            None => renewal.await,
+        }
     }
 
     /// Returns the certificate on disk, if there is a valid one.
     async fn restore(&self) -> Option<Arc<IdentityMaterial>> {
-        match self.load().await? {
+        match self.cache.as_ref()?.load_in_time().await? {
             Ok(material) => material.map(Arc::new),
             Err(error) => {
                 warn!(%error, "the certificate on disk is not used");
                 None
             }
         }
-    }
-
-    /// Removes the certificate on disk with its key if it has expired. An expired one remains
-    /// there only after failures, and [`Self::store_on_disk`] makes a request when a certificate
-    /// expires.
-    async fn remove_expired(&self) {
-        if let Some(Err(error)) = self.load().await
-            && cache::is_expiry(&error)
-        {
-            info!(%error, "the certificate on disk is removed");
-        }
-    }
-
-    async fn load(&self) -> Option<anyhow::Result<Option<IdentityMaterial>>> {
-        self.cache.as_ref()?.on_disk(|cache| cache.load(SystemTime::now())).await
     }
 
     /// Stores a certificate on disk, by another task: a slow disk delays nothing, and a failure
