@@ -113,7 +113,7 @@ fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
         assert_eq!(requested, [("east".to_owned(), i64::try_from(day).expect("a day"))]);
         let dump = dump(&gateway).await;
         assert!(dump.contains("\"Available\"") && dump.contains(GATEWAY), "{dump}");
-        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
+        let now = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
         for (kind, least) in [("leaf", 0.9), ("root", 300.0)] {
             let name = format!(
                 "strait_certificate_expiry_timestamp_seconds{{identity=\"{GATEWAY}\",\
@@ -409,6 +409,34 @@ fn an_agent_that_renews_nothing_is_asked_again_before_the_certificate_ends() {
         until("another stream", async || api.streams(), |now| *now > before).await;
         assert!(SystemTime::now() < end);
         gateway.logged("sent no renewal of the certificate").await;
+    });
+}
+
+#[test]
+fn a_refused_certificate_of_an_agent_changes_the_bundles_alone() {
+    run(async {
+        let net = Net::new();
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let (mut gateway, api, _serving) = of_an_agent(net);
+        let root = &*identities().root;
+        let good = identities().leaf(GATEWAY);
+        api.set_identity(GATEWAY, &good, root, &[("west.local", root)]);
+        gateway.ready().await;
+        asks(&gateway).await.expect("a tunnel");
+        let bad = identities().leaf(GATEWAY);
+        let list = identities().east.crl(&[&bad.chain_pem], 1, SystemTime::now() + DAY);
+        revoke(&gateway, &list.expect("a list"));
+        let fresh = async || gateway.metric("strait_crls{state=\"fresh\"}").await;
+        until("the list", fresh, |count| *count > 0.5).await;
+        api.set_identity(GATEWAY, &bad, root, &[]);
+        gateway.logged("(revoked): the certificate with serial").await;
+        asks(&gateway).await.expect_err("no bundle of the domain");
+        assert_eq!(gateway.readiness().await.0, 200, "the last good one is in force");
+        // It is offered again on each stream, and accepted once the list has no entry of it.
+        let empty = identities().east.crl(&[], 2, SystemTime::now() + DAY);
+        replace(&gateway.file("crl.pem"), &empty.expect("a list"));
+        let dump = async || dump(&gateway).await;
+        until("the next one", dump, |dump| dump.contains("\"Available\"")).await;
     });
 }
 
