@@ -1,6 +1,8 @@
 //! Replacement of a running process: its listening sockets go to the next one, or come from
 //! systemd.
 
+use std::io::Read as _;
+use std::net::Shutdown;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
+use socket2::{Domain, SockAddr, Socket, Type};
 use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -27,6 +30,8 @@ const SHORT: u64 = 4 * 1024;
 const PART: u64 = 64 * 1024;
 /// Port of a second listener.
 const EXTRA: u16 = 15009;
+/// Number of signals, one of which surely arrives while the process waits.
+const SIGNALS: u32 = 10;
 
 /// Settings of a process that may be replaced through a socket in `folder`.
 fn settings(net: Net, folder: &Path) -> Settings<'static> {
@@ -149,6 +154,77 @@ fn a_successor_that_fails_before_it_is_ready_changes_nothing() {
         assert_eq!(first.readiness().await.0, 200);
         let _second = successor(&settings).await;
         assert!(first.exited().await.success());
+    });
+}
+
+/// Returns a socket for the other end of a hand-over, and the address in `folder` at which
+/// processes wait.
+fn other_process(folder: &Path) -> (Socket, SockAddr) {
+    let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None).expect("a socket");
+    socket.set_read_timeout(Some(Duration::from_secs(30))).expect("a deadline");
+    (socket, SockAddr::unix(folder.join("take-over")).expect("an address"))
+}
+
+/// Receives a packet, without its descriptors.
+fn receive(mut channel: &Socket) -> String {
+    let mut bytes = [0; 16 * 1024];
+    let count = channel.read(&mut bytes).expect("a packet");
+    String::from_utf8_lossy(&bytes[..count]).into_owned()
+}
+
+fn send(channel: &Socket, message: &str) {
+    channel.send(message.as_bytes()).expect("a sent packet");
+}
+
+#[test]
+fn a_successor_that_gives_up_after_it_was_ready_leaves_the_ports_to_the_predecessor() {
+    run(async {
+        let net = Net::new();
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(net, folder.path());
+        let mut first = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let (channel, address) = other_process(folder.path());
+        let connected = async || channel.connect(&address).is_ok();
+        until("a process that waits", connected, |&is_connected| is_connected).await;
+        assert!(receive(&channel).contains("sockets"));
+        send(&channel, r#"{"message":"prepared"}"#);
+        assert_eq!(receive(&channel), r#"{"message":"allowed"}"#);
+        // It gives up before the other process has read that it is ready.
+        channel.shutdown(Shutdown::Read).unwrap();
+        send(&channel, r#"{"message":"ready"}"#);
+        first.logged("the next process failed before it was ready; this one goes on").await;
+        drop(channel);
+        let client = first.client(identities()).await;
+        echo(&mut client.tunnel(ECHO).await.expect("a tunnel"), 0, PART).await;
+        drop(client);
+        let _second = successor(&settings).await;
+        assert!(first.exited().await.success());
+    });
+}
+
+#[test]
+fn a_signal_ends_no_take_over() {
+    run(async {
+        let folder = tempfile::tempdir().unwrap();
+        let (listener, address) = other_process(folder.path());
+        listener.bind(&address).unwrap();
+        listener.listen(1).unwrap();
+        let mut next = Gateway::spawn(&settings(Net::new(), folder.path()), |_| {});
+        let (channel, _) = listener.accept().expect("the next process");
+        channel.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        send(&channel, r#"{"message":"sockets","version":2,"names":[],"has_more":false}"#);
+        assert_eq!(receive(&channel), r#"{"message":"prepared"}"#);
+        send(&channel, r#"{"message":"allowed"}"#);
+        assert_eq!(receive(&channel), r#"{"message":"ready"}"#);
+        for _ in 0..SIGNALS {
+            next.signal(Signal::HUP);
+            next.readiness().await;
+        }
+        send(&channel, r#"{"message":"released"}"#);
+        drop(channel);
+        next.logged("took over from the process that served").await;
+        next.ready().await;
     });
 }
 

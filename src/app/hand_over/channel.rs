@@ -8,20 +8,23 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType,
 };
 use rustix::{net, process};
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. Both processes must have the same.
 const VERSION: u32 = 2;
+/// Shortest wait for a packet; zero would mean no deadline (`socket(7)`).
+const WAIT_MIN: Duration = Duration::from_millis(1);
 const PACKET_BYTES_MAX: usize = 16 * 1024;
 /// Limit of the descriptors in one packet; the kernel's is 253.
 const DESCRIPTORS_MAX: usize = 64;
@@ -63,7 +66,7 @@ pub(super) enum Message {
     Allowed,
     /// The successor serves.
     Ready,
-    /// The predecessor serves no longer.
+    /// The predecessor closes its sockets.
     Released,
     /// The predecessor goes on.
     Refused { error: String },
@@ -200,6 +203,18 @@ impl Channel {
         Ok(())
     }
 
+    /// Receives a message that the other process has sent already. Further sends of it fail.
+    pub(super) fn expect_last(&self, wanted: &Message) -> anyhow::Result<()> {
+        net::shutdown(&self.0, Shutdown::Read)?;
+        self.expect(wanted, PACKET_DEADLINE)
+    }
+
+    /// Waits until the other process closes the channel.
+    pub(super) fn wait_for_end(&self) {
+        // An error and the deadline end the wait too.
+        let _ = self.receive(PACKET_DEADLINE);
+    }
+
     /// Sends a message without descriptors.
     pub(super) fn send(&self, message: &Message) -> anyhow::Result<()> {
         self.send_with(message, &[])
@@ -213,7 +228,8 @@ impl Channel {
             control.push(SendAncillaryMessage::ScmRights(descriptors));
         }
         set_socket_timeout(&self.0, Timeout::Send, Some(PACKET_DEADLINE))?;
-        net::sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        let parts = [IoSlice::new(&bytes)];
+        retry_on_intr(|| net::sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL))?;
         Ok(())
     }
 
@@ -221,9 +237,14 @@ impl Channel {
         let mut bytes = vec![0; PACKET_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        set_socket_timeout(&self.0, Timeout::Recv, Some(deadline))?;
         let mut room = [IoSliceMut::new(&mut bytes)];
-        let received = net::recvmsg(&self.0, &mut room, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let end = Instant::now() + deadline;
+        // The kernel does not restart a call with a timeout after a signal (`signal(7)`).
+        let received = retry_on_intr(|| {
+            let left = end.saturating_duration_since(Instant::now()).max(WAIT_MIN);
+            set_socket_timeout(&self.0, Timeout::Recv, Some(left))?;
+            net::recvmsg(&self.0, &mut room, &mut control, RecvFlags::CMSG_CLOEXEC)
+        })?;
         let descriptors = control.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
             _ => None,
@@ -285,5 +306,20 @@ mod tests {
         let mut third = Server::bind(&path).expect("a third server");
         third.replace().expect("the path");
         reached(&third);
+    }
+
+    #[test]
+    fn a_process_that_gives_up_has_the_answer_or_the_other_one_cannot_send_it() {
+        for is_answered in [false, true] {
+            let kind = SocketType::SEQPACKET;
+            let pair = net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+            let (own, other) = pair.expect("a pair");
+            let (own, other) = (Channel(own), Channel(other));
+            if is_answered {
+                other.send(&Message::Released).expect("sent");
+            }
+            assert_eq!(own.expect_last(&Message::Released).is_ok(), is_answered);
+            assert!(other.send(&Message::Released).is_err());
+        }
     }
 }

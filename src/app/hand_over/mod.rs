@@ -2,9 +2,10 @@
 //! (`strait run --take-over SOCKET`).
 //!
 //! The successor receives all listening sockets, starts beside the predecessor, and asks whether it
-//! may accept. It accepts, and reports that. The predecessor then closes its descriptors and
-//! drains. Connections that wait in the accept queue of a socket are those of either process, so
-//! none is refused. A successor that fails before that changes nothing.
+//! may accept. It accepts, and reports that. The predecessor then answers, closes its descriptors
+//! and drains; a successor that gives up before the answer makes it fail. Connections that wait in
+//! the accept queue of a socket are those of either process, so none is refused. A successor that
+//! fails before that changes nothing.
 
 mod channel;
 pub(super) mod sockets;
@@ -106,7 +107,11 @@ impl HandOver {
         let mut state = vec![NotifyState::Ready];
         let has_replaced = predecessor.is_some();
         if let (Some(channel), Some(path)) = (predecessor, &self.path) {
-            report((&channel, path), &Message::Ready, &Message::Released)?;
+            let released = report((&channel, path), &Message::Ready, &Message::Released);
+            // Its answer decides which process goes on: it is here by now, or cannot be sent.
+            released.or_else(|error| channel.expect_last(&Message::Released).map_err(|_| error))?;
+            // It closes the channel after its sockets.
+            channel.wait_for_end();
             state.push(NotifyState::MainPid(std::process::id()));
             info!("took over from the process that served");
         }
@@ -181,12 +186,13 @@ impl HandOver {
         check_hold(app)?;
         channel.send(&Message::Allowed)?;
         channel.expect(&Message::Ready, PACKET_DEADLINE)?;
+        // Before the release, because it fails if the successor has given up. Before the drain,
+        // which ends the process at once if it has no connection: a successor without this answer
+        // takes this process for one that goes on.
+        channel.send(&Message::Released)?;
         info!("the next process serves; this one drains");
         app.listeners.release();
         self.sockets.release();
-        // Before the drain, which ends the process at once if it has no connection: a successor
-        // without this answer takes this process for one that goes on. It may be gone by now.
-        let _ = channel.send(&Message::Released);
         app.data_path.lifecycle.hand_over();
         Ok(())
     }
