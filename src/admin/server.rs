@@ -2,10 +2,11 @@
 //!
 //! Two of the ports are open to the network and serve probes. A client that holds connections
 //! open or sends its request byte by byte must not make readiness fail. Each connection therefore
-//! has one request, deadlines and one of few slots. At the limit, the oldest connection is
-//! closed. `axum::serve` has neither deadlines nor a limit.
+//! has one request, deadlines and one of few slots. At the limit, the oldest connection of the
+//! source with the most is closed. `axum::serve` has neither deadlines nor a limit.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,9 +18,11 @@ use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::io::InspectWriter;
+
+use crate::limits::prefix;
 
 /// Limits of one port.
 #[derive(Clone, Copy, Debug)]
@@ -85,9 +88,12 @@ pub async fn serve(
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok((stream, client)) => {
                 connections.evict_to(limits.connections);
-                connections.add(connection(limits, stream, router.clone()));
+                let served = connection(limits, stream, router.clone());
+                connections.add(prefix(client.ip()), served);
+                // Otherwise a long queue evicts connections before their first turn.
+                yield_now().await;
             }
             Err(error) => {
                 tracing::warn!(port = name, %error, "cannot accept connections on an HTTP port");
@@ -126,29 +132,38 @@ async fn connection(limits: Limits, stream: TcpStream, router: Router) {
     }
 }
 
-/// Open connections, oldest first. Dropping it closes all.
+/// Open connections. Dropping it closes all.
 #[derive(Debug, Default)]
 struct Connections {
     tasks: JoinSet<()>,
-    order: VecDeque<AbortHandle>,
+    /// Connections with the prefixes of their clients, oldest first.
+    order: VecDeque<(IpAddr, AbortHandle)>,
 }
 
 impl Connections {
-    fn add(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
-        self.order.push_back(self.tasks.spawn(connection));
+    fn add(&mut self, source: IpAddr, connection: impl Future<Output = ()> + Send + 'static) {
+        self.order.push_back((source, self.tasks.spawn(connection)));
     }
 
-    /// Closes the oldest connections until `limit` permits one more.
+    /// Closes connections until `limit` permits one more: the oldest one of the source with the
+    /// most. Among sources with the same number, closes the oldest of all.
     ///
     /// If new connections waited instead, 64 slow clients could block every probe for the length
     /// of a deadline.
     fn evict_to(&mut self, limit: usize) {
         while self.tasks.try_join_next().is_some() {}
-        self.order.retain(|handle| !handle.is_finished());
+        self.order.retain(|(_, handle)| !handle.is_finished());
         while self.order.len() >= limit {
-            if let Some(oldest) = self.order.pop_front() {
-                oldest.abort();
+            let mut held = HashMap::<_, usize>::new();
+            for (source, _) in &self.order {
+                *held.entry(*source).or_default() += 1;
             }
+            let most = held.values().max();
+            let oldest = self.order.iter().position(|(source, _)| held.get(source) == most);
+            let Some((_, evicted)) = oldest.and_then(|place| self.order.remove(place)) else {
+                break;
+            };
+            evicted.abort();
         }
     }
 
@@ -163,6 +178,7 @@ mod tests {
 
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpSocket;
     use tokio::sync::watch;
 
     use super::*;
@@ -171,6 +187,7 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(10);
     /// Size in bytes that exceeds all socket buffers.
     const LARGE: usize = 64 << 20;
+    const LARGE_REQUEST: &[u8] = b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
     async fn server(limits: Limits) -> (SocketAddr, watch::Sender<Phase>, JoinSet<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -190,6 +207,10 @@ mod tests {
     async fn ask(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).await.expect("a connection");
         stream.write_all(request.as_bytes()).await.expect("sent");
+        rest(stream).await
+    }
+
+    async fn rest(mut stream: TcpStream) -> String {
         let mut answer = Vec::new();
         let _ = timeout(DEADLINE, stream.read_to_end(&mut answer)).await.expect("closed in time");
         String::from_utf8_lossy(&answer).into_owned()
@@ -226,8 +247,7 @@ mod tests {
     /// each further one. Returns the number of bytes received.
     async fn sip(address: SocketAddr, first: Duration, each: Duration) -> usize {
         let mut stream = TcpStream::connect(address).await.expect("a connection");
-        let request = b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n";
-        stream.write_all(request).await.expect("sent");
+        stream.write_all(LARGE_REQUEST).await.expect("sent");
         let (mut piece, mut total) = (vec![0; 512 << 10], 0);
         while let Ok(count @ 1..) = stream.read(&mut piece).await {
             let pause = if total == 0 { first } else { each };
@@ -265,6 +285,40 @@ mod tests {
         let start = Instant::now();
         assert!(ask(address, HELLO).await.contains("hello"));
         assert!(start.elapsed() < Limits::PAGES.head);
+    }
+
+    #[tokio::test]
+    async fn idle_connections_of_one_source_end_no_answer_to_another_one() {
+        let (address, _phase, _tasks) = server(Limits::PAGES).await;
+        let mut reader = TcpStream::connect(address).await.expect("a connection");
+        reader.write_all(LARGE_REQUEST).await.expect("sent");
+        reader.read_exact(&mut [0; 16]).await.expect("the begin of the answer");
+        let mut idle = Vec::new();
+        for _ in 0..200 {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.bind("127.0.0.2:0".parse().expect("an address")).expect("a source");
+            idle.push(socket.connect(address).await.expect("a connection"));
+        }
+        // With the reader, 63 of them have a place.
+        let last_evicted = idle.swap_remove(200 - Limits::PAGES.connections);
+        assert_eq!(rest(last_evicted).await, "");
+        assert!(rest(reader).await.len() >= LARGE);
+    }
+
+    #[tokio::test]
+    async fn a_queue_beyond_the_limit_is_answered() {
+        use std::io::Write as _;
+        let (address, _phase, _tasks) = server(Limits { connections: 8, ..Limits::PAGES }).await;
+        // The server has no turn before all are queued.
+        let queued = [0; 64].map(|_| {
+            let mut stream = std::net::TcpStream::connect(address).expect("a connection");
+            stream.write_all(HELLO.as_bytes()).expect("sent");
+            stream.set_nonblocking(true).expect("a mode");
+            TcpStream::from_std(stream).expect("a stream")
+        });
+        for stream in queued {
+            assert!(rest(stream).await.contains("hello"));
+        }
     }
 
     #[tokio::test]
