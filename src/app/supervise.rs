@@ -69,9 +69,11 @@ pub(super) fn spawn_task(
 
 fn fail(status: &Status, what: impl Into<Cow<'static, str>>) {
     let what = what.into();
-    status.pending(what.clone());
+    // A part may have the name of a condition, which others clear.
+    let condition = format!("panic of {what}");
+    status.pending(condition.clone());
     error!(part = %what, "a part of the process ended by a panic; restart the process");
-    status.missing(&what, vec!["ended by a panic, see the log; restart the process"]);
+    status.missing(&condition, vec!["see the log; restart the process"]);
 }
 
 /// Notes the time that a worker has had no turn, if it is above [`REPORT_AFTER`], and returns the
@@ -127,6 +129,9 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::app::certificates::CERTIFICATES;
+    use crate::app::listeners::LISTENERS;
+    use crate::app::state::{DISCOVERY, OBJECTS};
 
     const SOON: Duration = Duration::from_secs(10);
 
@@ -148,10 +153,22 @@ mod tests {
             ended.await.unwrap();
         });
         spawn_task((&handle.unwrap(), &status), "second", async { panic!("planted") });
-        let why = "(ended by a panic, see the log; restart the process)";
-        pending(&status, &[&format!("second {why}")]).await;
+        let second = "panic of second (see the log; restart the process)";
+        pending(&status, &[second]).await;
         drop(end);
-        pending(&status, &[&format!("second {why}"), &format!("first {why}")]).await;
+        let first = "panic of first (see the log; restart the process)";
+        pending(&status, &[second, first]).await;
+    }
+
+    #[test]
+    fn a_condition_that_is_met_hides_no_panic_of_a_part_with_its_name() {
+        for name in [CERTIFICATES, DISCOVERY, LISTENERS, OBJECTS, WORKERS] {
+            let status = Status::new(&[name]);
+            fail(&status, name);
+            status.clear_pending(name);
+            let left = format!("panic of {name} (see the log; restart the process)");
+            assert_eq!(status.list_pending(), [left]);
+        }
     }
 
     #[tokio::test]
