@@ -2,11 +2,19 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 use strait::config::reference;
 
 use crate::support::{run, run_command};
+
+/// Runs a script of the package, whose commands only print their arguments.
+const HARMLESS: &str = r#"
+rm() { echo rm "$@"; }
+systemctl() { :; }
+. "$0"
+"#;
 
 /// Command of the service.
 const START: &str = "/usr/bin/strait run -c /etc/strait/strait.yaml";
@@ -96,4 +104,17 @@ fn systemd_waits_for_the_whole_drain() {
     let stop = seconds(only(&read("systemd/strait.service"), "TimeoutStopSec"));
     let drain = default("lag") + default("deadline");
     assert!(stop >= drain + 5, "{stop} s are no time for a drain of {drain} s");
+}
+
+#[test]
+fn a_removal_of_the_package_removes_the_private_key_and_a_purge_the_state() {
+    let key = "rm -rf /run/strait\n";
+    let all = "rm -rf /run/strait\nrm -rf /var/lib/strait\n";
+    for (action, removed) in [("upgrade", ""), ("remove", key), ("purge", all)] {
+        let mut shell = Command::new("sh");
+        let done = shell.args(["-c", HARMLESS]).arg(deployed("debian/postrm")).arg(action).output();
+        let done = done.expect("a shell");
+        assert!(done.status.success(), "{action}: {done:?}");
+        assert_eq!(String::from_utf8_lossy(&done.stdout), removed, "{action}");
+    }
 }
