@@ -402,7 +402,8 @@ impl Record {
 
     fn log(&self, age: Duration, reason: Reason) {
         let access = &self.metrics.access;
-        let admitted = access.admit(&self.source, self.open().is_some(), reason.level());
+        let from = (&*self.source, self.first_peer());
+        let admitted = access.admit(from, self.open().is_some(), reason.level());
         let Some(suppressed) = admitted else {
             return;
         };
