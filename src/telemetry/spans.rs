@@ -20,6 +20,8 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::Instant;
 use tracing::warn;
 
+use super::Source;
+use super::access::RefusalCredit;
 use super::times::Handshake;
 use crate::wire::trace::{TRACEPARENT, is_forwarded};
 
@@ -82,12 +84,12 @@ impl Trace {
         }
     }
 
-    /// Returns a span from `start` until now, without its name, attributes and status; none if the
-    /// tunnel is not sampled.
-    pub(super) fn span(&self, start: Instant) -> Option<SpanData> {
-        if !self.own.is_sampled() {
-            return None;
-        }
+    pub(super) fn is_sampled(&self) -> bool {
+        self.own.is_sampled()
+    }
+
+    /// Returns a span from `start` until now, without its name, attributes and status.
+    pub(super) fn span(&self, start: Instant) -> SpanData {
         let (now, end_time) = (Instant::now(), SystemTime::now());
         let time = |at: Instant| {
             end_time.checked_sub(now.saturating_duration_since(at)).unwrap_or(end_time)
@@ -103,7 +105,7 @@ impl Trace {
             steps.filter_map(|(name, at)| Some(Event::new(*name, time(at?), Vec::new(), 0)));
         events.events.extend(steps);
         let scope = InstrumentationScope::builder("strait").with_version(env!("CARGO_PKG_VERSION"));
-        Some(SpanData {
+        SpanData {
             span_context: self.own.clone(),
             parent_span_id: self.parent,
             parent_span_is_remote: self.parent != SpanId::INVALID,
@@ -117,7 +119,7 @@ impl Trace {
             links: SpanLinks::default(),
             status: opentelemetry::trace::Status::Unset,
             instrumentation_scope: scope.build(),
-        })
+        }
     }
 }
 
@@ -128,6 +130,7 @@ pub struct Tracer {
     batches: BatchSpanProcessor,
     queue: Arc<Queue>,
     capacity: usize,
+    refusals: RefusalCredit,
 }
 
 /// Count of the spans that are queued or being exported, and of those that were lost.
@@ -149,7 +152,8 @@ impl Tracer {
         let exporter =
             CountingExporter { exporter, queue: Arc::clone(&queue), is_failing: false.into() };
         let config = BatchConfigBuilder::default().with_max_queue_size(capacity).build();
-        Self { sampling, batches: BatchSpanProcessor::new(exporter, config), queue, capacity }
+        let batches = BatchSpanProcessor::new(exporter, config);
+        Self { sampling, batches, queue, capacity, refusals: RefusalCredit::new() }
     }
 
     /// Begins the trace of a tunnel: a part of the one that a well-formed `traceparent` states, or
@@ -172,10 +176,20 @@ impl Tracer {
         })
     }
 
-    /// Queues a span. It is lost if the queue is full.
-    pub(super) fn push(&self, span: SpanData) {
+    /// Returns whether a tunnel that never opened has a span. It costs its peer nothing, so each
+    /// peer has as many of them as lines in the access log. The others are lost.
+    pub(super) fn admits_refusal(&self, peer: &Source, first_peer: Option<&str>) -> bool {
+        let is_admitted = self.refusals.spend(peer, first_peer).is_some();
+        if !is_admitted {
+            self.queue.dropped.inc();
+        }
+        is_admitted
+    }
+
+    /// Queues a span, and builds it only if there is room. It is lost if the queue is full.
+    pub(super) fn push(&self, span: impl FnOnce() -> SpanData) {
         if self.queue.used.fetch_add(1, Ordering::Relaxed) < self.capacity {
-            self.batches.on_end(span);
+            self.batches.on_end(span());
         } else {
             self.queue.used.fetch_sub(1, Ordering::Relaxed);
             self.queue.dropped.inc();
@@ -273,7 +287,7 @@ pub(super) mod tests {
     fn fill(tracer: &Tracer) {
         let trace = tracer.begin(None, None).expect("a sampled tunnel");
         for _ in 0..10 {
-            tracer.push(trace.span(Instant::now()).expect("a span"));
+            tracer.push(|| trace.span(Instant::now()));
         }
     }
 
@@ -294,9 +308,9 @@ pub(super) mod tests {
             assert_eq!(trace.id(), "0af7651916cd43dd8448eb211c80319c");
             let next = format!("00-{}-{}-01", trace.id(), trace.own.span_id());
             assert_eq!(trace.traceparent(), is_sampled.then_some(next), "{case:?}");
-            let span = trace.span(Instant::now());
-            let parent = span.map(|span| span.parent_span_id.to_string());
-            assert_eq!(parent.as_deref(), is_sampled.then_some("b7ad6b7169203331"), "{case:?}");
+            assert_eq!(trace.is_sampled(), is_sampled, "{case:?}");
+            let parent = trace.span(Instant::now()).parent_span_id.to_string();
+            assert_eq!(parent, "b7ad6b7169203331");
             assert_eq!(tracer.begin(None, None).is_some(), ratio > 0.0, "{case:?}");
             let malformed = tracer.begin(Some(b"00-1-2-01"), None);
             assert_eq!(malformed.is_some(), ratio > 0.0, "{case:?}");

@@ -169,7 +169,7 @@ metrics! {
             "Malformed or too large headers of traces, not sent to gateways of other networks",
             by "header" of [TRACEPARENT, BAGGAGE];
         spans_dropped: Counter = "strait_spans_dropped",
-            "Sampled spans that were lost because the queue was full or no collector took them";
+            "Sampled spans lost: no room, no collector, or too many tunnels that never opened";
         pub(crate) loads_malformed: Counter = "strait_remote_loads_malformed",
             "Malformed values of x-strait-load from gateways of other networks, which were ignored";
     } besides {

@@ -429,9 +429,7 @@ impl Drop for Record {
         if self.open().is_none() && reason.level() != Level::INFO {
             self.metrics.refusals.add(&self.source, self.refused(reason), self.error(reason));
         }
-        if let (Some(tracer), Some(span)) = (self.metrics.tracer(), self.span(reason)) {
-            tracer.push(span);
-        }
+        self.export_span(reason);
         self.log(age, reason);
     }
 }

@@ -7,12 +7,23 @@ use tracing::Level;
 
 use super::{Record, non_empty};
 use crate::reason::Reason;
+use crate::telemetry::spans::Trace;
 
 impl Record {
-    /// Returns the span of the tunnel that ends now, if it is sampled. Attributes have the names of
-    /// OpenTelemetry's semantic conventions. Others have those of the access log, after `strait.`.
-    pub(super) fn span(&self, reason: Reason) -> Option<SpanData> {
-        let mut span = self.trace()?.span(self.start)?;
+    /// Exports the span of the tunnel that ends now, if it is sampled.
+    pub(super) fn export_span(&self, reason: Reason) {
+        let Some((tracer, trace)) = self.metrics.tracer().zip(self.trace()) else { return };
+        let may_have_one =
+            || self.open().is_some() || tracer.admits_refusal(&self.source, self.first_peer());
+        if trace.is_sampled() && may_have_one() {
+            tracer.push(|| self.span(trace, reason));
+        }
+    }
+
+    /// Returns the span of the tunnel that ends now. Attributes have the names of OpenTelemetry's
+    /// semantic conventions. Others have those of the access log, after `strait.`.
+    fn span(&self, trace: &Trace, reason: Reason) -> SpanData {
+        let mut span = trace.span(self.start);
         let (source, workload) = (&*self.source, self.workload.as_deref());
         let (address, service) = (source.address, non_empty(&self.service.hostname));
         let is_error = reason.level() != Level::INFO;
@@ -52,7 +63,7 @@ impl Record {
             let description = self.error(reason).unwrap_or_default().to_owned().into();
             span.status = Status::Error { description };
         }
-        Some(span)
+        span
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tests of a record's metrics and log lines.
 
+use opentelemetry_sdk::trace::SpanData;
 use serde_json::{Value, json};
 
 use super::super::logging;
@@ -322,4 +323,34 @@ async fn a_sampled_tunnel_is_a_span_and_its_line_has_the_trace() {
         assert_eq!(value(key).as_deref(), Some(text), "{key}");
     }
     assert_eq!(value("strait.dst.addr"), None);
+}
+
+#[test]
+fn tunnels_of_a_peer_that_never_opened_take_no_room_from_the_spans_of_others() {
+    let (metrics, collector) = (Arc::new(Metrics::new()), Collector::default());
+    metrics.trace(sampling(0.0), collector.clone(), 512);
+    let other = Source { principal: "spiffe://west.local/ns/shop/sa/other".into(), ..source() };
+    let begin = |source: &Source| {
+        let mut record = Record::new(&metrics, &Arc::new(source.clone()), "echo:80");
+        let trace = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        record.begin_trace(Some(trace), None);
+        record
+    };
+    // No export ends meanwhile.
+    let taken = collector.spans.lock();
+    (0..5000).for_each(|_| begin(&source()).finish(Reason::DialRefused));
+    (0..5).for_each(|_| begin(&other).finish(Reason::DialRefused));
+    let mut open = begin(&source());
+    connect(&mut open);
+    drop((open, taken));
+    let tracer = metrics.tracer().expect("a tracer");
+    tracer.shut_down(Duration::from_secs(60)).expect("an export");
+    let spans = collector.spans.lock();
+    let has = |span: &&SpanData, text: &str| {
+        span.attributes.iter().any(|attribute| attribute.value.as_str() == text)
+    };
+    let of_other = spans.iter().filter(|span| has(span, &other.principal)).count();
+    let of_open = spans.iter().filter(|span| has(span, "echo-v1-abcde")).count();
+    // The loop can take some seconds.
+    assert!((of_other, of_open) == (5, 1) && spans.len() < 500, "{}", spans.len());
 }
