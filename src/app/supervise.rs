@@ -104,9 +104,12 @@ pub(super) async fn watch(workers: Vec<WorkerHandle>, status: Arc<Status>, metri
             match (note(stalled, worker.turns.idle()), *stalled) {
                 (None, Some(_)) => {
                     metrics.worker_stalls.inc();
+                    let (work, cluster) = worker.turns.work();
                     warn!(
                         worker = index,
                         state = worker.turns.thread_state(),
+                        %work,
+                        cluster,
                         "a worker has stood still for a second; its connections wait"
                     );
                 }

@@ -3,8 +3,8 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
+use crate::limits::turns::{CurrentWork, Work};
 use crate::limits::{Place, Source};
 use crate::telemetry::{AcceptError, connection_refused};
 
@@ -74,6 +75,7 @@ pub struct Turns {
     last: AtomicU64,
     /// Id of the worker's thread; 0 before its first turn.
     thread: AtomicU32,
+    work: OnceLock<Arc<CurrentWork>>,
 }
 
 /// Queue of a worker, and its sign of life.
@@ -105,13 +107,19 @@ impl WorkerHandle {
 
 impl Turns {
     fn new() -> Self {
-        Self { begin: Instant::now(), last: AtomicU64::new(0), thread: AtomicU32::new(0) }
+        Self {
+            begin: Instant::now(),
+            last: AtomicU64::new(0),
+            thread: AtomicU32::new(0),
+            work: OnceLock::new(),
+        }
     }
 
-    /// Notes the thread that runs the worker.
-    pub(super) fn enter(&self) {
+    /// Notes the thread that runs the worker, and its work.
+    pub(super) fn enter(&self, work: Arc<CurrentWork>) {
         let id = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         self.thread.store(id, Ordering::Relaxed);
+        let _ = self.work.set(work);
         self.note();
     }
 
@@ -124,6 +132,11 @@ impl Turns {
     pub fn idle(&self) -> Duration {
         let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
         self.begin.elapsed().saturating_sub(last)
+    }
+
+    /// Returns the work of the worker, and the cluster that pays for it.
+    pub fn work(&self) -> (Work, Option<String>) {
+        self.work.get().map_or((Work::Other, None), |work| work.read())
     }
 
     /// Returns the kernel's state of the worker's thread: R while it computes, S while it waits, D

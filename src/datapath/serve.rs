@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::interval;
 
-use crate::limits::turns;
+use crate::limits::turns::{self, Work};
 
 use super::accept::{AcceptedConnection, WorkerQueue};
 use super::forward::{self, connection};
@@ -22,8 +22,7 @@ const TIMER_PERIOD: Duration = Duration::from_millis(500);
 
 /// Serves the sockets that the acceptor hands over, each in a task of its own.
 pub async fn run_worker(data_path: Arc<DataPath>, mut queue: WorkerQueue) {
-    queue.turns.enter();
-    turns::enter(&data_path.turns);
+    queue.turns.enter(turns::enter(&data_path.turns));
     let mut tick = interval(TIMER_PERIOD);
     loop {
         let accepted = tokio::select! {
@@ -77,6 +76,7 @@ async fn serve_hbone(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
     let served = async {
         // Boxed: a handshake needs far more memory than the connection that follows.
         let (session, peer) = Box::pin(authenticate(&data_path, accepted)).await?;
+        turns::set_work(Work::Copy);
         connection::run(&data_path, session, peer).await
     };
     if let Err(refused) = served.await {

@@ -13,7 +13,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info};
 
 use crate::lifecycle::Lifecycle;
-use crate::limits::{self, LimitReached, OwnedPool, Resource, Source, turns};
+use crate::limits::turns::{self, Work};
+use crate::limits::{self, LimitReached, OwnedPool, Resource, Source};
 use crate::reason::Reason;
 #[cfg(test)]
 use crate::snapshot::EndpointState;
@@ -118,6 +119,7 @@ async fn drive(
     context: Context,
     driver: connection::Driver,
 ) {
+    turns::set_work(Work::Gateway);
     let drain = context.lifecycle.drain_scope();
     let forget = || {
         if let Some(gateway) = gateway.upgrade() {
@@ -289,6 +291,7 @@ impl GatewayConnections {
         let charges = [charge(&self.room)?, charge(&context.descriptors)?];
         let (gateway, inputs) = (Arc::clone(self), context.clone());
         self.attempt(connections, (source, context), async move {
+            turns::set_work(Work::Gateway);
             let of = (&gateway.target, Arc::clone(&gateway.rtt));
             let reader = (&inputs.reader, &inputs.filter);
             connection::open(of, &inputs.tls, reader, charges).await

@@ -19,6 +19,7 @@ use crate::datapath::handshake::{self, HandshakeError};
 use crate::datapath::identity::{self, Peer};
 use crate::datapath::io::shared_socket::SharedSocket;
 use crate::limits::Held;
+use crate::limits::turns::{self, Work};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::Record;
 
@@ -92,6 +93,7 @@ async fn open(
     counted: Result<Held, Reason>,
     socket: &SharedSocket,
 ) -> Result<(Upstream, Held), Reason> {
+    turns::set_work(Work::Connect);
     let (permit, counted) = tunnel.resolve_binding(binding, counted)?;
     // A client that has sent FIN may still wait for the answer.
     let reset = async {

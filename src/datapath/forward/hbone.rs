@@ -11,6 +11,7 @@ use crate::datapath::http2::streams::STREAMS_MAX;
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::limits::load::LoadGuard;
 use crate::datapath::policy::Permit;
+use crate::limits::turns::{self, Work};
 use crate::reason::Reason;
 use crate::wire::ServiceLoad;
 use crate::wire::sni::RouteBy;
@@ -42,6 +43,7 @@ pub struct ConnectRequest {
 /// over to its connection, which copies. All failures precede the answer, except where the TLS
 /// inside the tunnel takes part in routing.
 pub async fn run(request: Box<ConnectRequest>, target: Result<Target, Reason>) {
+    turns::set_work(Work::Connect);
     let ConnectRequest { mut tunnel, slots, connect, load, slot } = *request;
     let slot = match slot {
         Some(slot) => Ok(slot),

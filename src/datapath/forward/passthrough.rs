@@ -27,6 +27,7 @@ use crate::datapath::listener::ListenerTarget;
 use crate::datapath::policy::Grant;
 use crate::datapath::{DataPath, authorize};
 use crate::limits::Held;
+use crate::limits::turns::{self, Work};
 use crate::outer::Servers;
 use crate::reason::Reason;
 use crate::telemetry::{ConnectionGuard, Record};
@@ -63,6 +64,7 @@ pub struct ConnectionGuards {
 /// Forwards one connection: resolves, evaluates policy, picks, dials, replays the ClientHello,
 /// copies. As with a CONNECT, only the open tunnel and the state of its copy live until the end.
 pub async fn run(connection: Box<PassthroughConnection>) {
+    turns::set_work(Work::Connect);
     let Some((mut tunnel, initial)) = Box::pin(open(connection)).await else {
         return;
     };
@@ -158,6 +160,7 @@ impl ConnectionTunnel {
     /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked, a
     /// limit of time is reached, or memory runs short.
     pub(super) async fn copy(&mut self, initial: Option<Box<InitialState>>) -> CopyOutcome {
+        turns::set_work(Work::Copy);
         let Open { data_path, peer, generation, upstream, record, since, .. } = &mut self.open;
         let Upstream { stream, grant, .. } = upstream;
         let (socket, account, moved) = (&*self.socket, &self.account, &self.moved);

@@ -7,6 +7,7 @@
 
 mod time;
 mod tree;
+mod work;
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -23,6 +24,7 @@ use self::tree::Tree;
 use super::Source;
 
 pub use self::time::{ClusterSettings, ClusterTime, UsedTime, WorkerTime};
+pub use self::work::{CurrentWork, Work};
 
 /// Time of selected turns after which the sockets are polled: a task of another source may become
 /// ready then.
@@ -58,11 +60,13 @@ struct Scheduler {
     ended: Instant,
     /// Task that runs once the sockets were polled.
     yielded: Option<usize>,
+    current: Arc<CurrentWork>,
 }
 
 #[derive(Debug)]
 struct Task {
     node: usize,
+    work: Work,
     state: State,
     waker: Option<Waker>,
 }
@@ -94,6 +98,7 @@ impl Scheduler {
     fn new(time: Arc<WorkerTime>) -> Self {
         let now = Instant::now();
         Self {
+            current: CurrentWork::new(&time),
             tree: Tree::new(time),
             tasks: Slab::new(),
             selected: None,
@@ -143,12 +148,20 @@ impl Scheduler {
             }
         }
         self.running = Some((id, now));
+        self.show(id);
         (Turn::Now, None)
+    }
+
+    /// Shows the watchdog the work of the task that runs.
+    fn show(&self, id: usize) {
+        let task = &self.tasks[id];
+        self.current.set(task.work, self.tree.cluster(task.node));
     }
 
     /// Charges a turn to the source of its task. Returns the task that runs next, if one waits.
     fn end(&mut self) -> Option<Next> {
         let (id, begun) = self.running.take()?;
+        self.current.set(Work::Other, 0);
         let (task, now) = (&mut self.tasks[id], Instant::now());
         self.ended = now;
         self.tree.charge(task.node, nanos(now - begun));
@@ -228,11 +241,12 @@ fn nanos(time: Duration) -> Nanos {
     Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX)
 }
 
-/// Makes this thread a worker, whose tasks run in the order of their sources.
-pub fn enter(time: &Arc<WorkerTime>) {
+/// Makes this thread a worker, whose tasks run in the order of their sources. Returns its work.
+pub fn enter(time: &Arc<WorkerTime>) -> Arc<CurrentWork> {
     SCHEDULER.with_borrow_mut(|scheduler| {
-        scheduler.get_or_insert_with(|| Scheduler::new(Arc::clone(time)));
-    });
+        let scheduler = scheduler.get_or_insert_with(|| Scheduler::new(Arc::clone(time)));
+        Arc::clone(&scheduler.current)
+    })
 }
 
 /// Calls `run` with the scheduler of this thread, if there is one, and then wakes the next task.
@@ -254,6 +268,18 @@ pub fn charge_to(source: &Source) {
             let node = scheduler.tree.enter(source);
             let before = std::mem::replace(&mut scheduler.tasks[running].node, node);
             scheduler.tree.leave(before);
+            scheduler.show(running);
+        }
+        ((), None)
+    });
+}
+
+/// Notes the work of the task that runs, from now on. It has no effect outside of a worker.
+pub fn set_work(work: Work) {
+    scheduled(|scheduler| {
+        if let Some((running, _)) = scheduler.running {
+            scheduler.tasks[running].work = work;
+            scheduler.show(running);
         }
         ((), None)
     });
@@ -285,11 +311,12 @@ pub fn yield_turn(cx: &mut Context<'_>) {
 }
 
 /// Returns the future as one whose turns are those of a source on this worker. It is unchanged on
-/// other threads.
+/// other threads. Its work is a handshake until [`set_work`].
 pub fn of<F: Future>(source: &Source, future: F) -> Turns<F> {
     let task = scheduled(|scheduler| {
         let node = scheduler.tree.enter(source);
-        (scheduler.tasks.insert(Task { node, state: State::Idle, waker: None }), None)
+        let task = Task { node, work: Work::Handshake, state: State::Idle, waker: None };
+        (scheduler.tasks.insert(task), None)
     });
     Turns { future, entry: Entry(task.map_or(NO_TASK, to_id)) }
 }

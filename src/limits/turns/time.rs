@@ -37,6 +37,8 @@ pub struct ClusterSettings {
 /// Time of the turns of one cluster, of all bindings, or of all prefixes.
 #[derive(Debug, Default)]
 pub struct ClusterTime {
+    /// Position among the clusters in the order of their creation.
+    pub(super) index: usize,
     used: AtomicU64,
     waited: AtomicU64,
     paused: AtomicU64,
@@ -87,6 +89,12 @@ impl WorkerTime {
         rows.collect()
     }
 
+    /// Returns the cluster with an index, as in the labels of other metrics.
+    pub(super) fn name(&self, index: usize) -> Option<String> {
+        let clusters = self.clusters.lock();
+        clusters.iter().find(|(_, time)| time.index == index).map(|(name, _)| name.clone())
+    }
+
     /// Returns the weight of a source that is no part of another one.
     pub(super) fn weight(&self, source: &Source) -> Nanos {
         let settings = source.cluster_name().and_then(|name| self.configured.get(&**name));
@@ -101,7 +109,8 @@ impl WorkerTime {
         }
         let bytes = source.cluster_name().and_then(|name| self.byte_limit(name));
         let bytes = bytes.map(|bytes| Mutex::new(Rate::new(bytes, bytes / BURST)));
-        let time = Arc::new(ClusterTime { bytes, ..ClusterTime::default() });
+        let index = clusters.len();
+        let time = Arc::new(ClusterTime { index, bytes, ..ClusterTime::default() });
         clusters.insert(label.to_owned(), Arc::clone(&time));
         time
     }

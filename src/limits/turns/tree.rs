@@ -37,6 +37,8 @@ struct Node {
     source: Option<Source>,
     /// Time that its cluster has used; None for a part of one.
     time: Option<Arc<ClusterTime>>,
+    /// Index of its cluster.
+    cluster: usize,
     parent: usize,
     /// Number of its tasks and parts.
     users: usize,
@@ -73,6 +75,7 @@ impl Node {
         Self {
             source,
             time: None,
+            cluster: 0,
             parent,
             users: 0,
             quantum,
@@ -113,6 +116,7 @@ impl Tree {
         };
         let mut node = Node::new(Some(source.clone()), parent, quantum);
         node.time = source.parent().is_none().then(|| self.time.of(source));
+        node.cluster = node.time.as_ref().map_or(self.nodes[parent].cluster, |time| time.index);
         (node.users, node.round, node.idle) = (1, self.nodes[parent].rounds, self.idle);
         let node = self.nodes.insert(node);
         self.by_source.insert(source.clone(), node);
@@ -146,6 +150,11 @@ impl Tree {
     /// Returns true if there is more than one identity or prefix with its cluster.
     pub(super) fn is_shared(&self) -> bool {
         self.by_source.len() > 2
+    }
+
+    /// Returns the index of the cluster of a node.
+    pub(super) fn cluster(&self, node: usize) -> usize {
+        self.nodes[node].cluster
     }
 
     #[cfg(test)]

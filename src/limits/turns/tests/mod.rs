@@ -3,8 +3,9 @@
 mod simulation;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, yield_now};
@@ -390,6 +391,39 @@ async fn a_task_pays_for_the_source_that_it_verifies() {
         })
     };
     assert_eq!((has_credit(&unknown), has_credit(&known)), (Some(true), Some(false)));
+}
+
+#[test]
+fn a_busy_task_is_named_by_its_work_and_the_cluster_that_pays() {
+    const SOON: Duration = Duration::from_secs(10);
+    let ((shown, seen), (go_on, wait)) = (mpsc::channel(), mpsc::channel());
+    let worker = thread::spawn(move || {
+        let current = enter(&Arc::default());
+        let show = move || {
+            shown.send(Arc::clone(&current)).expect("a watchdog");
+            wait.recv_timeout(SOON).expect("an answer");
+        };
+        let [prefix, verified] =
+            [Source::prefix([192, 0, 2, 1].into()), identity("noisy", "1").behind(&"b".into())];
+        let _other = of(&cluster("quiet"), std::future::pending::<()>());
+        let task = of(&prefix, async {
+            show();
+            charge_to(&verified);
+            set_work(Work::Connect);
+            show();
+        });
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(pin!(task).poll(&mut cx).is_ready());
+        show();
+    });
+    for (work, cluster) in
+        [(Work::Handshake, Some("prefixes")), (Work::Connect, Some("noisy")), (Work::Other, None)]
+    {
+        let current = seen.recv_timeout(SOON).expect("a worker");
+        assert_eq!(current.read(), (work, cluster.map(str::to_owned)));
+        go_on.send(()).expect("a worker");
+    }
+    worker.join().expect("no panic");
 }
 
 #[tokio::test]
