@@ -232,14 +232,17 @@ impl App {
         Ok((app, certificate))
     }
 
-    /// Starts probes of gateways of other networks. The current configuration sets their interval.
+    /// Starts probes of gateways of other networks, by the current configuration.
     fn start_probes(&self) {
         let (pool, metrics) = (self.data_path.outer.clone(), Arc::clone(&self.data_path.metrics));
         let config = Arc::clone(&self.config);
-        let interval = move || config.load().dial.probe_interval;
+        let settings = move || {
+            let dial = &config.load().dial;
+            Some((dial.probe_interval?, dial.probe_authority.as_ref().map(ToString::to_string)))
+        };
         let count = move |result: ProbeResult| metrics.gateway_probes.inc(result.label());
         let own = (&Handle::current(), &self.status);
-        spawn_task(own, "gateway probes", run_probes(pool, interval, count));
+        spawn_task(own, "gateway probes", run_probes(pool, settings, count));
     }
 
     /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:

@@ -247,7 +247,7 @@ impl Config {
 
     /// Gives `new` the values of this configuration for the keys that only a restart applies, and
     /// returns those that differed. Listeners, trust, exposure, links, names, policy, traffic,
-    /// networks, bindings, `dial.probe_interval`, `log.level` and `log.access` apply live.
+    /// networks, bindings, probes of `dial`, `log.level` and `log.access` apply live.
     pub fn keep_restart_only(&self, new: &mut Self) -> Vec<&'static str> {
         fn differed<T: Clone + PartialEq>(old: &T, new: &mut T) -> bool {
             let differed = old != new;

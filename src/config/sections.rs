@@ -9,10 +9,11 @@ use ipnet::IpNet;
 use serde_json::json;
 
 use super::define::{
-    ByteRate, DrainTime, Hostname, LagTime, MaybeEmpty, NewFile, NonEmpty, OneOrMore, Size,
-    TunnelTime, form, matching, percent, repeated, section, whole, words,
+    ByteRate, DrainTime, Hostname, LagTime, MaybeEmpty, NewFile, NonEmpty, OneOrMore, ServicePort,
+    Size, TunnelTime, form, matching, percent, repeated, section, whole, words,
 };
 use super::level::{Access, Directives};
+use super::names::HostPort;
 use crate::yaml::Value;
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
@@ -188,6 +189,13 @@ section! {
         probe_interval: Option<Duration> as Option<TunnelTime> = default(
             None,
             "gateways are not probed: peers see each probe as a connection of this gateway"
+        );
+        /// Service that every gateway of another network serves. A probe also opens a tunnel to it,
+        /// as this gateway itself, and closes it without a byte. A gateway that does not answer 200
+        /// within 5 s is ejected, as one that fails a health check is in Envoy.
+        probe_authority: Option<HostPort> as Option<ServicePort> = default(
+            None,
+            "a probe asks for no tunnel"
         );
     }
 }

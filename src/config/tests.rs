@@ -42,6 +42,7 @@ fn a_change_says_which_keys_need_a_restart() {
     new.exposure.default = DefaultExposure::All;
     new.links = Some(Vec::new());
     new.dial.probe_interval = Some(Duration::from_secs(60));
+    new.dial.probe_authority = HostPort::parse("health.edge:80").ok();
     assert!(old.keep_restart_only(&mut new).is_empty());
     let live = new.clone();
     new.workers = 3;

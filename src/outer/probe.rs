@@ -1,12 +1,13 @@
 //! Probes of gateways without connections, so that each has a state before its first tunnel.
 //!
 //! A probe is an attempt to connect as those of tunnels, whose result changes the same health. It
-//! ends its connection at once, and never closes those of others to have room. One probe starts
-//! per second at most, whatever the number of gateways.
+//! may also open a tunnel without a byte. It ends its connection at once, and never closes those of
+//! others to have room. One probe starts per second at most, whatever the number of gateways.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::limits::{self as ledger, Resource, Source};
@@ -14,23 +15,27 @@ use crate::reason::Reason;
 use crate::snapshot::Reader;
 use crate::status::ProbeResult;
 use crate::tls::InboundTls;
+use crate::wire::Via;
 
-use super::gateway::{Context, GatewayConnections};
-use super::{AddressFilter, Failure, Pool, Target, connection};
+use super::connection::{self, CONNECT_DEADLINE, Slot};
+use super::gateway::GatewayConnections;
+use super::request::{self, Refused, Request};
+use super::{AddressFilter, Failure, Pool, Target};
 
 /// Least pause between the starts of two probes, and the largest addition to it.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_JITTER_MILLIS: u64 = 250;
-/// Deadline for the end of the connection of a probe.
+/// Deadline for the end of the tunnel of a probe, and for that of its connection.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 /// Room of [`reach`], which needs two places.
 const REACH_ROOM: usize = 16;
 
-/// Probes the gateways of the current snapshot until a drain begins. `interval` returns the current
-/// time between two probes of a gateway, or `None` for no probes. `count` gets each result.
+/// Probes the gateways of the current snapshot until a drain begins. `settings` returns the current
+/// time between two probes of a gateway, or `None` for no probes, and the authority of their
+/// CONNECT, if there is one. `count` gets each result.
 pub async fn run(
     pool: Pool,
-    interval: impl Fn() -> Option<Duration>,
+    settings: impl Fn() -> Option<(Duration, Option<String>)>,
     count: impl Fn(ProbeResult) + Clone + Send + 'static,
 ) {
     let drain = pool.context().lifecycle.drain_scope();
@@ -40,13 +45,12 @@ pub async fn run(
             () = sleep(pause) => {}
             () = drain.draining() => return,
         }
-        let Some(next) = interval().and_then(|interval| pool.next_to_probe(interval)) else {
-            continue;
-        };
+        let Some((interval, authority)) = settings() else { continue };
+        let Some(next) = pool.next_to_probe(interval) else { continue };
         let (pool, count) = (pool.clone(), count.clone());
         // A task that nothing ends, because the gateway counts it as an attempt.
         tokio::spawn(async move {
-            if let Some(result) = next.probe(pool.context()).await {
+            if let Some(result) = next.probe(&pool, authority).await {
                 count(result);
             }
         });
@@ -125,7 +129,12 @@ impl GatewayConnections {
     }
 
     /// Probes the gateway, charged to the own identity. None if a tunnel tries it meanwhile.
-    pub(super) async fn probe(self: Arc<Self>, context: &Context) -> Option<ProbeResult> {
+    pub(super) async fn probe(
+        self: Arc<Self>,
+        pool: &Pool,
+        authority: Option<String>,
+    ) -> Option<ProbeResult> {
+        let context = pool.context();
         let identity = context.tls.outbound()?.identity.clone();
         let cluster = context.reader.load().balancing.position.cluster.clone();
         let source = Source::cluster(&cluster).identity(&identity);
@@ -148,24 +157,43 @@ impl GatewayConnections {
             Ok(opened) => opened,
             Err(failure) => return Some(self.note_failed_probe(failure, started)),
         };
-        let result = if connection.has_places() {
-            self.note_probe(connection.state.epoch);
-            ProbeResult::Healthy
-        } else {
-            let what = format!("{}: grants no stream", self.target.address);
-            self.note_failed_probe(Failure::new(Reason::RemoteBusy, what), started)
+        let request = authority.map(|authority| {
+            let own = pool.own_hash(&context.reader.load());
+            let via = own.and_then(|own| Via::default().with(own));
+            Request::new(authority, &via.unwrap_or_default())
+        });
+        let (drain, mut running) = (context.lifecycle.drain_scope(), JoinSet::new());
+        running.spawn(async move { driver.run(&drain, || (), || ()).await });
+        let result = match connection.try_take() {
+            Some(slot) => self.ask(slot, request, started).await,
+            None => {
+                let what = format!("{}: grants no stream", self.target.address);
+                self.note_failed_probe(Failure::new(Reason::RemoteBusy, what), started)
+            }
         };
         connection.state.retire();
         drop(connection);
-        let drain = context.lifecycle.drain_scope();
-        let _ = timeout(CLOSE_DEADLINE, driver.run(&drain, || (), || ())).await;
+        let _ = timeout(CLOSE_DEADLINE, running.join_next()).await;
         Some(result)
     }
 
-    fn note_probe(&self, opened: Instant) {
+    /// Asks for the tunnel of a probe, if there is one, and notes the result. Any answer but 200
+    /// ejects the gateway, also one that concerns the service alone: the operator has named what a
+    /// gateway must serve, and Envoy's health checks fail by any other status too.
+    async fn ask(&self, slot: Slot, request: Option<Request>, started: Instant) -> ProbeResult {
+        let (opened, is_asked) = (slot.state().epoch, request.is_some());
+        if let Some(request) = request
+            && let Err(failure) = connect(slot, &request).await
+        {
+            let place = format!("{}: CONNECT to {}", self.target.address, request.authority());
+            self.note_failed_probe(failure.at(place), started);
+            self.eject();
+            return ProbeResult::Failed;
+        }
         let mut connections = self.connections.lock();
         connections.attempts -= 1;
-        connections.probed(opened);
+        connections.probed(opened, is_asked);
+        ProbeResult::Healthy
     }
 
     /// Notes a probe that failed. Only a failure of the gateway ejects it, as for tunnels. A
@@ -184,5 +212,25 @@ impl GatewayConnections {
             self.eject();
         }
         ProbeResult::Failed
+    }
+}
+
+/// Opens a tunnel, and closes it without a byte.
+async fn connect(slot: Slot, request: &Request) -> Result<(), Failure> {
+    match request::send(slot, request, Instant::now() + CONNECT_DEADLINE).await {
+        Ok((mut stream, _)) => {
+            if stream.shut_down().is_ok() {
+                stream.deliver(Instant::now() + CLOSE_DEADLINE).await;
+            }
+            Ok(())
+        }
+        Err(
+            Refused::Unprocessed(failure)
+            | Refused::Silent(failure)
+            | Refused::Unanswered(failure)
+            | Refused::Broken(failure)
+            | Refused::Processed(failure)
+            | Refused::Unsent(failure),
+        ) => Err(failure),
     }
 }

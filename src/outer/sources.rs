@@ -188,12 +188,12 @@ impl Connections {
         self.forget_failures(opened);
     }
 
-    /// Notes a probe that succeeded at this time. It refutes failures to connect, but not
-    /// that CONNECTs were lost since the last answer.
-    pub(super) fn probed(&mut self, opened: Instant) {
+    /// Notes a probe that succeeded at this time. It refutes failures to connect, but only with
+    /// the answer to a CONNECT that others were lost since the last answer.
+    pub(super) fn probed(&mut self, opened: Instant, is_answered: bool) {
         self.opened_at = Some(opened);
         self.healthy_until = Some(self.confirmed(opened));
-        if self.lost.is_none() && !self.was_silent {
+        if is_answered || self.lost.is_none() && !self.was_silent {
             self.forget_failures(opened);
         }
     }

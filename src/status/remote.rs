@@ -13,7 +13,7 @@ labelled! {
     /// Result of a probe of a gateway. Its label is also the metric label.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum ProbeResult {
-        /// The gateway has acknowledged a PING.
+        /// The gateway has acknowledged a PING, and answered 200 to the CONNECT if there was one.
         Healthy = "healthy",
         /// The gateway has failed, and is ejected.
         Failed = "failed",

@@ -34,8 +34,14 @@ impl World {
     }
 
     async fn probe(&self) -> ProbeResult {
+        self.probe_with(None).await
+    }
+
+    /// Probes the next gateway, with a CONNECT to this authority.
+    async fn probe_with(&self, authority: Option<&str>) -> ProbeResult {
         let next = self.next().expect("a gateway whose probe is due");
-        next.probe(self.pool.context()).await.expect("a result")
+        let authority = authority.map(str::to_owned);
+        next.probe(&self.pool, authority).await.expect("a result")
     }
 
     /// Returns the only gateway that is known.
@@ -175,6 +181,49 @@ async fn a_probe_refutes_no_lost_connect() {
         assert!(!world.pool.is_ejected(&target));
         world.pool.simulate_attempt(&target, false);
     }
+    // The answer to the CONNECT of a probe does.
+    tokio::time::advance(2 * INTERVAL).await;
+    settle(|| world.row().connections == 0).await;
+    lost();
+    world.pool.eject(&target);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    assert_eq!(world.probe_with(Some("echo.app:80")).await, ProbeResult::Healthy);
+    world.pool.simulate_attempt(&target, true);
+    assert!(!world.pool.is_ejected(&target));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_with_an_authority_needs_the_answer_200_and_sends_no_byte() {
+    let _busy = stop_auto_advance();
+    for (answer, authority, error) in [
+        (Answer::Echo, "echo.app:80", ""),
+        (Answer::EndAtOnce, "echo.app:80", ""),
+        (Answer::Reject(503, Some("no_endpoint")), "echo.app:80", "503, outcome no_endpoint"),
+        (Answer::Reject(404, None), "echo.app:80", "answered 404"),
+        (Answer::Reset(h2::Reason::PROTOCOL_ERROR), POISON, "reset the CONNECT"),
+        (Answer::EchoOrNone, "other.app:80", "did not answer"),
+    ] {
+        let (world, gateway) = World::with(answer).await;
+        world.set_gateways([gateway.address]);
+        let late = async {
+            settle(|| gateway.requests.load(Ordering::SeqCst) == 1).await;
+            if matches!(answer, Answer::EchoOrNone) {
+                tokio::time::advance(CONNECT_DEADLINE).await;
+            }
+        };
+        let (result, ()) = tokio::join!(world.probe_with(Some(authority)), late);
+        let row = world.row();
+        let wanted = if error.is_empty() {
+            (ProbeResult::Healthy, "healthy", 0)
+        } else {
+            assert!(row.error.contains(&format!("CONNECT to {authority}: ")), "{}", row.error);
+            (ProbeResult::Failed, "ejected", 1)
+        };
+        assert_eq!((result, &*row.state, row.ejections), wanted, "{error}");
+        assert!(row.error.contains(error), "{}", row.error);
+        assert_eq!((gateway.frames.load(Ordering::SeqCst), row.connections), (0, 0));
+        assert_eq!(world.pool.descriptors().used(), 0);
+    }
 }
 
 /// Waits for something that happens without a change of the clock.
@@ -233,12 +282,12 @@ async fn one_probe_per_second_starts_and_a_drain_ends_them() {
     world.set_gateways((1..=GATEWAYS).map(|port| (DENIED, port).into()));
     let (counted, enabled) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
     let (count, is_enabled) = (Arc::clone(&counted), Arc::clone(&enabled));
-    let interval = move || (is_enabled.load(Ordering::SeqCst) > 0).then_some(INTERVAL);
+    let settings = move || (is_enabled.load(Ordering::SeqCst) > 0).then_some((INTERVAL, None));
     let count = move |result| {
         assert_eq!(result, ProbeResult::Skipped);
         count.fetch_add(1, Ordering::SeqCst);
     };
-    let running = tokio::spawn(run_probes(world.pool.clone(), interval, count));
+    let running = tokio::spawn(run_probes(world.pool.clone(), settings, count));
     sleep(INTERVAL).await;
     assert_eq!(counted.load(Ordering::SeqCst), 0, "off by the configuration");
     enabled.store(1, Ordering::SeqCst);
