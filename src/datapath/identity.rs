@@ -204,6 +204,7 @@ pub fn admit(
     let holders = descriptor.holders();
     let holders = holders.for_identity(&source.counted_cluster, &source.principal);
     descriptor.move_to(&holders).map_err(|full| {
+        data_path.metrics.peer_shed(&source.counted_cluster, full.label());
         let detail = format!("{full}: {}", source.principal);
         HandshakeError::new(HandshakeRefusal::OverShare, &detail)
     })?;

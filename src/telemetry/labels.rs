@@ -8,6 +8,7 @@ use std::sync::Arc;
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 
 use crate::status::{PodName, WorkloadLabels};
+use crate::wire::UNKNOWN_CLUSTER;
 
 /// Facts about a connection that all its tunnels share.
 #[derive(Clone, Debug)]
@@ -71,13 +72,24 @@ pub(super) struct TcpLabels {
     security: &'static str,
 }
 
-/// Label set of `strait_tunnels_total`.
+/// Label set of a value of a closed list, and of the cluster of the peer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct TunnelLabels {
-    pub(super) reason: &'static str,
+pub(super) struct PeerLabels {
+    /// Name and value of the first label.
+    listed: (&'static str, &'static str),
     /// [`Source::counted_cluster`], which the configuration bounds. Empty for a peer without an
-    /// identity, exported as `unknown`.
-    pub(super) source_cluster: Arc<str>,
+    /// identity and for an unknown cluster, exported as `unknown`.
+    source_cluster: Arc<str>,
+}
+
+impl PeerLabels {
+    pub(super) fn new(listed: (&'static str, &'static str), counted_cluster: &Arc<str>) -> Self {
+        let source_cluster = match &**counted_cluster {
+            UNKNOWN_CLUSTER => Arc::default(),
+            _ => Arc::clone(counted_cluster),
+        };
+        Self { listed, source_cluster }
+    }
 }
 
 /// Label set of the bytes of tunnels to other networks. Empty values are exported as `unknown`.
@@ -114,9 +126,9 @@ impl EncodeLabelSet for NetworkLabels {
     }
 }
 
-impl EncodeLabelSet for TunnelLabels {
+impl EncodeLabelSet for PeerLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
-        ("reason", self.reason).encode(encoder.encode_label())?;
+        self.listed.encode(encoder.encode_label())?;
         let cluster = or_unknown(&self.source_cluster);
         ("source_cluster", cluster).encode(encoder.encode_label())
     }

@@ -81,7 +81,8 @@ fn the_address_of_a_peer_is_the_one_that_a_listed_balancer_states() {
         }
         let outside = header(address("198.51.100.7:1"), address("198.51.100.9:15008"));
         client(net, &outside).await.expect_err("not in `sources`");
-        let shed = "strait_connections_shed_total{limit=\"not_in_sources\"}";
+        let shed =
+            "strait_connections_shed_total{limit=\"not_in_sources\",source_cluster=\"unknown\"}";
         assert_eq!(gateway.metric(shed).await, 1.0);
         // A health check is served from anywhere, and has no tunnels from outside of `sources`.
         let check = client(net, LOCAL).await.expect("a connection");

@@ -32,7 +32,8 @@ const SOON: Duration = Duration::from_secs(10);
 const MANY: u64 = 2_000_000;
 /// Limit of a transfer, whose bytes are encrypted three times by debug builds on busy machines.
 const TRANSFER_MAX: Duration = Duration::from_secs(60);
-const SHED: &str = "strait_connections_shed_total{limit=\"not_in_sources\"}";
+const SHED: &str =
+    "strait_connections_shed_total{limit=\"not_in_sources\",source_cluster=\"unknown\"}";
 
 /// HBONE workload. It ends on drop.
 pub struct Workload {

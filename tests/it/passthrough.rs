@@ -226,7 +226,8 @@ fn a_listener_with_sources_resets_whoever_comes_from_elsewhere() {
         };
         let error = read.await.expect_err("a reset");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-        let shed = "strait_connections_shed_total{limit=\"not_in_sources\"}";
+        let shed =
+            "strait_connections_shed_total{limit=\"not_in_sources\",source_cluster=\"unknown\"}";
         assert_eq!(gateway.metric(shed).await, 1.0);
     });
 }

@@ -23,7 +23,8 @@ const TLS: u16 = 15012;
 /// Tunnels of a connection: under the gateway's 256, so that none waits for another.
 const TUNNELS: usize = 250;
 const OVER_SHARE: &str = "over_share";
-const SHED: &str = "strait_connections_shed_total{limit=\"share\"}";
+const SHED: &str = "strait_connections_shed_total{limit=\"share\",source_cluster=\"unknown\"}";
+const SHED_WEST: &str = "strait_connections_shed_total{limit=\"share\",source_cluster=\"west\"}";
 
 /// A gateway with a listener of each kind and `pool` descriptors for both.
 async fn start(net: Net, pool: u32) -> Gateway {
@@ -99,6 +100,11 @@ fn a_quiet_source_connects_while_another_holds_half_of_the_pool() {
         // Half of the pool, minus the reserve for the other listener.
         assert!((340..=400).contains(&tunnels), "{tunnels} tunnels");
         assert_eq!(gateway.tunnels(OVER_SHARE).await, 1.0);
+        let tls = identities().client(CLIENT, GATEWAY);
+        let _refused = Client::connect(gateway.address, &tls).await;
+        let shed = async || gateway.metric(SHED_WEST).await;
+        until("a connection of its cluster is refused", shed, |&shed| shed == 1.0).await;
+        assert_eq!(gateway.metric(SHED).await, 0.0);
 
         let sibling = gateway.client_as(identities(), SIBLING).await;
         for _ in 0..20 {

@@ -11,6 +11,7 @@ use crate::support::{
 };
 
 const CLIENTS: u16 = 1000;
+const SHED: &str = "strait_connections_shed_total{limit=\"source\",source_cluster=\"unknown\"}";
 
 #[test]
 fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
@@ -31,10 +32,7 @@ fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
                 unverified.push(stream);
             }
         }
-        let shed = async || {
-            let shed = "strait_connections_shed_total{limit=\"source\"}";
-            gateway.metric(shed).await
-        };
+        let shed = async || gateway.metric(SHED).await;
         until("strangers are turned away", shed, |&shed| shed > 900.0).await;
         for _ in 0..100 {
             tunnel.write_all(b"?").await.expect("an open tunnel");
@@ -89,7 +87,6 @@ fn unverified_clients_of_many_sources_that_hold_every_handshake_keep_no_client_o
             assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
         }
         // The shares of these sources end before all places are taken, so none is evicted.
-        let shed = gateway.metric("strait_connections_shed_total{limit=\"source\"}");
-        assert!(shed.await > 76.0);
+        assert!(gateway.metric(SHED).await > 76.0);
     });
 }

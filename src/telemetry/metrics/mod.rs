@@ -20,7 +20,7 @@ use tracing_appender::non_blocking::ErrorCounter;
 use super::access::{AccessLog, CREDIT_TIME, lines_per_second};
 use super::budgets::Budgets;
 use super::collected::{Collected, ListenerUp, Order};
-use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
+use super::labels::{PeerLabels, RemoteNetwork, Source, TunnelFacts};
 use super::process::Process;
 use super::refusals::RefusalTable;
 use super::sets::{Counters, metric, metrics};
@@ -35,7 +35,6 @@ use crate::limits::turns::UsedTime;
 use crate::limits::{OwnedPool, Rate};
 use crate::reason::{HandshakeRefusal, Reason, RetirementReason};
 use crate::status::{GatewayRow, ProbeResult, ReloadSource};
-use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::trace::{BAGGAGE, TRACEPARENT};
 
 /// Limit of log lines about authorization policies per second.
@@ -72,6 +71,9 @@ labelled! {
     }
 }
 
+/// Limits at which connections are closed; each has a counter from the start.
+const SHED_LIMITS: [&str; 6] = ["source", "worker", "not_in_sources", "share", "files", "memory"];
+
 /// Reasons for which a change of trust ends connections; each has a counter from the start. Other
 /// roots cause the last five: one of the same name, or one above an intermediate that was a root.
 const TRUST_LOSS_REASONS: [HandshakeRefusal; 11] = [
@@ -91,7 +93,7 @@ const TRUST_LOSS_REASONS: [HandshakeRefusal; 11] = [
 metrics! {
     /// All metrics; share it in an `Arc`.
     pub struct Metrics in r {
-        tunnels: Family<TunnelLabels, Counter> = "strait_tunnels",
+        tunnels: Family<PeerLabels, Counter> = "strait_tunnels",
             "Tunnels ended, by reason and by the cluster of the peer";
         tunnels_open: Gauge = "strait_tunnels_open", "Open tunnels";
         pub(crate) handshakes_refused: Counters = "strait_handshakes_refused",
@@ -124,9 +126,8 @@ metrics! {
             "Times at which a worker stood still for a second";
         pub(crate) accept_pauses: Counter = "strait_accept_pauses",
             "Pauses of 100 ms in accepting because no descriptor was free";
-        shed: Counters = "strait_connections_shed",
-            "Connections closed before their handshake, by limit",
-            by "limit" of ["source", "worker", "not_in_sources", "share", "files", "memory"];
+        shed: Family<PeerLabels, Counter> = "strait_connections_shed",
+            "Connections closed at a limit before they could open a tunnel, by limit and cluster";
         pub(crate) frame_floods: Counter = "strait_connections_exhausted",
             "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
         pub(crate) retired: Counters = "strait_connections_retired",
@@ -205,6 +206,9 @@ impl Metrics {
     /// Creates the label sets that are known at the start, except those of [`Counters`].
     fn create_fixed_label_sets(&self) {
         self.create_reasons(&Arc::default());
+        for limit in SHED_LIMITS {
+            drop(self.shed.get_or_create(&PeerLabels::new(("limit", limit), &Arc::default())));
+        }
         self.set_crls(0, 0);
         self.config_reloaded(true);
         for what in ReloadSource::ALL {
@@ -216,10 +220,8 @@ impl Metrics {
 
     fn create_reasons(&self, source_cluster: &Arc<str>) {
         for reason in Reason::ALL {
-            drop(self.tunnels.get_or_create(&TunnelLabels {
-                reason: reason.label(),
-                source_cluster: Arc::clone(source_cluster),
-            }));
+            let labels = PeerLabels::new(("reason", reason.label()), source_cluster);
+            drop(self.tunnels.get_or_create(&labels));
         }
     }
 
@@ -284,7 +286,13 @@ impl Metrics {
     /// it exceeded.
     pub fn connection_shed(&self, address: IpAddr, limit: &'static str) {
         self.refusals.add_connection(address, limit, "");
-        self.shed.inc(limit);
+        self.peer_shed(&Arc::default(), limit);
+    }
+
+    /// Counts a connection that was closed after its handshake, by the limit that the peer or its
+    /// cluster exceeded.
+    pub fn peer_shed(&self, counted_cluster: &Arc<str>, limit: &'static str) {
+        self.shed.get_or_create(&PeerLabels::new(("limit", limit), counted_cluster)).inc();
     }
 
     /// Sets the limit of buffered bytes, and returns the gauge of the bytes in use.
@@ -422,20 +430,14 @@ impl Metrics {
     ) {
         let handles = open.map(|open| &*open.handles);
         self.tcp.ended(facts, handles, reason.response_flags());
-        let labels = TunnelLabels {
-            reason: reason.label(),
-            source_cluster: match &*facts.source.counted_cluster {
-                // The label set of an unknown cluster is the one with the empty value.
-                UNKNOWN_CLUSTER => Arc::default(),
-                _ => Arc::clone(&facts.source.counted_cluster),
-            },
-        };
+        let cluster = &facts.source.counted_cluster;
+        let labels = PeerLabels::new(("reason", reason.label()), cluster);
         if let Some(tunnels) = self.tunnels.get(&labels) {
             tunnels.inc();
             return;
         }
         // First tunnel of its cluster.
-        self.create_reasons(&labels.source_cluster);
+        self.create_reasons(cluster);
         self.tunnels.get_or_create(&labels).inc();
     }
 }

@@ -4,6 +4,7 @@ use super::super::tests::{source, value};
 use super::super::{Destination, DestinationService, OLD_NAMES, Proximity, Record, RemoteNetwork};
 use super::*;
 use crate::config::LinkBudget;
+use crate::wire::UNKNOWN_CLUSTER;
 
 #[test]
 fn every_label_of_a_closed_list_shows_as_zero_from_the_start() {
@@ -29,6 +30,7 @@ fn every_label_of_a_closed_list_shows_as_zero_from_the_start() {
         "strait_endpoint_ejections_total 0\n",
         "strait_connections_exhausted_total 0\n",
         "strait_dials_total{result=\"denied\"} 0\n",
+        "strait_connections_shed_total{limit=\"files\",source_cluster=\"unknown\"} 0\n",
         "strait_accept_seconds_count 0\n",
         "strait_log_lines_dropped_total 0\n",
         "strait_access_log_suppressed_total 0\n",
@@ -52,6 +54,10 @@ fn each_event_moves_its_own_metric() {
     metrics.dial_succeeded();
     metrics.times().accepted(Duration::from_millis(3));
     metrics.ejections.inc();
+    metrics.connection_shed([192, 0, 2, 1].into(), "share");
+    for cluster in ["west", UNKNOWN_CLUSTER, UNKNOWN_CLUSTER] {
+        metrics.peer_shed(&cluster.into(), "share");
+    }
     metrics.reload(ReloadSource::Mesh, false);
     let text = metrics.encode();
     drop(second);
@@ -65,6 +71,8 @@ fn each_event_moves_its_own_metric() {
         "strait_accept_seconds_bucket{le=\"0.0025\"} 0",
         "strait_accept_seconds_bucket{le=\"0.005\"} 1",
         "strait_endpoint_ejections_total 1",
+        "strait_connections_shed_total{limit=\"share\",source_cluster=\"unknown\"} 3",
+        "strait_connections_shed_total{limit=\"share\",source_cluster=\"west\"} 1",
         "strait_reload_total{what=\"mesh\",result=\"error\"} 1",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} in\n{text}");

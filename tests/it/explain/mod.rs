@@ -153,7 +153,8 @@ async fn ends(world: &World) -> BTreeMap<String, f64> {
         let names =
             ["strait_handshakes_refused_total{reason=\"", "strait_connections_shed_total{limit=\""];
         let rest = names.iter().find_map(|name| line.strip_prefix(name))?;
-        let (reason, count) = rest.split_once("\"} ")?;
+        let (reason, rest) = rest.split_once('"')?;
+        let (_, count) = rest.rsplit_once(' ')?;
         Some((reason.to_owned(), count.parse().expect("a number")))
     });
     ends.extend(counted.filter(|&(_, count)| count > 0.0));
