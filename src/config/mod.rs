@@ -69,7 +69,7 @@ pub use sections::{
     Readiness,
 };
 pub use subsets::{ServiceSubset, SubsetShare};
-pub use traffic::{Distribution, ProxyProtocol, RegionWeight, Traffic};
+pub use traffic::{Distribution, ProxyProtocol, RegionWeight, TrafficRule};
 pub use transit::TransitRule;
 pub use trust::{
     Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers, VERIFY_DEPTH,
@@ -110,7 +110,7 @@ section! {
         /// Enforcement of authorization policies.
         policy: Policy = nested();
         /// Preferred endpoints and weights of regions.
-        traffic: Vec<Traffic> = default(Vec::new());
+        traffic: Vec<TrafficRule> = default(Vec::new());
         /// Gateways of other networks, besides those of the mesh.
         networks: Vec<Network> = default(Vec::new());
         /// Services of other clusters, for local clients.

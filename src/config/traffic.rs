@@ -11,7 +11,7 @@ use crate::yaml::Value;
 
 section! {
     /// Preferred endpoints of one service, or of every one, and the headers that they get.
-    pub struct Traffic at "traffic[]", check(check),
+    pub struct TrafficRule at "traffic[]", derive(Default), check(check),
         compare(|_, read| repeated(read, service_name))
     {
         /// Hostname of the service, or `*` for every service. Each key is taken from the entry of
@@ -81,7 +81,7 @@ section! {
     }
 }
 
-fn check(traffic: Traffic, value: Value<'_>) -> Option<Traffic> {
+fn check(traffic: TrafficRule, value: Value<'_>) -> Option<TrafficRule> {
     let regions = &traffic.regions;
     if regions.is_empty() || regions.iter().any(|one| one.weight > 0) {
         return Some(traffic);
@@ -98,7 +98,7 @@ fn check(traffic: Traffic, value: Value<'_>) -> Option<Traffic> {
     Some(traffic)
 }
 
-fn service_name(entry: &Traffic) -> String {
+fn service_name(entry: &TrafficRule) -> String {
     entry.service.clone().unwrap_or_else(|| "*".to_owned())
 }
 

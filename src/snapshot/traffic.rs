@@ -1,6 +1,7 @@
 //! Inputs of load balancing other than the mesh: the position of this gateway, the `traffic`
 //! configuration, and the overrides of an operator since the start.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::iter;
 use std::net::SocketAddr;
@@ -9,7 +10,8 @@ use std::time::SystemTime;
 
 use super::mesh::{self, Locality, Mesh, Scope, UNKNOWN_NAMESPACE, Workload};
 use super::remote::{RemoteGateway, gateway_network};
-use crate::config::{self, Distribution, ProxyProtocol};
+pub use crate::config::TrafficRule;
+use crate::config::{Distribution, ProxyProtocol, RegionWeight};
 use crate::wire::{DrainTarget, RegionPattern};
 
 pub type Drains = BTreeMap<DrainTarget, Drained>;
@@ -62,41 +64,6 @@ pub struct Traffic {
     /// a hostname.
     services: HashMap<Arc<str>, Vec<TrafficRule>>,
     pub(super) default_rule: TrafficRule,
-}
-
-/// Rule for one service, or for every service. A key that is `None` is unset.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TrafficRule {
-    /// Namespaces of the services that the rule is limited to; empty for all.
-    pub namespaces: Vec<Arc<str>>,
-    /// Scopes in which endpoints are preferred.
-    pub preferences: Option<&'static [Scope]>,
-    /// Ratio of ready endpoints below which a tier leaves some of its share to the next one.
-    pub spill: Option<Spill>,
-    /// Weights of regions; empty if unset.
-    pub regions: Regions,
-    /// True if the time of dials counts as load.
-    pub by_latency: Option<bool>,
-    /// Header that endpoints get before the bytes of a peer of a TLS listener.
-    pub proxy_protocol: Option<ProxyProtocol>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Regions {
-    /// Regions, most specific pattern first.
-    list: Box<[Region]>,
-    /// True if any weight is above 0, so that the weights distribute tunnels rather than only
-    /// evacuate regions. Localities that no pattern matches are then excluded.
-    pub(super) has_weights: bool,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Region {
-    pub pattern: RegionPattern,
-    /// Text of the pattern, for display.
-    pub name: Arc<str>,
-    /// Weight; 0 evacuates the region.
-    pub weight: u32,
 }
 
 /// Threshold below which a tier leaves a part of its share to the next one. With a ratio r of its
@@ -161,32 +128,6 @@ impl Default for Spill {
     }
 }
 
-impl Regions {
-    pub fn new(weights: impl IntoIterator<Item = (RegionPattern, u32)>) -> Self {
-        let mut list: Vec<_> = weights
-            .into_iter()
-            .map(|(pattern, weight)| Region { name: pattern.to_string().into(), pattern, weight })
-            .collect();
-        list.sort_by_key(|region| std::cmp::Reverse(region.pattern.part_count()));
-        Self { has_weights: list.iter().any(|region| region.weight > 0), list: list.into() }
-    }
-
-    /// Returns whether there are no weights.
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-
-    /// Returns the regions, most specific first.
-    pub fn list(&self) -> &[Region] {
-        &self.list
-    }
-
-    /// Returns the most specific region of a locality, with its index in the list.
-    pub(super) fn find(&self, locality: &Locality) -> Option<(usize, &Region)> {
-        self.list.iter().enumerate().find(|(_, region)| matches_locality(&region.pattern, locality))
-    }
-}
-
 /// Returns whether a workload or gateway belongs to a part of the mesh.
 pub fn is_part_of(workload: &Workload, target: &DrainTarget) -> bool {
     match target {
@@ -199,37 +140,45 @@ pub fn is_part_of(workload: &Workload, target: &DrainTarget) -> bool {
     }
 }
 
+/// Returns the region of a locality with its index, in regions that begin with the most specific.
+pub(super) fn region_of<'a>(
+    regions: &'a [RegionWeight],
+    locality: &Locality,
+) -> Option<(usize, &'a RegionWeight)> {
+    regions.iter().enumerate().find(|(_, one)| matches_locality(&one.region, locality))
+}
+
 pub(super) fn matches_locality(pattern: &RegionPattern, locality: &Locality) -> bool {
     pattern.matches(&locality.region, &locality.zone, &locality.subzone)
 }
 
 impl TrafficRule {
-    fn of(entry: &config::Traffic) -> Self {
-        let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
+    /// Returns the scopes in which endpoints are preferred. Weights of regions imply that near
+    /// endpoints are not.
+    pub(super) fn preferences(&self) -> Option<&'static [Scope]> {
+        let named: Option<&[Scope]> = self.distribution.map(|named| match named {
             Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
             Distribution::Network => &[Scope::Network],
             Distribution::Region => &[Scope::Network, Scope::Region],
             Distribution::Any => &[],
         });
-        let own = entry.namespace.iter();
-        let all = own.flat_map(|own| iter::once(own).chain(&entry.alias_namespaces));
-        let weights = entry.regions.iter();
-        Self {
-            namespaces: all.cloned().collect(),
-            preferences,
-            spill: entry.spill_below.map(Spill::below),
-            regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
-            by_latency: entry.latency,
-            proxy_protocol: entry.proxy_protocol,
-        }
+        named.or_else(|| has_weights(&self.regions).then_some(&[]))
     }
 }
 
+/// Returns whether weights distribute tunnels rather than only evacuate regions. Localities that no
+/// pattern matches are then excluded.
+pub(super) fn has_weights(regions: &[RegionWeight]) -> bool {
+    regions.iter().any(|region| region.weight > 0)
+}
+
 impl Traffic {
-    pub fn of(entries: &[config::Traffic]) -> Self {
+    pub fn of(entries: &[TrafficRule]) -> Self {
         let mut traffic = Self::default();
         for entry in entries {
-            let rule = TrafficRule::of(entry);
+            let mut rule = entry.clone();
+            // The most specific pattern of a locality counts.
+            rule.regions.sort_by_key(|one| Reverse(one.region.part_count()));
             match &entry.service {
                 Some(host) => {
                     traffic.services.entry(host.as_str().into()).or_default().push(rule);
@@ -246,11 +195,10 @@ impl Traffic {
         services: impl IntoIterator<Item = (Arc<str>, TrafficRule)>,
         every: TrafficRule,
     ) -> Self {
-        let mut by_host: HashMap<Arc<str>, Vec<TrafficRule>> = HashMap::new();
-        for (host, rule) in services {
-            by_host.entry(host).or_default().push(rule);
-        }
-        Self { services: by_host, default_rule: every }
+        let services = services.into_iter();
+        let services =
+            services.map(|(host, rule)| TrafficRule { service: Some(host.to_string()), ..rule });
+        Self::of(&services.chain([every]).collect::<Vec<_>>())
     }
 
     /// Returns the rule of the service of a namespace by its hostname, or of an alias. A service of
@@ -258,8 +206,8 @@ impl Traffic {
     pub(super) fn rule(&self, host: &str, namespace: &str) -> Option<&TrafficRule> {
         let known = Some(namespace).filter(|of| *of != UNKNOWN_NAMESPACE);
         self.services.get(host)?.iter().find(|rule| {
-            let mut namespaces = rule.namespaces.iter();
-            rule.namespaces.is_empty() || namespaces.any(|only| Some(&**only) == known)
+            let mut namespaces = rule.namespace.iter().chain(&rule.alias_namespaces);
+            rule.namespace.is_none() || namespaces.any(|only| Some(&**only) == known)
         })
     }
 }
@@ -454,8 +402,8 @@ mod tests {
     #[test]
     fn a_rule_of_a_namespace_applies_to_its_services_only() {
         let rule = |namespace: Option<&str>, percent| TrafficRule {
-            namespaces: namespace.into_iter().map(Into::into).collect(),
-            spill: Some(Spill::below(percent)),
+            namespace: namespace.map(Into::into),
+            spill_below: Some(percent),
             ..TrafficRule::default()
         };
         let rules = [
@@ -473,19 +421,19 @@ mod tests {
             ("b.global", "unknown", Some(3)),
             ("c.example.com", "unknown", None),
         ] {
-            let spill = traffic.rule(host, namespace).and_then(|rule| rule.spill);
-            assert_eq!(spill, percent.map(Spill::below), "{host} of {namespace}");
+            let spill = traffic.rule(host, namespace).and_then(|rule| rule.spill_below);
+            assert_eq!(spill, percent, "{host} of {namespace}");
         }
     }
 
     #[test]
     fn of_two_patterns_the_more_special_one_says_the_weight() {
         let weights = [("*", 1), ("us-west-2", 2), ("us-west-2/us-west-2a", 3)];
-        let regions = region_weights(&weights).regions;
+        let regions = Traffic::new([], region_weights(&weights)).default_rule.regions;
         let weight = |region: &str, zone: &str| {
             let locality =
                 Locality { region: region.into(), zone: zone.into(), ..Locality::default() };
-            regions.find(&locality).expect("a region").1.weight
+            region_of(&regions, &locality).expect("a region").1.weight
         };
         assert_eq!(weight("us-west-2", "us-west-2a"), 3);
         assert_eq!(weight("us-west-2", "us-west-2b"), 2);

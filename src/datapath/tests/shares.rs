@@ -1,8 +1,9 @@
 //! Shares of endpoints over 100,000 seeded picks.
 
 use super::*;
+use crate::config::Distribution;
 use crate::datapath::balance::{Tried, choose};
-use crate::snapshot::mesh::{Scope, Service};
+use crate::snapshot::mesh::Service;
 use crate::snapshot::tests::{locality, region_weights, samples};
 use crate::snapshot::traffic::{Position, Traffic, TrafficRule};
 use crate::snapshot::{InFlight, pick_probabilities};
@@ -11,8 +12,6 @@ const PICKS: u32 = 100_000;
 
 /// Five standard deviations of a share of one half over [`PICKS`].
 const BOUND: f64 = 0.008;
-
-const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
 
 /// Returns a workload in a cluster and at `region/zone`. `at` determines its uid and address.
 fn workload(at: usize, cluster: &str, place: &str) -> Workload {
@@ -77,7 +76,6 @@ fn assert_share(got: f64, want: f64, bound: f64) {
 #[test]
 fn each_distribution_keeps_to_its_tiers_whatever_is_ready() {
     const PLACES: [&str; 3] = ["us-west/us-west-a", "us-west/us-west-b", "us-east/us-east-a"];
-    let (network, region, any) = (&CLOSE[..1], &CLOSE[..2], &CLOSE[..0]);
     let even = |ready: [u32; 3]| {
         let all: u32 = ready.iter().sum();
         ready.map(|ready| f64::from(ready) / f64::from(all))
@@ -96,18 +94,18 @@ fn each_distribution_keeps_to_its_tiers_whatever_is_ready() {
     ];
     for (ready, close_wants, region_wants) in table {
         let percent = |wants: [u32; 3]| wants.map(|want| f64::from(want) / 100.0);
-        for (preferences, wants) in [
-            (CLOSE, percent(close_wants)),
-            (region, percent(region_wants)),
-            (network, even(ready)),
-            (any, even(ready)),
+        for (distribution, wants) in [
+            (Distribution::Close, percent(close_wants)),
+            (Distribution::Region, percent(region_wants)),
+            (Distribution::Network, even(ready)),
+            (Distribution::Any, even(ready)),
         ] {
             fastrand::seed(8);
             let workloads = (0..30).map(|at| Workload {
                 healthy: at % 10 < ready[at / 10] as usize,
                 ..workload(at, "west", PLACES[at / 10])
             });
-            let rule = TrafficRule { preferences: Some(preferences), ..TrafficRule::default() };
+            let rule = TrafficRule { distribution: Some(distribution), ..TrafficRule::default() };
             let snapshot = build_snapshot(samples::service("echo"), workloads.collect(), rule);
             let set = set(&snapshot);
             let counts = picked(set);
@@ -131,7 +129,7 @@ fn a_service_has_the_same_probabilities_by_server_name_as_by_authority() {
     });
     let rules = [
         TrafficRule::default(),
-        TrafficRule { preferences: Some(CLOSE), ..TrafficRule::default() },
+        TrafficRule { distribution: Some(Distribution::Close), ..TrafficRule::default() },
         region_weights(&[("us-west", 1), ("*", 3)]),
     ];
     for rule in rules {
@@ -155,7 +153,7 @@ fn a_service_has_the_same_probabilities_by_server_name_as_by_authority() {
 #[tokio::test(start_paused = true)]
 async fn of_two_endpoints_the_nearer_takes_all_until_its_load_exceeds_that_of_the_other() {
     let workloads = (0..2).map(|at| workload(at, "west", "us-west/us-west-a"));
-    let rule = TrafficRule { by_latency: Some(true), ..TrafficRule::default() };
+    let rule = TrafficRule { latency: Some(true), ..TrafficRule::default() };
     let snapshot = build_snapshot(samples::service("echo"), workloads.collect(), rule);
     let set = set(&snapshot);
     let [near, far] = [0, 1].map(|place| &set.endpoints[place].state);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::{Answer, Question};
 use super::*;
-use crate::config::{self, ExposedService};
+use crate::config::{self, Distribution, ExposedService, RegionWeight};
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::identity::Peer;
 use crate::datapath::tests::peer_of;
@@ -14,7 +14,7 @@ use crate::snapshot::mesh::{
     Assignment, GatewayAddress, Locality, LocalityWeight, Place, PodLabels, Scope, Waypoint,
 };
 use crate::snapshot::tests::{alias, entry, hosts};
-use crate::snapshot::traffic::{Drained, Override, Position, Regions, Spill, Traffic, TrafficRule};
+use crate::snapshot::traffic::{Drained, Override, Position, Traffic, TrafficRule};
 use crate::snapshot::{
     Alias, Audience, ExposureTable, FACTOR_ONE, LazySet, LinkFactors, NameTable, Snapshot, Subset,
     SubsetPart,
@@ -38,6 +38,8 @@ const PREFERENCES: [&[Scope]; 6] = [
     &[Scope::Cluster, Scope::Node],
     &[Scope::Region, Scope::Zone, Scope::Subzone],
 ];
+const DISTRIBUTIONS: [Distribution; 4] =
+    [Distribution::Any, Distribution::Close, Distribution::Region, Distribution::Network];
 
 /// Random mesh with a question about it, and the open tunnels of the mesh.
 pub(super) struct Generated {
@@ -294,16 +296,16 @@ fn pattern(rng: &mut Rng) -> RegionPattern {
 
 fn traffic(rng: &mut Rng) -> Traffic {
     let rule = |rng: &mut Rng| {
-        let every = (RegionPattern::parse("*").expect("a pattern"), rng.u32(..3));
+        let weighted = |region, weight| RegionWeight { region, weight };
+        let every = weighted(RegionPattern::parse("*").expect("a pattern"), rng.u32(..3));
         let mut regions = vec![every];
-        regions.extend((0..rng.u8(..3)).map(|_| (pattern(rng), rng.u32(..5))));
+        regions.extend((0..rng.u8(..3)).map(|_| weighted(pattern(rng), rng.u32(..5))));
         TrafficRule {
-            namespaces: Vec::new(),
-            preferences: one_in(rng, 4).then(|| *rng.choice(&PREFERENCES).expect("some")),
-            spill: one_in(rng, 3).then(|| Spill::below(rng.u8(1..=100))),
-            regions: if one_in(rng, 4) { Regions::new(regions) } else { Regions::default() },
-            by_latency: one_in(rng, 4).then_some(true),
-            proxy_protocol: None,
+            distribution: one_in(rng, 4).then(|| rng.choice(DISTRIBUTIONS).expect("some")),
+            spill_below: one_in(rng, 3).then(|| rng.u8(1..=100)),
+            regions: if one_in(rng, 4) { regions } else { Vec::new() },
+            latency: one_in(rng, 4).then_some(true),
+            ..TrafficRule::default()
         }
     };
     let services = ["both.example", ECHO, WAYPOINTS[0]];

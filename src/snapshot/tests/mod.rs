@@ -14,9 +14,9 @@ use super::builder::{Change, build};
 use super::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Waypoint, Workload,
 };
-use super::traffic::{Drained, Override, Regions, TrafficRule};
+use super::traffic::{Drained, Override, TrafficRule};
 use super::{EndpointState, Snapshot};
-use crate::config::{self, Audience, ExposedService, HostPort};
+use crate::config::{self, Audience, ExposedService, HostPort, RegionWeight};
 use crate::wire::HBONE_PORT;
 use crate::wire::RegionPattern;
 use oracle::{Inputs, PLACES};
@@ -50,11 +50,10 @@ pub(crate) fn entry(service: &str, to: Vec<Audience>) -> ExposedService {
 /// Returns a rule with these weights of regions.
 pub(crate) fn region_weights(weights: &[(&str, u32)]) -> TrafficRule {
     let pattern = |text| RegionPattern::parse(text).expect("a region");
-    let weights = weights.iter();
-    TrafficRule {
-        regions: Regions::new(weights.map(|(text, weight)| (pattern(text), *weight))),
-        ..TrafficRule::default()
-    }
+    let regions = weights.iter();
+    let regions =
+        regions.map(|(text, weight)| RegionWeight { region: pattern(text), weight: *weight });
+    TrafficRule { regions: regions.collect(), ..TrafficRule::default() }
 }
 
 /// Returns service `app/echo.app` with port 80.

@@ -7,16 +7,24 @@ use std::sync::Arc;
 use fastrand::Rng;
 
 use super::super::mesh::{Assignment, Locality, LocalityWeight, Scope, Service, Workload};
-use super::super::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
+use super::super::traffic::{Position, Traffic, TrafficRule};
 use super::super::{Endpoint, EndpointSet};
-use crate::wire::RegionPattern;
+use super::region_weights;
+use crate::config::Distribution;
 
 /// Traffic rule for one service, or for every service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TrafficEntry {
-    preferences: Option<&'static [Scope]>,
+    distribution: Option<Distribution>,
     spill: Option<u8>,
     regions: Vec<(&'static str, u32)>,
+}
+
+impl TrafficEntry {
+    fn preferences(&self) -> Option<&'static [Scope]> {
+        let mut all = DISTRIBUTIONS.into_iter();
+        Some(all.find(|(named, _)| Some(*named) == self.distribution)?.1)
+    }
 }
 
 /// All inputs of load balancing other than the mesh.
@@ -30,13 +38,19 @@ pub(super) struct Inputs {
 /// Group: its tier, the uids of its endpoints, and its share.
 pub(super) type Group = (String, Vec<String>, f64);
 
-const PREFERENCES: [&[Scope]; 5] = [
-    &[],
-    &[Scope::Network],
-    &[Scope::Network, Scope::Region],
-    &[Scope::Network, Scope::Region, Scope::Zone],
-    &[Scope::Cluster, Scope::Node, Scope::Zone],
+const DISTRIBUTIONS: [(Distribution, &[Scope]); 4] = [
+    (Distribution::Any, &[]),
+    (Distribution::Network, &[Scope::Network]),
+    (Distribution::Region, &[Scope::Network, Scope::Region]),
+    (Distribution::Close, &[Scope::Network, Scope::Region, Scope::Zone]),
 ];
+
+/// Preferences of a service, of which those of a rule are the first.
+fn preferences(rng: &mut Rng) -> Vec<Scope> {
+    let own: &[Scope] = &[Scope::Cluster, Scope::Node, Scope::Zone];
+    let all = DISTRIBUTIONS.map(|(_, scopes)| scopes).into_iter().chain([own]);
+    rng.choice(all.collect::<Vec<_>>()).expect("some").to_vec()
+}
 
 pub(super) const PLACES: [&str; 6] = ["*", "r1", "r2", "r1/z1", "r1/z2", "r2/z1"];
 
@@ -61,7 +75,7 @@ pub(super) fn locate(rng: &mut Rng, workload: &mut Workload) {
 pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
     match rng.u8(..4) {
         0 => {
-            service.preferences = Some(rng.choice(PREFERENCES).expect("some").to_vec());
+            service.preferences = Some(preferences(rng));
             service.strict = rng.bool();
         }
         1 => {
@@ -96,7 +110,7 @@ pub(super) fn entry(rng: &mut Rng) -> TrafficEntry {
     let regions = PLACES.into_iter().map(|place| (place, rng.u32(..3)));
     let regions: Vec<_> = regions.filter(|(place, _)| place.len() % 3 != 1).collect();
     TrafficEntry {
-        preferences: rng.bool().then(|| rng.choice(PREFERENCES).expect("some")),
+        distribution: rng.bool().then(|| rng.choice(DISTRIBUTIONS).expect("some").0),
         spill: rng.bool().then(|| rng.u8(1..=100)),
         regions: if rng.u8(..3) == 0 { regions } else { Vec::new() },
     }
@@ -110,17 +124,11 @@ impl Inputs {
 
     /// Converts the rules to the builder's input.
     pub(super) fn traffic(&self) -> Traffic {
-        let rule =
-            |entry: &TrafficEntry| TrafficRule {
-                namespaces: Vec::new(),
-                preferences: entry.preferences,
-                spill: entry.spill.map(Spill::below),
-                regions: Regions::new(entry.regions.iter().map(|(text, weight)| {
-                    (RegionPattern::parse(text).expect("a pattern"), *weight)
-                })),
-                by_latency: None,
-                proxy_protocol: None,
-            };
+        let rule = |entry: &TrafficEntry| TrafficRule {
+            distribution: entry.distribution,
+            spill_below: entry.spill,
+            ..region_weights(&entry.regions)
+        };
         let services = self.traffic.iter().filter(|(host, _)| *host != "*");
         let services = services.map(|(host, entry)| (host.as_str().into(), rule(entry)));
         let every = self.traffic.get("*").map(rule);
@@ -149,16 +157,16 @@ fn placement(service: &Service, reported: &Inputs, workload: &Workload) -> Optio
     let own = reported.traffic.get(&*service.hostname).unwrap_or(&nothing);
     let every = reported.traffic.get("*").unwrap_or(&nothing);
     let is_split = |entry: &TrafficEntry| entry.regions.iter().any(|(_, weight)| *weight > 0);
-    let by_own = own.preferences.is_some() || is_split(own);
+    let by_own = own.distribution.is_some() || is_split(own);
     let assignment = service.assignments.values().next().filter(|_| !by_own);
     let (tier, name) = match assignment {
         Some(_) => (workload.priority as usize, format!("priority {}", workload.priority)),
         None => {
             let preferences = if by_own {
-                own.preferences.unwrap_or_default()
+                own.preferences().unwrap_or_default()
             } else {
                 let of_service = service.preferences.as_deref();
-                of_service.or(every.preferences).unwrap_or_default()
+                of_service.or_else(|| every.preferences()).unwrap_or_default()
             };
             by_preference(preferences, service.strict && !by_own, workload)?
         }
@@ -300,7 +308,7 @@ pub(super) fn has_groups(set: &EndpointSet, want: &[Group]) -> bool {
 fn threshold(service: &Service, reported: &Inputs) -> (u64, u64) {
     let own = reported.traffic.get(&*service.hostname);
     let by_own = own.is_some_and(|own| {
-        own.preferences.is_some() || own.regions.iter().any(|(_, weight)| *weight > 0)
+        own.distribution.is_some() || own.regions.iter().any(|(_, weight)| *weight > 0)
     });
     let assigned = service.assignments.values().next().filter(|_| !by_own);
     let every = reported.traffic.get("*").and_then(|every| every.spill);

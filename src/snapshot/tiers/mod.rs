@@ -16,8 +16,9 @@ use super::endpoints::{Entries, Entry, Found, PartKey, Tier};
 use super::exclusion::remote_network;
 use super::mesh::{Assignment, LocalityWeight, Scope, Service, Workload};
 use super::remote_gateways::Rank;
-use super::traffic::{Balancing, Count, Regions, Spill};
+use super::traffic::{Balancing, Count, Spill, TrafficRule, has_weights, region_of};
 use super::{Endpoint, EndpointSet, ExclusionReason, Subset};
+use crate::config::RegionWeight;
 use crate::wire::DrainTarget;
 
 /// Ranking of the endpoints of one service port.
@@ -48,7 +49,8 @@ pub(super) struct Ranking<'a> {
 #[derive(Debug)]
 enum WeightedLocalities<'a> {
     None,
-    Regions(&'a Regions),
+    /// The most specific ones first.
+    Regions(&'a [RegionWeight]),
     Localities(&'a [LocalityWeight]),
 }
 
@@ -109,17 +111,13 @@ impl<'a> Ranking<'a> {
         let every = &balancing.traffic.default_rule;
         let own = balancing.traffic.rule(host, &service.namespace);
         let own_regions = own.map(|own| &own.regions).filter(|own| !own.is_empty());
-        // Weights of regions imply that near endpoints are not preferred.
-        let shares = |regions: &Regions| regions.has_weights.then_some(&[][..]);
-        let configured_preferences =
-            own.and_then(|own| own.preferences.or_else(|| shares(&own.regions)));
+        let configured_preferences = own.and_then(TrafficRule::preferences);
         let assignment = service.assignments.get(&port).map(|one| &**one);
         let by_priority = assignment.filter(|_| configured_preferences.is_none());
         let of_source = service.preferences.as_deref();
-        let of_every = || every.preferences.or_else(|| shares(&every.regions));
         let preferences = match by_priority {
             Some(_) => None,
-            None => configured_preferences.or(of_source).or_else(of_every),
+            None => configured_preferences.or(of_source).or_else(|| every.preferences()),
         };
         let regions = own_regions.unwrap_or(&every.regions);
         let localities = match by_priority {
@@ -133,7 +131,8 @@ impl<'a> Ranking<'a> {
         let ranks_localities =
             assignment.is_some() && (has_places || !balancing.evacuated.is_empty());
         let factor = by_priority.map(|stated| Spill::by_factor(stated.overprovisioning));
-        let spill = own.and_then(|own| own.spill).or(factor).or(every.spill);
+        let below = |rule: &TrafficRule| rule.spill_below.map(Spill::below);
+        let spill = own.and_then(below).or(factor).or_else(|| below(every));
         let is_own_network_first = match preferences {
             Some(preferences) => preferences.first() == Some(&Scope::Network),
             // Shares of regions or priorities distribute over networks, too.
@@ -151,7 +150,7 @@ impl<'a> Ranking<'a> {
             is_failover: false,
             localities,
             spill: spill.unwrap_or_default(),
-            by_latency: own.and_then(|own| own.by_latency).or(every.by_latency) == Some(true),
+            by_latency: own.and_then(|own| own.latency).or(every.latency) == Some(true),
         }
     }
 
@@ -303,15 +302,15 @@ impl<'a> Ranking<'a> {
         let (order, tier) = self.tier(workload)?;
         let (place, weight) = match self.localities {
             WeightedLocalities::None => (None, 1),
-            WeightedLocalities::Regions(regions) => match regions.find(locality) {
-                None if regions.has_weights => {
+            WeightedLocalities::Regions(regions) => match region_of(regions, locality) {
+                None if has_weights(regions) => {
                     return Err(ExclusionReason::NoRegion(Arc::clone(&locality.region)));
                 }
                 None => (None, 1),
-                Some((_, region)) if region.weight == 0 => {
-                    return Err(ExclusionReason::NoWeight(Arc::clone(&region.name)));
+                Some((_, one)) if one.weight == 0 => {
+                    return Err(ExclusionReason::NoWeight(one.region.to_string().into()));
                 }
-                Some((place, region)) => (Some(place), region.weight),
+                Some((place, one)) => (Some(place), one.weight),
             },
             WeightedLocalities::Localities(list) => {
                 let priority = workload.priority;
@@ -413,7 +412,7 @@ impl<'a> Ranking<'a> {
         match self.localities {
             WeightedLocalities::None => None,
             WeightedLocalities::Regions(regions) => {
-                Some(Arc::clone(&regions.list().get(place)?.name))
+                Some(regions.get(place)?.region.to_string().into())
             }
             WeightedLocalities::Localities(list) => {
                 let of = &list.get(place)?.locality;

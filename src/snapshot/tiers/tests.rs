@@ -1,5 +1,6 @@
 //! Table-driven tests of the groups of a service and their shares.
 
+use crate::config::Distribution;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
 use crate::snapshot::tests::samples;
@@ -167,10 +168,6 @@ fn so_few_that_they_can_take_nothing_take_all_before_nobody_does() {
     assert_eq!(groups(&snapshot), ["same zone 0% 0/1", "elsewhere 100% 1/201"]);
 }
 
-fn regions(weights: &[(&str, u32)]) -> Regions {
-    region_weights(weights).regions
-}
-
 fn traffic(own: TrafficRule, every: TrafficRule) -> Change {
     Change { traffic: Some(Traffic::new([("echo.app".into(), own)], every)), ..Change::default() }
 }
@@ -199,7 +196,7 @@ fn weights_of_regions_share_out_what_is_ready_there() {
         (&[("mars", 1)], &[]),
     ];
     for (weights, want) in table {
-        let rule = TrafficRule { regions: regions(weights), ..TrafficRule::default() };
+        let rule = region_weights(weights);
         let snapshot =
             built(service(&[]), workloads(&places), traffic(rule, TrafficRule::default()));
         assert_eq!(groups(&snapshot), want, "{weights:?}");
@@ -208,22 +205,21 @@ fn weights_of_regions_share_out_what_is_ready_there() {
 
 #[test]
 fn the_own_entry_counts_before_the_source_and_that_before_every() {
-    const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
-    let reported = |preferences: Option<&'static [Scope]>, weights: &[(&str, u32)]| TrafficRule {
-        preferences,
-        regions: regions(weights),
-        ..TrafficRule::default()
+    let close = Some(Distribution::Close);
+    let reported = |distribution: Option<Distribution>, weights: &[(&str, u32)]| TrafficRule {
+        distribution,
+        ..region_weights(weights)
     };
     let nothing = TrafficRule::default;
     let split: &[(&str, u32)] = &[("us-west", 1), ("us-east", 1)];
     let zones = ["same zone 100% 2/2", "same region 0% 1/1", "same network 0% 3/3"];
     let region = ["same region 100% 3/3", "elsewhere 0% 3/3"];
     let table: [(&[Scope], TrafficRule, TrafficRule, &[&str]); 8] = [
-        (&[], reported(Some(CLOSE), &[]), nothing(), &zones),
-        (&[], nothing(), reported(Some(CLOSE), &[]), &zones),
-        (&[Scope::Region], nothing(), reported(Some(CLOSE), &[]), &region),
-        (&[Scope::Region], reported(Some(CLOSE), &[]), nothing(), &zones),
-        (&[Scope::Region], reported(Some(&[]), &[]), nothing(), &["plain, 6 ready"]),
+        (&[], reported(close, &[]), nothing(), &zones),
+        (&[], nothing(), reported(close, &[]), &zones),
+        (&[Scope::Region], nothing(), reported(close, &[]), &region),
+        (&[Scope::Region], reported(close, &[]), nothing(), &zones),
+        (&[Scope::Region], reported(Some(Distribution::Any), &[]), nothing(), &["plain, 6 ready"]),
         // Weights without preferences mean a single tier. The source's preferences still apply if
         // only the rule for every service has weights.
         (
@@ -435,7 +431,7 @@ fn only_services_that_a_change_of_traffic_touches_are_built_anew() {
     mesh.services.insert("app/other.app".into(), other.into());
     let change = Change { mesh: Some((mesh, "net".into())), ..Change::default() };
     let first = build(&first, change);
-    let rule = TrafficRule { by_latency: Some(true), ..TrafficRule::default() };
+    let rule = TrafficRule { latency: Some(true), ..TrafficRule::default() };
     let second = build(&first, traffic(rule, TrafficRule::default()));
     let is_same = |host: &str| {
         let service = |snapshot: &Snapshot| Arc::clone(snapshot.services.get(host).expect("one"));

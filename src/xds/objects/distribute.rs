@@ -12,7 +12,7 @@ use super::limited::LimitedFindings;
 use super::merge::namespaces_of_hosts;
 use super::shares::limit;
 use super::{Objects, refusal};
-use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Line, Traffic};
+use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Line, TrafficRule};
 use crate::snapshot::mesh::{Locality, Mesh, UNKNOWN_NAMESPACE};
 use crate::xds::envoy::namespace_of_host;
 use crate::yaml::{Finding, Findings};
@@ -91,26 +91,26 @@ struct MeshIndex<'a> {
 type Refusal = (String, &'static str);
 
 /// Returns the namespace of an object's distribution.
-fn namespace_of(traffic: &Traffic) -> Arc<str> {
+fn namespace_of(traffic: &TrafficRule) -> Arc<str> {
     traffic.namespace.clone().unwrap_or_default()
 }
 
 impl Distributor<'_> {
     /// Records an entry, beside which others of its service are not used.
-    fn note(&mut self, entry: &Traffic) {
+    fn note(&mut self, entry: &TrafficRule) {
         let service = entry.service.clone().unwrap_or_default();
         let of_service = self.known.entry(service).or_default();
         of_service.push((entry.namespace.clone(), entry.line.clone()));
     }
 
-    fn refuse(&mut self, traffic: &Traffic, (what, how): Refusal) {
+    fn refuse(&mut self, traffic: &TrafficRule, (what, how): Refusal) {
         self.findings.push(refusal(&namespace_of(traffic), &traffic.line, what, how));
     }
 
     /// Returns the distribution of a name, under the hostname of its service; none if that has one.
     /// Only services of the object's namespace use it. A namespace that only a control plane has is
-    /// compared by [`TrafficRule`](crate::snapshot::traffic::TrafficRule).
-    fn distribution(&mut self, traffic: &Traffic) -> Result<Option<Traffic>, Refusal> {
+    /// compared by [`Traffic`](crate::snapshot::traffic::Traffic).
+    fn distribution(&mut self, traffic: &TrafficRule) -> Result<Option<TrafficRule>, Refusal> {
         let name = traffic.service.clone().unwrap_or_default();
         let namespace = traffic.namespace.as_deref().unwrap_or_default();
         let (service, behind) = self.services_of(&name, namespace);
@@ -141,7 +141,8 @@ impl Distributor<'_> {
             let warning = Finding::warning(&traffic.line.0, what, how);
             self.findings.push(warning.of(namespace));
         }
-        let distribution = Traffic { service: Some(service), alias_namespaces, ..traffic.clone() };
+        let distribution =
+            TrafficRule { service: Some(service), alias_namespaces, ..traffic.clone() };
         self.note(&distribution);
         Ok(Some(distribution))
     }
@@ -248,7 +249,7 @@ impl Distributor<'_> {
     /// Rejects weights that would leave the services without endpoints, by the mesh of files.
     fn check_weights(
         &self,
-        traffic: &Traffic,
+        traffic: &TrafficRule,
         namespaces: &[&str],
         behind: &[String],
     ) -> Result<(), Refusal> {

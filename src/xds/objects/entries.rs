@@ -14,7 +14,7 @@ use super::dependency::{Dependency, IDENTITY};
 use super::meta::{Meta, bounded, is_label_name, label_name};
 use super::names::{LOCAL_SUFFIX, host};
 use crate::config::{
-    Audience, Config, Distribution, ExposedService, HostPort, Line, RegionWeight, Traffic,
+    Audience, Config, Distribution, ExposedService, HostPort, Line, RegionWeight, TrafficRule,
 };
 use crate::wire::RegionPattern;
 use crate::yaml::{Fields, Value};
@@ -49,7 +49,7 @@ pub(super) struct Entries {
     age: Age,
     pub(super) services: Vec<Exposed>,
     pub(super) bound: Vec<BoundService>,
-    pub(super) traffic: Vec<Traffic>,
+    pub(super) traffic: Vec<TrafficRule>,
     pub(super) dependency: Option<Dependency>,
     /// True if the list of services could not be read, so that it may have named any.
     hides_services: bool,
@@ -356,7 +356,11 @@ impl Identity {
 
 /// Reads the distribution of one name: `dns` or, as Admiral's current versions have, `dnsPrefix` of
 /// the identity.
-fn policy(item: Value<'_>, identity: Option<&Identity>, namespace: &Arc<str>) -> Option<Traffic> {
+fn policy(
+    item: Value<'_>,
+    identity: Option<&Identity>,
+    namespace: &Arc<str>,
+) -> Option<TrafficRule> {
     let mut fields = item.foreign(POLICY)?;
     let prefix = fields.get("dnsPrefix");
     let dns = match (fields.get("dns"), identity.zip(prefix)) {
@@ -390,16 +394,13 @@ fn policy(item: Value<'_>, identity: Option<&Identity>, namespace: &Arc<str>) ->
         }
         _ => {}
     }
-    Some(Traffic {
+    Some(TrafficRule {
         service: Some(dns?),
         distribution: (!is_by_weight).then_some(Distribution::Close),
-        spill_below: None,
         regions: if is_by_weight { regions } else { Vec::new() },
-        latency: None,
-        proxy_protocol: None,
         namespace: Some(Arc::clone(namespace)),
-        alias_namespaces: Vec::new(),
         line: Line(item.place()),
+        ..TrafficRule::default()
     })
 }
 

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::chi_square::p_value;
 use super::{data_path, peer_of, target_of};
-use crate::config::ExposedService;
+use crate::config::{Distribution, ExposedService};
 use crate::datapath::balance::{Tried, choose};
 use crate::datapath::http2::tunnel::Forwarded;
 use crate::datapath::identity::Peer;
@@ -124,7 +124,7 @@ fn exposure(transit: Transit) -> ExposureTable {
 
 /// Returns the snapshot with the distribution `any` and transit without limits.
 fn spread(workloads: Vec<Workload>) -> Snapshot {
-    let any = TrafficRule { preferences: Some(&[]), ..TrafficRule::default() };
+    let any = TrafficRule { distribution: Some(Distribution::Any), ..TrafficRule::default() };
     snapshot_with(Transit::Always, service(&[]), workloads, any)
 }
 
@@ -253,7 +253,7 @@ fn gateways_come_from_records_instances_and_the_configuration() {
         identities: ["spiffe://north.local/ns/edge/sa/gw".into()].into(),
         gateways: [("gw.example.com".into(), 15008), ("192.0.2.9".into(), 443)].into(),
     };
-    let any = TrafficRule { preferences: Some(&[]), ..TrafficRule::default() };
+    let any = TrafficRule { distribution: Some(Distribution::Any), ..TrafficRule::default() };
     let workloads = vec![by_address, pod("north", 1), gateway("north", 4)];
     let change = Change {
         networks: Some([("north".into(), rule)].into_iter().collect()),

@@ -18,7 +18,8 @@ fn subset(transit: Transit) -> Arc<EndpointSet> {
     let of = Subset { name: "mix".into(), parts: [part("east", 10), part("west", 90)].into() };
     let alias = Alias::new(alias("echo.app", &["echo.app"]), Some(of));
     let label = Arc::clone(&alias.label);
-    let rule = TrafficRule { preferences: Some(&[Scope::Network]), ..TrafficRule::default() };
+    let distribution = Some(Distribution::Network);
+    let rule = TrafficRule { distribution, ..TrafficRule::default() };
     let change = Change {
         names: Some(NameTable::new([], [("echo.app@mix", alias)])),
         ..change(transit, service(&[]), workloads, rule)

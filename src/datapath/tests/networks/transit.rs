@@ -91,23 +91,23 @@ fn an_endpoint_of_an_alias_has_the_authority_of_its_own_service() {
 #[test]
 fn a_service_with_the_preference_any_uses_all_networks_alike() {
     let workloads = [pods("east", 1), pods("west", 2), vec![gateway("west", 1)]].concat();
-    let share_here = |preferences: Option<Vec<Scope>>, every: Option<&'static [Scope]>| {
+    let share_here = |preferences: Option<Vec<Scope>>, every: Option<Distribution>| {
         let service = Service { preferences, ..service(&[]) };
-        let every = TrafficRule { preferences: every, ..TrafficRule::default() };
+        let every = TrafficRule { distribution: every, ..TrafficRule::default() };
         let change = Change {
             traffic: Some(Traffic::new([], every)),
             ..change(Transit::Always, service, workloads.clone(), TrafficRule::default())
         };
         shares_by_network(always(&build(&Snapshot::default(), change)))[0]
     };
-    let close: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
+    let (close, any) = (Some(Distribution::Close), Some(Distribution::Any));
     for (of_service, every, want) in [
         (None, None, 1.0),
-        (None, Some(close), 1.0),
-        (None, Some(&[][..]), 1.0 / 3.0),
+        (None, close, 1.0),
+        (None, any, 1.0 / 3.0),
         (Some(vec![]), None, 1.0 / 3.0),
-        (Some(vec![]), Some(close), 1.0 / 3.0),
-        (Some(vec![Scope::Network]), Some(&[][..]), 1.0),
+        (Some(vec![]), close, 1.0 / 3.0),
+        (Some(vec![Scope::Network]), any, 1.0),
     ] {
         let got = share_here(of_service.clone(), every);
         assert!((got - want).abs() < 0.01, "{of_service:?} {every:?}: {got}");

@@ -6,12 +6,12 @@ use std::net::Ipv4Addr;
 use fastrand::Rng;
 
 use super::*;
-use crate::config::ExposedService;
+use crate::config::{Distribution, ExposedService};
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Template, Workload};
-use crate::snapshot::tests::{entry, locality};
-use crate::snapshot::traffic::{Regions, Traffic, TrafficRule};
+use crate::snapshot::tests::{entry, locality, region_weights};
+use crate::snapshot::traffic::{Traffic, TrafficRule};
 use crate::snapshot::{Audience, ExposureTable};
-use crate::wire::{RegionPattern, Transit};
+use crate::wire::Transit;
 
 /// Number of clusters, each a network of its own. The gateway is in the first one.
 pub(super) const CLUSTERS: u8 = 160;
@@ -310,13 +310,9 @@ impl Model {
 
     /// Returns the rule of each service.
     pub(super) fn traffic(&self) -> Traffic {
-        let any = TrafficRule { preferences: Some(&[]), ..TrafficRule::default() };
-        let pattern = |text: &str| RegionPattern::parse(text).expect("a region");
-        let failing = pattern(&format!("r{FAILING}"));
-        let weighted = TrafficRule {
-            regions: Regions::new([(failing, WEIGHT), (pattern("*"), 100 - WEIGHT)]),
-            ..TrafficRule::default()
-        };
+        let any = TrafficRule { distribution: Some(Distribution::Any), ..TrafficRule::default() };
+        let failing = format!("r{FAILING}");
+        let weighted = region_weights(&[(&*failing, WEIGHT), ("*", 100 - WEIGHT)]);
         let rules = self.services.iter().enumerate().filter_map(|(at, of)| {
             let rule = match of.kind {
                 Kind::Stay => return None,
