@@ -46,7 +46,7 @@ section! {
         inner: Inner = default(Inner::Hbone);
         /// Workloads that may serve, of `inner: hbone`. The cluster of a workload is always that of
         /// its gateway.
-        workloads: Workloads = nested();
+        workloads: ExpectedWorkloads = nested();
         /// Names that the DNS responder answers with the address of `listen`, or with a VIP where
         /// `listen` has no specific address.
         names: Vec<String> as NonEmpty<Hostname> = default(
@@ -94,7 +94,7 @@ words! {
 
 section! {
     /// Workloads that may serve a binding. Each matches one of the keys.
-    pub struct Workloads at "bindings[].workloads" or default {
+    pub struct ExpectedWorkloads at "bindings[].workloads" or default {
         /// Identities (`spiffe://…`).
         identities: Vec<String> as NonEmpty<WorkloadId> = default(
             Vec::new(), "every workload of the cluster, unless `namespaces` is given");
@@ -119,7 +119,7 @@ impl ObjectBindings {
             clients: self.clients.clone(),
             to: self.to.clone(),
             inner: Inner::Hbone,
-            workloads: Workloads::default(),
+            workloads: ExpectedWorkloads::default(),
             names: vec![name],
             connections: CONNECTIONS,
             connections_per_client: CONNECTIONS_PER_CLIENT,
@@ -170,7 +170,7 @@ fn check(mut binding: Binding, value: Value<'_>) -> Option<Binding> {
     let service = binding.service.to_string();
     let clients = (&mut binding.clients, &*binding.to);
     check_clients(clients, value.child(PLACE, "clients"), &service);
-    if binding.inner == Inner::Tcp && binding.workloads != Workloads::default() {
+    if binding.inner == Inner::Tcp && binding.workloads != ExpectedWorkloads::default() {
         let what = "applies to `inner: hbone`: a workload behind `tcp` has no identity";
         value.at(PLACE, "workloads").error(what, "`inner: hbone`");
         return None;

@@ -45,7 +45,7 @@ use crate::yaml::{Document, Fields, Findings, Place, Value};
 pub use aliases::{Alias, Names, SUFFIXES};
 pub use audience::Audience;
 pub use auto::{AutoExport, Selector};
-pub use bindings::{Binding, Inner, ObjectBindings, Workloads};
+pub use bindings::{Binding, ExpectedWorkloads, Inner, ObjectBindings};
 use define::{NewFile, NonEmpty, Workers, section};
 pub use discovery::{
     ControlPlane, Discovery, EnvoySource, KubernetesApi, MeshFile, NamedCluster, NodeNames, Roots,

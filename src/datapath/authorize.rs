@@ -100,7 +100,7 @@ fn check_servers(snapshot: &Snapshot, grant: &Grant, servers: &Servers) -> Resul
         servers.check_gateway(&wanted, snapshot)?;
     }
     let cluster = &endpoint.definition.cluster;
-    let workloads = grant.binding.as_ref().map(|binding| &binding.workloads);
+    let workloads = grant.binding.as_ref().map(|binding| &binding.config.workloads);
     workloads.map_or(Ok(()), |it| servers.check_workload(it, cluster, snapshot))
 }
 

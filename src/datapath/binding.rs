@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use crate::config::{self, Inner};
-use crate::outer::ExpectedWorkloads;
 use crate::snapshot::{BoundEndpoints, Caller, Service, Snapshot, mesh};
 
 use super::limits::clients::ClientLimits;
 
-/// Service, gateways, workloads and limits of a binding. Two are equal if their configuration is.
+/// Service, gateways and limits of a binding. Two are equal if their configuration is.
 #[derive(Debug)]
 pub struct Binding {
     pub config: config::Binding,
@@ -18,16 +17,11 @@ pub struct Binding {
     pub service: Arc<Service>,
     pub port: u16,
     pub endpoints: BoundEndpoints,
-    /// Workloads that may serve.
-    pub workloads: ExpectedWorkloads,
     pub limits: ClientLimits,
 }
 
 impl Binding {
     pub fn new(config: &config::Binding) -> Self {
-        let shared = |list: &[String]| -> Box<[Arc<str>]> {
-            list.iter().map(|text| text.as_str().into()).collect()
-        };
         let host: Arc<str> = config.service.host.as_str().into();
         // The configuration was validated: there is no service without a port.
         let port = config.service.port.unwrap_or_default();
@@ -46,10 +40,6 @@ impl Binding {
             service: Arc::new(Service { definition: Arc::new(definition), ..Service::default() }),
             port,
             endpoints: BoundEndpoints::new(clusters, Arc::clone(&host), port),
-            workloads: ExpectedWorkloads {
-                identities: shared(&config.workloads.identities),
-                namespaces: shared(&config.workloads.namespaces),
-            },
             limits: ClientLimits {
                 total: limit(config.connections),
                 each: limit(config.connections_per_client),

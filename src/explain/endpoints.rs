@@ -119,7 +119,7 @@ fn outcome(mut outcomes: Vec<Result<(), Reason>>, without: Reason, form: Rejecti
 /// Returns the workloads of which one has to be verified at the end of the tunnel, if any.
 fn expected_workloads(route: &Route) -> Option<&ExpectedWorkloads> {
     let binding = route.binding.as_ref().filter(|binding| binding.is_inner_hbone());
-    binding.map(|binding| &binding.workloads)
+    binding.map(|binding| &binding.config.workloads)
 }
 
 /// Lists the candidates, the most probable first.

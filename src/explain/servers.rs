@@ -1,8 +1,6 @@
 //! Servers of endpoints in other networks: the certificates that tunnels require, and endpoints
 //! that can present none of them.
 
-use std::sync::Arc;
-
 use crate::outer::{ExpectedWorkloads, Failure, ServerIdentity};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, RemoteGateway, Snapshot};
@@ -19,7 +17,7 @@ pub(super) fn describe_gateway(remote: &RemoteGateway) -> String {
 
 /// Describes the certificates that are accepted from the workload behind a gateway.
 pub(super) fn describe_workload(expected: &ExpectedWorkloads, cluster: &str) -> String {
-    let identities = expected.identities.iter().map(ToString::to_string);
+    let identities = expected.identities.iter().cloned();
     let namespaces = expected.namespaces.iter();
     let namespaces = namespaces.map(|namespace| format!("any of namespace {namespace}"));
     let list: Vec<_> = identities.chain(namespaces).collect();
@@ -68,11 +66,11 @@ pub(super) fn check(
 /// Checks a certificate of each identity by each issuer that may sign for it, until one passes.
 fn check_any(
     snapshot: &Snapshot,
-    identities: &[Arc<str>],
+    identities: &[impl AsRef<str>],
     check: impl Fn(ServerIdentity<'_>) -> Result<(), String>,
 ) -> Result<(), String> {
     let mut checked = Ok(());
-    for identity in identities.iter().filter_map(|uri| super::parse(uri)) {
+    for identity in identities.iter().filter_map(|uri| super::parse(uri.as_ref())) {
         let permitted = snapshot.trust.domain_issuers(&identity.trust_domain);
         let issuers = snapshot.trust.issuers().map(|(_, spki)| spki);
         let issuers = issuers.filter(|spki| permitted.is_none_or(|list| list.contains(*spki)));

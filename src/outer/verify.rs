@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use rustls::pki_types::CertificateDer;
 
 use crate::reason::HandshakeRefusal;
+pub use crate::snapshot::ExpectedWorkloads;
 use crate::snapshot::{Reader, RemoteGateway, Snapshot};
 use crate::tls::{Chain, Identity, InboundTls, leaf_identity};
 use crate::wire::SpkiHash;
@@ -15,15 +16,6 @@ use crate::wire::SpkiHash;
 pub(super) struct Verified {
     pub(super) chain: Arc<Chain>,
     pub(super) identity: Identity,
-}
-
-/// Workloads that may be at the end of a tunnel. Without identities and namespaces, every workload
-/// of the cluster is one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ExpectedWorkloads {
-    /// Accepted identities (`spiffe://…`).
-    pub identities: Box<[Arc<str>]>,
-    pub namespaces: Box<[Arc<str>]>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +86,8 @@ impl ServerIdentity<'_> {
         let Identity { uri, namespace, .. } = self.identity;
         let ExpectedWorkloads { identities, namespaces } = wanted;
         let is_any = identities.is_empty() && namespaces.is_empty();
-        if is_any || identities.contains(uri) || namespaces.contains(namespace) {
+        let has = |list: &[String], own: &str| list.iter().any(|one| one == own);
+        if is_any || has(identities, uri) || has(namespaces, namespace) {
             return Ok(());
         }
         Err(format!("{uri} is not one of the binding's `workloads`"))

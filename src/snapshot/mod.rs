@@ -73,7 +73,7 @@ pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::{Collision, lowest_rank};
 pub use recent_sources::SourceHash;
-pub use remote::RemoteGateway;
+pub use remote::{ExpectedWorkloads, RemoteGateway};
 pub use required_hosts::WantedHost;
 pub use service::{LazySet, Service, TransitSets};
 pub use service_limits::{ServiceLimits, TunnelCount};

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::mesh::Workload;
+pub use crate::config::ExpectedWorkloads;
 
 /// Prefix of the uids of records that represent the gateway of a network
 /// (docs/wire-contract.md 3.3).

@@ -113,7 +113,7 @@ pub(super) async fn open(
     let inner = InnerTarget {
         authority: &binding.authority,
         cluster: &pick.endpoint().definition.cluster,
-        workloads: &binding.workloads,
+        workloads: &binding.config.workloads,
     };
     let account = Arc::clone(account);
     let charge = move |bytes| account.share(bytes);

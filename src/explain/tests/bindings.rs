@@ -92,7 +92,7 @@ fn binding(rng: &mut Rng) -> config::Binding {
         listen: ([127, 0, 0, 1], 8080).into(),
         clients: clients.iter().map(|net| net.parse().expect("a net")).collect(),
         inner: if rng.bool() { config::Inner::Hbone } else { config::Inner::Tcp },
-        workloads: config::Workloads { identities: workloads, namespaces: Vec::new() },
+        workloads: config::ExpectedWorkloads { identities: workloads, namespaces: Vec::new() },
         names: vec!["echo.global".to_owned()],
         connections: rng.u32(1..4),
         connections_per_client: rng.u32(1..3),
