@@ -8,7 +8,7 @@ use crate::yaml::Value;
 
 section! {
     /// Another network and its gateways.
-    pub struct Network at "networks[]", check(check),
+    pub struct Network at "networks[]", derive(Default), check(check),
         compare(|_, read| repeated(read, |one| one.name.clone()))
     {
         /// Network, as the mesh labels it.

@@ -346,7 +346,8 @@ mod tests {
     #[test]
     fn gateways_of_a_binding_keep_their_states_until_its_service_changes() {
         use crate::snapshot::builder::{Change, build};
-        use crate::snapshot::{NetworkRule, NetworkTable, Snapshot};
+        use crate::snapshot::tests::hosts;
+        use crate::snapshot::{Network, NetworkTable, Snapshot};
 
         let binding = |service: &str, connections| {
             let text = format!(
@@ -361,10 +362,10 @@ bindings: [{{cluster: west, service: '{service}', listen: '127.0.0.1:80', connec
             let (config, findings) = config::Config::parse("c".as_ref(), &text);
             config::Listener::from(&config.unwrap_or_else(|| panic!("{findings}")).bindings[0])
         };
-        let gateway = NetworkRule {
-            cluster: "west".into(),
-            gateways: [("192.0.2.1".into(), 15008)].into(),
-            ..NetworkRule::default()
+        let gateway = Network {
+            cluster: Some("west".into()),
+            gateways: hosts(&["192.0.2.1:15008"]),
+            ..Network::default()
         };
         let change = Change {
             networks: Some(NetworkTable::from_iter([("west".into(), gateway)])),

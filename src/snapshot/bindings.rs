@@ -159,19 +159,20 @@ mod tests {
     use super::super::builder::{Change, build};
     use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Template, Workload};
     use super::super::remote::{GATEWAY_RECORD, RemoteGateway};
-    use super::super::tests::{locality, region_weights};
+    use super::super::tests::{hosts, locality, region_weights};
     use super::super::traffic::{Drained, Override, Traffic};
-    use super::super::{NetworkRule, NetworkTable};
+    use super::super::{Network, NetworkTable};
     use super::*;
     use crate::wire::{DrainTarget, RegionPattern};
 
     /// Returns a network of a cluster with gateways at these last octets.
-    fn network(name: &str, cluster: &str, gateways: &[u8]) -> (Arc<str>, NetworkRule) {
+    fn network(name: &str, cluster: &str, gateways: &[u8]) -> (Arc<str>, Network) {
         let gateways = gateways.iter();
-        let rule = NetworkRule {
-            cluster: cluster.into(),
-            gateways: gateways.map(|last| (format!("192.0.2.{last}").into(), 15008)).collect(),
-            ..NetworkRule::default()
+        let gateways: Vec<_> = gateways.map(|last| format!("192.0.2.{last}:15008")).collect();
+        let rule = Network {
+            cluster: Some(cluster.into()),
+            gateways: gateways.iter().flat_map(|one| hosts(&[one])).collect(),
+            ..Network::default()
         };
         (name.into(), rule)
     }

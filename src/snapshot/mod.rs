@@ -68,7 +68,7 @@ pub use lookup::{
 };
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable};
-pub use networks::{NetworkRule, NetworkTable, gateway_record};
+pub use networks::{Network, NetworkTable, gateway_record};
 pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::{Collision, lowest_rank};

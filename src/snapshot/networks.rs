@@ -6,35 +6,25 @@ use std::sync::Arc;
 
 use super::mesh::{Protocol, Template, Workload};
 use super::remote::GATEWAY_RECORD;
-use crate::config::{Config, Network};
+use crate::config::Config;
+pub use crate::config::Network;
 use crate::wire::HBONE_PORT;
 
 /// Configured networks by name, and the trust domains of clusters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NetworkTable {
-    rules: BTreeMap<Arc<str>, NetworkRule>,
+    networks: BTreeMap<Arc<str>, Network>,
     /// Trust domains, each with its cluster.
     domains: Box<[(Arc<str>, Arc<str>)]>,
     /// True if bindings use gateways, whatever the exposure grants.
     pub(super) has_bindings: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct NetworkRule {
-    /// Cluster of the gateways' certificates; empty if the mesh decides.
-    pub cluster: Arc<str>,
-    /// Identities of the gateways; empty if the mesh decides.
-    pub identities: Box<[Arc<str>]>,
-    /// Hosts and HBONE ports of gateways besides those of the mesh.
-    pub gateways: Box<[(Box<str>, u16)]>,
-}
-
 impl NetworkTable {
     pub fn of(config: &Config) -> Self {
         let networks = config.networks.iter();
-        let rules = networks.map(|one| (one.name.as_str().into(), NetworkRule::of(one)));
         let domains = config.trust.domains.iter();
-        Self::from_iter(rules)
+        Self::from_iter(networks.map(|one| (one.name.as_str().into(), one.clone())))
             .with_domains(domains.map(|domain| (&*domain.name, &*domain.cluster)))
             .with_bindings(!config.bindings.is_empty())
     }
@@ -67,42 +57,30 @@ impl NetworkTable {
         domains.into_iter().map(identity).collect()
     }
 
-    pub(super) fn get(&self, network: &str) -> Option<&NetworkRule> {
-        self.rules.get(network)
+    pub(super) fn get(&self, network: &str) -> Option<&Network> {
+        self.networks.get(network)
     }
 
     /// Returns the records of the configured gateways, in the form of those of the mesh.
     pub(super) fn records(&self) -> impl Iterator<Item = Workload> {
-        self.rules.iter().flat_map(|(network, rule)| {
-            let gateways = rule.gateways.iter();
-            gateways.map(|(host, port)| gateway_record(network, &rule.cluster, host, *port))
+        self.networks.iter().flat_map(|(name, network)| {
+            let cluster: Arc<str> = network.cluster.as_deref().unwrap_or_default().into();
+            network.gateways.iter().map(move |gateway| {
+                let port = gateway.port.unwrap_or(HBONE_PORT);
+                gateway_record(name, &cluster, &gateway.host, port)
+            })
         })
     }
 
     pub(super) fn has_identity(&self, principal: &str) -> bool {
-        let mut identities = self.rules.values().flat_map(|rule| &rule.identities);
+        let mut identities = self.networks.values().flat_map(|network| &network.identities);
         identities.any(|identity| **identity == *principal)
     }
 }
 
-impl NetworkRule {
-    fn of(network: &Network) -> Self {
-        let gateways = network.gateways.iter().map(|gateway| {
-            let port = gateway.port.unwrap_or(HBONE_PORT);
-            (gateway.host.as_str().into(), port)
-        });
-        let identities = network.identities.iter();
-        Self {
-            cluster: network.cluster.as_deref().unwrap_or_default().into(),
-            identities: identities.map(|one| one.as_str().into()).collect(),
-            gateways: gateways.collect(),
-        }
-    }
-}
-
-impl FromIterator<(Arc<str>, NetworkRule)> for NetworkTable {
-    fn from_iter<I: IntoIterator<Item = (Arc<str>, NetworkRule)>>(networks: I) -> Self {
-        Self { rules: networks.into_iter().collect(), ..Self::default() }
+impl FromIterator<(Arc<str>, Network)> for NetworkTable {
+    fn from_iter<I: IntoIterator<Item = (Arc<str>, Network)>>(networks: I) -> Self {
+        Self { networks: networks.into_iter().collect(), ..Self::default() }
     }
 }
 

@@ -218,10 +218,12 @@ pub(super) fn remote_gateway(
     rules: &NetworkTable,
 ) -> RemoteGateway {
     let rule = rules.get(network);
-    let configured = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
-    let of_mesh = || Some(cluster).filter(|of| ***of != *UNNAMED_CLUSTER);
-    let cluster = configured.or_else(of_mesh).cloned().unwrap_or_default();
-    let identities = rule.map(|rule| &rule.identities).filter(|list| !list.is_empty()).cloned();
+    let configured = rule.and_then(|rule| Some(rule.cluster.as_deref()?.into()));
+    let of_mesh = || Some(cluster).filter(|of| ***of != *UNNAMED_CLUSTER).cloned();
+    let cluster: Arc<str> = configured.or_else(of_mesh).unwrap_or_default();
+    let identities = rule.into_iter().flat_map(|rule| &rule.identities);
+    let identities: Box<[Arc<str>]> = identities.map(|one| one.as_str().into()).collect();
+    let identities = Some(identities).filter(|list| !list.is_empty());
     let of_record = || {
         let known = record.filter(|record| !record.service_account.is_empty())?;
         Some(rules.identities_of(known, &cluster))

@@ -171,7 +171,8 @@ mod tests {
     use crate::admin::tests::{ask, fixture};
     use crate::config::{Link, LinkBudget};
     use crate::snapshot::builder::Change;
-    use crate::snapshot::{BoundEndpoints, NetworkRule, NetworkTable, ServiceVisibility, TrustSet};
+    use crate::snapshot::tests::hosts;
+    use crate::snapshot::{BoundEndpoints, Network, NetworkTable, ServiceVisibility, TrustSet};
     use crate::wire::ServiceLoad;
 
     fn gateway() -> GatewayRow {
@@ -250,10 +251,10 @@ mod tests {
     #[tokio::test]
     async fn loads_and_dial_times_of_the_gateways_of_bindings_are_listed() {
         let mut fixture = fixture();
-        let gateway = NetworkRule {
-            cluster: "west".into(),
-            gateways: [("192.0.2.1".into(), 15008)].into(),
-            ..NetworkRule::default()
+        let gateway = Network {
+            cluster: Some("west".into()),
+            gateways: hosts(&["192.0.2.1:15008"]),
+            ..Network::default()
         };
         fixture.publisher.update(Change {
             networks: Some(NetworkTable::from_iter([("west".into(), gateway)])),

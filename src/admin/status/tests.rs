@@ -296,17 +296,17 @@ fn failed_binding() -> ListenerRow {
 /// Returns a gateway with something of each kind to show.
 fn full() -> Fixture {
     use crate::snapshot::builder::Change;
-    use crate::snapshot::tests::entry;
-    use crate::snapshot::{ExposureTable, NetworkRule, NetworkTable};
+    use crate::snapshot::tests::{entry, hosts};
+    use crate::snapshot::{ExposureTable, Network, NetworkTable};
     let mut fixture = fixture();
     let Fixture { state, publisher, .. } = &mut fixture;
     let mut exposure = ExposureTable::new(false);
     let west = Audience { cluster: Some("west".into()), ..Audience::default() };
     exposure.add(entry("echo.app:80", vec![west]));
-    let rule = NetworkRule {
-        cluster: "west".into(),
-        gateways: [("192.0.2.1".into(), 15008)].into(),
-        ..NetworkRule::default()
+    let rule = Network {
+        cluster: Some("west".into()),
+        gateways: hosts(&["192.0.2.1:15008"]),
+        ..Network::default()
     };
     publisher.update(Change {
         mesh: Some((crate::admin::tests::mesh(), "east".into())),

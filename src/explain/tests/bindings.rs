@@ -11,7 +11,8 @@ use crate::datapath::limits::load::LoadGuard;
 use crate::datapath::tests::{data_path_of, descriptor, tcp_pair};
 use crate::lifecycle::DrainScope;
 use crate::limits::{Held, Source};
-use crate::snapshot::{NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher};
+use crate::snapshot::tests::hosts;
+use crate::snapshot::{NO_LINK_FACTORS, Network, NetworkTable, Publisher};
 
 const WORLDS: u32 = 300;
 const HOST: &str = "echo.app.svc.cluster.local";
@@ -34,17 +35,18 @@ struct Generated {
 }
 
 /// Returns gateways of a network. Loopback addresses are never dialled.
-fn network(rng: &mut Rng, cluster: &str, first: u8) -> NetworkRule {
+fn network(rng: &mut Rng, cluster: &str, first: u8) -> Network {
     let gateways = (first..first + rng.u8(..4)).map(|last| {
         let net = if one_in(rng, 3) { "127.0.0" } else { "192.0.2" };
-        (format!("{net}.{last}").into(), 15008)
+        hosts(&[&format!("{net}.{last}:15008")]).remove(0)
     });
     let gateways = gateways.collect();
     let identities = rng.choice(&GATEWAYS).expect("identities").iter();
-    NetworkRule {
-        cluster: cluster.into(),
+    Network {
+        cluster: Some(cluster.into()),
         gateways,
         identities: identities.map(|&uri| uri.into()).collect(),
+        ..Network::default()
     }
 }
 

@@ -5,8 +5,9 @@ use std::sync::atomic::AtomicUsize;
 use super::super::gateway::GatewayConnections;
 use super::robustness::{advance, stop_auto_advance};
 use super::*;
+use crate::snapshot::tests::hosts;
 use crate::snapshot::traffic::{Drained, Override};
-use crate::snapshot::{NetworkRule, NetworkTable};
+use crate::snapshot::{Network, NetworkTable};
 use crate::status::{GatewayRow, ProbeResult};
 use crate::wire::DrainTarget;
 
@@ -20,10 +21,10 @@ impl World {
     /// Makes these the gateways of network west.
     fn set_gateways(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
         let addresses = addresses.into_iter();
-        let rule = NetworkRule {
-            cluster: "west".into(),
-            gateways: addresses.map(|one| (one.ip().to_string().into(), one.port())).collect(),
-            ..NetworkRule::default()
+        let rule = Network {
+            cluster: Some("west".into()),
+            gateways: addresses.flat_map(|one| hosts(&[&one.to_string()])).collect(),
+            ..Network::default()
         };
         let networks = Some(NetworkTable::from_iter([("west".into(), rule)]));
         self.publisher.update(Change { networks, ..Change::default() });

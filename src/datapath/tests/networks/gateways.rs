@@ -297,10 +297,7 @@ async fn only_the_first_gateway_of_a_looped_tunnel_tries_another_endpoint() {
 
 #[test]
 fn the_addresses_of_a_hostname_are_gateways_by_pairs_in_any_order_of_the_answer() {
-    let rule = NetworkRule {
-        gateways: [("gw.example.com".into(), 15008)].into(),
-        ..NetworkRule::default()
-    };
+    let rule = Network { gateways: hosts(&["gw.example.com:15008"]), ..Network::default() };
     let first = build(
         &spread(pods("west", 2)),
         Change {
@@ -356,9 +353,9 @@ fn the_generation_moves_with_a_new_gateway_and_a_new_identity_of_a_gateway() {
     let renamed = updated(&first, records(&|one| one.service_account = "other".into()));
     assert_eq!(renamed.generation, first.generation + 1);
     assert_eq!(identities(&renamed), "spiffe://west.local/ns/edge/sa/other");
-    let rule = NetworkRule {
+    let rule = Network {
         identities: ["spiffe://west.local/ns/edge/sa/configured".into()].into(),
-        ..NetworkRule::default()
+        ..Network::default()
     };
     let table: NetworkTable = [("west".into(), rule)].into_iter().collect();
     let configured = build(&first, Change { networks: Some(table), ..Change::default() });

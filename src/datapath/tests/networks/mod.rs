@@ -29,7 +29,7 @@ use crate::snapshot::tests::{alias, echo as service, entry, hosts, samples};
 use crate::snapshot::traffic::{Position, Traffic, TrafficRule};
 use crate::snapshot::{
     Alias, Audience, EndpointSet, ExposureTable, InFlight, LinkFactors, NO_LINK_FACTORS, NameTable,
-    NetworkRule, NetworkTable, Snapshot, TrustSet, pick_probabilities,
+    Network, NetworkTable, Snapshot, TrustSet, pick_probabilities,
 };
 use crate::wire::Transit;
 
@@ -248,10 +248,11 @@ fn gateways_come_from_records_instances_and_the_configuration() {
     let place = Place::Address("west".to_owned(), [192, 0, 2, 7].into());
     let port = 31_008;
     by_address.network_gateway = Some(Arc::new(GatewayAddress { place, port }));
-    let rule = NetworkRule {
-        cluster: "north".into(),
+    let rule = Network {
+        cluster: Some("north".into()),
         identities: ["spiffe://north.local/ns/edge/sa/gw".into()].into(),
-        gateways: [("gw.example.com".into(), 15008), ("192.0.2.9".into(), 443)].into(),
+        gateways: hosts(&["gw.example.com:15008", "192.0.2.9:443"]),
+        ..Network::default()
     };
     let any = TrafficRule { distribution: Some(Distribution::Any), ..TrafficRule::default() };
     let workloads = vec![by_address, pod("north", 1), gateway("north", 4)];
