@@ -201,15 +201,25 @@ impl Snapshot {
 
 /// Exposure of the services that a lookup found.
 impl Snapshot {
-    /// Evaluates the exposure rules, or the control plane's exports if the rules have no entry.
+    /// Evaluates the exposure rules, or the control plane's exports if the rules have no entry. All
+    /// services behind an alias must be exposed. Those that do not exist or lack the port are left
+    /// out, because they contribute no endpoint.
     ///
     /// # Errors
     /// [`Reason::NotForPeer`], or [`Reason::NotExposed`] to any peer.
     pub fn evaluate_exposure(&self, caller: Caller<'_>, of: Requested<'_>) -> Result<(), Reason> {
-        match of.matched_by {
-            MatchedBy::Alias(alias) => self.evaluate_targets(caller, alias, of.authority),
-            _ => self.exposed_by(caller, of).map(|_| ()),
-        }
+        let mut ports = self.exposed_ports(of).peekable();
+        // An open tunnel can outlive all targets. The rules of their names alone then decide about
+        // it.
+        let names = match of.matched_by {
+            MatchedBy::Alias(alias) if ports.peek().is_none() => &*alias.to,
+            _ => &[],
+        };
+        let names = names.iter().map(|HostPort { host, port }| {
+            let to = ServicePort { host, port: port.unwrap_or(of.authority.port) };
+            Requested { to, matched_by: &MatchedBy::Service, ..of }
+        });
+        ports.chain(names).try_for_each(|of| self.exposed_by(caller, of).map(|_| ()))
     }
 
     /// Returns the rule that exposes one service port, which is not behind an alias, to a caller.
@@ -288,27 +298,6 @@ impl Snapshot {
     pub fn is_exposed_by_default(&self, host: &str) -> bool {
         let is_private = |service: &Arc<Service>| service.private;
         self.exposure.exposes_by_default && !self.services.get(host).is_some_and(is_private)
-    }
-
-    /// Evaluates each service behind an alias; all must be exposed to the caller. Targets that do
-    /// not exist or lack the port are left out, because they contribute no endpoint.
-    fn evaluate_targets(
-        &self,
-        caller: Caller<'_>,
-        alias: &Alias,
-        authority: &Authority,
-    ) -> Result<(), Reason> {
-        let mut judged: Vec<_> = self.behind(alias, authority.port).collect();
-        if judged.is_empty() {
-            // An open tunnel can outlive all targets. The rules of their names alone then decide
-            // about it.
-            let targets = alias.to.iter();
-            judged = targets.map(|to| (&*to.host, to.port.unwrap_or(authority.port))).collect();
-        }
-        judged.into_iter().try_for_each(|(host, port)| {
-            let (to, matched_by) = (ServicePort { host, port }, &MatchedBy::Service);
-            self.exposed_by(caller, Requested { authority, to, matched_by }).map(|_| ())
-        })
     }
 
     /// Evaluates an open tunnel by the target of an alias that serves its endpoint, if that target
