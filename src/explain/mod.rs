@@ -21,7 +21,6 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-use crate::config::parse_identity;
 use crate::datapath::client_hello::{ClientHello, is_istio_alpn};
 use crate::datapath::dial::DenyList;
 use crate::datapath::forward::{establish, sni};
@@ -415,7 +414,7 @@ impl Explainer<'_> {
         let Some(uri) = &self.question.from else {
             return Err(format!("the peer has an identity; {HOW}"));
         };
-        let identity = parse(uri);
+        let identity = Identity::parse(uri, SystemTime::UNIX_EPOCH);
         identity.ok_or_else(|| format!("{uri:?} is not a workload identity; {HOW}"))
     }
 }
@@ -427,15 +426,4 @@ fn enforcement(snapshot: &Snapshot) -> &'static str {
         Enforcement::Audit => "audit",
         Enforcement::Enforce => "enforce",
     }
-}
-
-fn parse(uri: &str) -> Option<Identity> {
-    let [trust_domain, namespace, service_account] = parse_identity(uri)?.map(Arc::from);
-    Some(Identity {
-        uri: uri.into(),
-        trust_domain,
-        namespace,
-        service_account,
-        not_after: SystemTime::UNIX_EPOCH,
-    })
 }

@@ -22,6 +22,14 @@ pub struct Identity {
     pub not_after: SystemTime,
 }
 
+impl Identity {
+    /// Parses a whole ID, of a certificate with this expiry.
+    pub fn parse(uri: &str, not_after: SystemTime) -> Option<Self> {
+        let [trust_domain, namespace, service_account] = parse_identity(uri)?.map(Arc::from);
+        Some(Self { uri: uri.into(), trust_domain, namespace, service_account, not_after })
+    }
+}
+
 /// Parses the identity in a leaf certificate.
 ///
 /// The certificate must be a leaf with exactly one SAN of the URI type. The URI must be a SPIFFE ID
@@ -34,15 +42,9 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
         return Err(HandshakeRefusal::CaAsLeaf);
     }
     let uri = single_uri_san(&certificate)?;
-    let [trust_domain, namespace, service_account] =
-        parse_identity(uri).ok_or(HandshakeRefusal::BadSpiffeId)?.map(Arc::from);
-    Ok(Identity {
-        uri: uri.into(),
-        trust_domain,
-        namespace,
-        service_account,
-        not_after: SystemTime::UNIX_EPOCH + Duration::from_secs(not_after_seconds(&certificate)),
-    })
+    let not_after = Duration::from_secs(not_after_seconds(&certificate));
+    let identity = Identity::parse(uri, SystemTime::UNIX_EPOCH + not_after);
+    identity.ok_or(HandshakeRefusal::BadSpiffeId)
 }
 
 /// Checks the key usages on a verified path, leaf first, that webpki does not check.
