@@ -12,6 +12,7 @@ use crate::datapath::client_hello::{
 use crate::datapath::dial::Upstream;
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::policy::{self, Permit};
+use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::wire::sni;
 
@@ -77,7 +78,7 @@ async fn server_name(
         read = timeout(CLIENT_HELLO_DEADLINE, read(stream)) => read,
         () = tunnel.peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
     };
-    let late = || Err(ServerNameError::new("no ClientHello within 5 s"));
+    let late = || Err(no_client_hello("no ClientHello within 5 s"));
     match read.unwrap_or_else(|_| late()) {
         Ok(name) => {
             tunnel.record.set_inner_sni(name.as_deref());
@@ -90,32 +91,20 @@ async fn server_name(
     }
 }
 
-/// Reason for which no server name was read, with an explanation for the log.
-struct ServerNameError {
-    reason: Reason,
-    detail: String,
-}
-
-impl ServerNameError {
-    fn new(detail: impl Into<String>) -> Self {
-        Self { reason: Reason::NoClientHello, detail: detail.into() }
-    }
+fn no_client_hello(detail: impl Into<String>) -> Failure {
+    Failure::new(Reason::NoClientHello, detail)
 }
 
 /// Reads the ClientHello and puts it back. Memory that is held meanwhile is charged to the
 /// tunnel's account.
-async fn read(stream: &AnsweredConnect) -> Result<Option<Box<str>>, ServerNameError> {
+async fn read(stream: &AnsweredConnect) -> Result<Option<Box<str>>, Failure> {
     let account = stream.account();
     let _small = account.hold(SMALL_READER_BYTES);
     let (mut reader, mut large) = (ClientHelloReader::default(), None);
     loop {
-        let received = stream
-            .receive()
-            .await
-            .map_err(|reason| ServerNameError { reason, detail: String::new() });
+        let received = stream.receive().await.map_err(|reason| Failure::new(reason, ""));
         let Some(mut bytes) = received? else {
-            let what = "the peer closed its side before a ClientHello";
-            return Err(ServerNameError::new(what));
+            return Err(no_client_hello("the peer closed its side before a ClientHello"));
         };
         let now = bytes.split_to(bytes.len().min(reader.remaining()));
         if CLIENT_HELLO_BYTES_MAX - reader.remaining() + now.len() > SMALL_CLIENT_HELLO_BYTES {
@@ -128,7 +117,7 @@ async fn read(stream: &AnsweredConnect) -> Result<Option<Box<str>>, ServerNameEr
                 stream.unread(&hello.bytes);
                 return Ok(hello.sni);
             }
-            Err(refused) => return Err(ServerNameError::new(refused.detail)),
+            Err(refused) => return Err(no_client_hello(refused.detail)),
         }
     }
 }
