@@ -71,7 +71,7 @@ fn strait_section(state: &AdminState, view: &View<'_>) -> Value {
         .map(|(what, reload)| {
             let at = humantime::format_rfc3339_millis(reload.at).to_string();
             let error = reload.error;
-            (what.label(), json!({ "at": at, "ok": reload.ok, "error": error }))
+            (what.label(), json!({ "at": at, "ok": reload.in_use, "error": error }))
         })
         .collect();
     json!({

@@ -8,8 +8,8 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Listener;
-pub use crate::status::GatewayRow;
 use crate::status::{Discovery, HeldRemovals, HostnameStatuses, LinkUsage, ResourceUsage, rfc3339};
+pub use crate::status::{GatewayRow, ReloadRow};
 
 /// State of the gateway. `L` is the listener: the commands read a part of [`ListenerRow`].
 #[derive(Debug, Deserialize, Serialize)]
@@ -170,19 +170,6 @@ pub struct CrlRow {
     #[serde(with = "rfc3339")]
     pub next_update: SystemTime,
     pub stale: bool,
-}
-
-/// Last reload of a source.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ReloadRow {
-    /// Label of the source.
-    pub what: String,
-    #[serde(with = "rfc3339")]
-    pub at: SystemTime,
-    /// True if the content is in use, except for the parts that `error` names.
-    pub in_use: bool,
-    pub error: Option<String>,
 }
 
 /// Services of the mesh, up to the limit.

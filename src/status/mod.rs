@@ -65,11 +65,15 @@ pub struct Holder {
 }
 
 /// Result of the last reload of a source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reload {
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReloadRow {
+    /// Label of the source.
+    pub what: String,
+    #[serde(with = "rfc3339")]
     pub at: SystemTime,
     /// True if the content is in use. If false, the last good content stays in use.
-    pub ok: bool,
+    pub in_use: bool,
     /// Reason why the content is not in use, or the parts that are not.
     pub error: Option<String>,
 }
@@ -144,7 +148,7 @@ pub struct Status {
     /// Subjects of the trusted roots whose peers are refused because `trust.crl` has no list of the
     /// root.
     pub unlisted_roots: Mutex<Vec<String>>,
-    reloads: Mutex<BTreeMap<ReloadSource, Reload>>,
+    reloads: Mutex<BTreeMap<ReloadSource, ReloadRow>>,
     /// Claims of objects that have no effect because of other claims.
     pub conflicts: Mutex<Vec<String>>,
     /// Problem of the file of drains that restarts keep.
@@ -236,8 +240,9 @@ impl Status {
     /// Records the result of a reload of a source that ended now: the parts that are not in use, or
     /// the error that keeps all of it from being used.
     pub fn set_reload(&self, source: ReloadSource, result: Result<Option<String>, String>) {
-        let ok = result.is_ok();
-        let reload = Reload { at: SystemTime::now(), ok, error: result.unwrap_or_else(Some) };
+        let (what, at) = (source.label().to_owned(), SystemTime::now());
+        let in_use = result.is_ok();
+        let reload = ReloadRow { what, at, in_use, error: result.unwrap_or_else(Some) };
         self.reloads.lock().insert(source, reload);
     }
 
@@ -261,7 +266,7 @@ impl Status {
     }
 
     /// Returns the last reload of each source that was read at least once.
-    pub fn reloads(&self) -> Vec<(ReloadSource, Reload)> {
+    pub fn reloads(&self) -> Vec<(ReloadSource, ReloadRow)> {
         self.reloads.lock().iter().map(|(what, reload)| (*what, reload.clone())).collect()
     }
 }
@@ -408,7 +413,7 @@ mod tests {
         let reloads = status.reloads();
         let shown: Vec<_> = reloads
             .iter()
-            .map(|(what, reload)| (what.label(), reload.ok, reload.error.as_deref()))
+            .map(|(what, reload)| (what.label(), reload.in_use, reload.error.as_deref()))
             .collect();
         assert_eq!(shown, [("config", true, None), ("mesh", false, Some("line 3: unknown key"))]);
     }

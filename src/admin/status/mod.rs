@@ -18,7 +18,7 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::pages::{
-    CertificateRow, CrlRow, DrainedRow, IssuerRow, ListenerRow, LocalityRow, MeshCounts, ReloadRow,
+    CertificateRow, CrlRow, DrainedRow, IssuerRow, ListenerRow, LocalityRow, MeshCounts,
     ServiceEndpointRow, ServiceRow, ServiceRows, SourceRow, StatusPage,
 };
 use super::view::{Member, View};
@@ -148,11 +148,7 @@ pub(super) fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> St
     // The status of the stream has more details about a control plane.
     let has_stream = page.source.stream.is_some();
     let reloads = reloads.filter(|(what, _)| *what != ReloadSource::Mesh || !has_stream);
-    let reloads = reloads.map(|(what, reload)| {
-        let what = what.label().to_owned();
-        ReloadRow { what, at: reload.at, in_use: reload.ok, error: reload.error }
-    });
-    page.reloads = reloads.collect();
+    page.reloads = reloads.map(|(_, reload)| reload).collect();
     page.problems = problems::find(&page, &config, &snapshot, status);
     page
 }
