@@ -235,7 +235,7 @@ impl ExposureTable {
     }
 
     /// Returns the namespace of the objects that give an alias; none if the configuration does.
-    pub(super) fn namespace_of_alias(&self, name: &str) -> Option<&str> {
+    pub fn namespace_of_alias(&self, name: &str) -> Option<&str> {
         let (_, entry) = self.aliases.get(name)?.first()?;
         let namespace = entry.namespace.as_deref();
         namespace.filter(|_| entry.is_of_object)

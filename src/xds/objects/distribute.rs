@@ -12,7 +12,8 @@ use super::limited::LimitedFindings;
 use super::merge::namespaces_of_hosts;
 use super::shares::limit;
 use super::{Objects, refusal};
-use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Line, TrafficRule};
+use crate::config::{Alias, Config, Discovery, Distribution, Line, TrafficRule};
+use crate::snapshot::ExposureTable;
 use crate::snapshot::mesh::{Locality, Mesh, UNKNOWN_NAMESPACE};
 use crate::xds::envoy::namespace_of_host;
 use crate::yaml::{Finding, Findings};
@@ -30,7 +31,7 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
         return Findings::default();
     }
     let mut distributor = Distributor {
-        exposed: ExposureIndex::new(&config.exposure.services),
+        exposed: ExposureTable::of(config),
         config,
         mesh: mesh.map(MeshIndex::new),
         known: HashMap::new(),
@@ -63,20 +64,11 @@ type KnownEntry = (Option<Arc<str>>, Line);
 
 struct Distributor<'a> {
     config: &'a Config,
-    exposed: ExposureIndex,
+    exposed: ExposureTable,
     mesh: Option<MeshIndex<'a>>,
     /// Entries of each service, by the namespace to which they are limited.
     known: HashMap<String, Vec<KnownEntry>>,
     findings: LimitedFindings,
-}
-
-/// Exposed services, by what distributions are compared with.
-#[derive(Default)]
-struct ExposureIndex {
-    /// Hostname of the service of a name, with the namespace if objects give the name.
-    names: HashMap<String, (String, Option<String>)>,
-    /// Namespace of a hostname, if an entry sets it.
-    namespaces: HashMap<String, String>,
 }
 
 /// Mesh of files, by what distributions are compared with.
@@ -152,17 +144,16 @@ impl Distributor<'_> {
     /// services, or of one region, has its own name. A name that objects of another namespace give
     /// is that of a service of the mesh.
     fn services_of(&self, name: &str, namespace: &str) -> (String, Vec<String>) {
-        let exposed = self.exposed.names.get(name);
-        let may_use = |of: &Option<String>| of.as_deref().is_none_or(|of| of == namespace);
-        let exposed = exposed.filter(|(_, of)| may_use(of));
-        let exposed = exposed.map(|(host, _)| host);
+        let of_object = self.exposed.namespace_of_alias(name);
+        let may_use = of_object.is_none_or(|of| of == namespace);
+        let exposed = self.exposed.hosts_with_alias(name).next().filter(|_| may_use);
         let aliases = self.config.names.aliases.iter();
         let aliases = aliases.filter(|alias| alias.name.host == name);
         let is_plain = |alias: &&Alias| alias.to.len() == 1 && alias.region.is_none();
         let plain = aliases.clone().find(is_plain);
         let plain = plain.and_then(|alias| alias.to.first());
-        match exposed.or_else(|| plain.map(|target| &target.host)) {
-            Some(host) => (host.clone(), vec![host.clone()]),
+        match exposed.or_else(|| plain.map(|target| &*target.host)) {
+            Some(host) => (host.to_owned(), vec![host.to_owned()]),
             None => {
                 let several = aliases.flat_map(|alias| &alias.to);
                 let several: Vec<_> = several.map(|to| to.host.clone()).collect();
@@ -283,8 +274,7 @@ impl Distributor<'_> {
     fn namespace_of<'a>(&'a self, host: &'a str) -> Option<&'a str> {
         let family = self.config.names.family(host);
         let by_name = || Some(family.split_once('.')?.1).filter(|_| family != host);
-        let namespace = self.exposed.namespaces.get(host);
-        namespace.map(String::as_str).or_else(by_name)
+        self.exposed.namespace(host).or_else(by_name)
     }
 }
 
@@ -292,26 +282,6 @@ impl Distributor<'_> {
 fn foreign(host: &str, namespace: &str) -> Refusal {
     let what = format!("{host} may be a service of another namespace than {namespace}");
     (what, "a policy in the namespace of the service")
-}
-
-impl ExposureIndex {
-    fn new(services: &[ExposedService]) -> Self {
-        let mut index = Self::default();
-        for one in services {
-            let host = &one.service.host;
-            let of_object = one.namespace.clone().filter(|_| one.is_of_object);
-            for name in &one.names {
-                let service = || (host.clone(), of_object.clone());
-                let name = index.names.entry(name.host.clone());
-                name.or_insert_with(service);
-            }
-            if let Some(namespace) = &one.namespace {
-                let namespaces = index.namespaces.entry(host.clone());
-                namespaces.or_insert_with(|| namespace.clone());
-            }
-        }
-        index
-    }
 }
 
 impl<'a> MeshIndex<'a> {
