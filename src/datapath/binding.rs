@@ -5,9 +5,7 @@ use std::sync::Arc;
 use crate::config::{self, Inner};
 use crate::snapshot::{BoundEndpoints, Caller, Service, Snapshot, mesh};
 
-use super::limits::clients::ClientLimits;
-
-/// Service, gateways and limits of a binding. Two are equal if their configuration is.
+/// Service and gateways of a binding. Two are equal if their configuration is.
 #[derive(Debug)]
 pub struct Binding {
     pub config: config::Binding,
@@ -17,7 +15,6 @@ pub struct Binding {
     pub service: Arc<Service>,
     pub port: u16,
     pub endpoints: BoundEndpoints,
-    pub limits: ClientLimits,
 }
 
 impl Binding {
@@ -34,16 +31,11 @@ impl Binding {
             hostname: Arc::clone(&host),
             ..mesh::Service::default()
         };
-        let limit = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
         Self {
             authority: config.service.to_string().into(),
             service: Arc::new(Service { definition: Arc::new(definition), ..Service::default() }),
             port,
             endpoints: BoundEndpoints::new(clusters, Arc::clone(&host), port),
-            limits: ClientLimits {
-                total: limit(config.connections),
-                each: limit(config.connections_per_client),
-            },
             config: config.clone(),
         }
     }

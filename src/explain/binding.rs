@@ -83,7 +83,7 @@ fn evaluate(
     } else {
         Peer::unauthenticated(question.address(), Arc::default(), None)
     };
-    let counted = listener.clients.check(question.address().ip(), binding.limits);
+    let counted = listener.clients.check(question.address().ip(), &binding.config);
     let counted = counted.map_err(|full| {
         answer.notes.push(full);
         Reason::BindingFull

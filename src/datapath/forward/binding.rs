@@ -68,7 +68,7 @@ async fn establish(
     record.begin_trace(None, peer.handshake);
     record.set_service(labels(&binding.service), None);
     let mut tunnel = NewTunnel::new(&data_path, &Arc::new(peer), record);
-    let of_binding = listener.clients.open(address.ip(), binding.limits).map_err(|full| {
+    let of_binding = listener.clients.open(address.ip(), &binding.config).map_err(|full| {
         tunnel.record.set_detail(full);
         Reason::BindingFull
     });

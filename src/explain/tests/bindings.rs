@@ -132,7 +132,7 @@ impl Generated {
             *rng.choice(&[[127, 0, 0, 1], [127, 0, 0, 1], [10, 0, 0, 1]]).expect("an address");
         let others = [[127, 0, 0, 1], [127, 0, 0, 2]].into_iter().cycle();
         let others = others.take(rng.usize(..4));
-        let open = others.flat_map(|other| listener.clients.open(other.into(), known.limits));
+        let open = others.flat_map(|other| listener.clients.open(other.into(), &known.config));
         let open = open.collect();
         let mut tunnels = Vec::new();
         for endpoint in &known.endpoints.load(&publisher.reader().snapshot()).endpoints {
@@ -293,8 +293,8 @@ async fn clients_with_an_identity_are_judged_by_to_of_the_binding() {
     assert!(ask(Some("gone.local")).is_ok_and(|reason| reason.contains("trust")));
     assert!(ask(None).is_err_and(|why| why.contains("--from")));
     // As for real connections, the handshake precedes the count.
-    let limits = of.listener.binding().expect("a binding").limits;
-    let more = || of.listener.clients.open([0; 4].into(), limits).ok();
+    let binding = of.listener.binding().expect("a binding");
+    let more = || of.listener.clients.open([0; 4].into(), &binding.config).ok();
     let _held: Vec<_> = std::iter::from_fn(more).collect();
     assert_eq!(ask(Some("west.local")).as_deref(), Ok("binding_full"));
     assert!(ask(Some("gone.local")).is_ok_and(|reason| reason.contains("trust")));
