@@ -8,7 +8,6 @@ use crate::datapath::dial::DenyList;
 use crate::snapshot::mesh::Place;
 use crate::snapshot::{Caller, LookupResult, Snapshot};
 use crate::wire::HBONE_PORT;
-use crate::wire::{Authority, Host};
 use crate::yaml::Finding;
 
 /// Returns warnings about routes to services that are missing or that are gateways. Also warns of
@@ -82,9 +81,7 @@ impl Gateways {
 /// Finds the target of a route. Peers of the listener have no identity, and see only the names that
 /// are visible to everyone.
 fn find<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Option<LookupResult<'a>> {
-    let authority =
-        Authority { host: Host::Name(route.to.host.as_str().into()), port: route.to.port? };
-    snapshot.find(Caller::UNKNOWN, &authority)
+    snapshot.find(Caller::UNKNOWN, &route.target())
 }
 
 fn check_target(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {

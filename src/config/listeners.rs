@@ -11,8 +11,8 @@ use super::bindings::Binding;
 use super::define::{NonEmpty, ServicePort, Shape, Type, repeated, scalar, section, words};
 use super::line::Line;
 use super::names::HostPort;
-use crate::wire::Transit;
 use crate::wire::sni::{RouteBy, SniPattern};
+use crate::wire::{Authority, Host, Transit};
 use crate::yaml::Value;
 
 const PLACE: &str = "listeners[]";
@@ -141,6 +141,14 @@ section! {
         to: HostPort as ServicePort = required("\"istiod.istio-system.svc.cluster.local:15012\"");
         /// The line, for findings that need the mesh.
         line: Line = aside(Line::of);
+    }
+}
+
+impl SniRoute {
+    /// Returns the target. The configuration was validated: there is none without a port.
+    pub fn target(&self) -> Authority {
+        let host = Host::Name(self.to.host.as_str().into());
+        Authority { host, port: self.to.port.unwrap_or_default() }
     }
 }
 

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use derive_more::Display;
 use foldhash::HashMap;
 
 use crate::config::{self, Line, ListenerProtocol, TlsRouting};
@@ -45,21 +44,13 @@ impl Default for ListenerRules {
 /// thousand routes cost the same as one.
 #[derive(Debug, Default)]
 struct Routes {
-    exact: HashMap<Box<str>, Authority>,
-    below: HashMap<Box<str>, Authority>,
-    any: Option<Authority>,
+    exact: HashMap<Box<str>, Routed>,
+    below: HashMap<Box<str>, Routed>,
+    any: Option<Routed>,
 }
 
-/// Pattern that matches a server name.
-#[derive(Clone, Copy, Debug, Display)]
-enum Pattern<'a> {
-    #[display("{_0:?}")]
-    Exact(&'a str),
-    #[display("\"*.{_0}\"")]
-    Below(&'a str),
-    #[display("\"*\"")]
-    Any,
-}
+/// Pattern of server names, and their target.
+type Routed = (SniPattern, Authority);
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct ListenerTarget {
@@ -216,9 +207,8 @@ impl ListenerRules {
         let ListenerProtocol::Tls(TlsRouting::Routes { .. }) = self.config.protocol else {
             return None;
         };
-        let exact = self.routes.exact.keys().map(ToString::to_string);
-        let below = self.routes.below.keys().map(|name| format!("*.{name}"));
-        let mut names: Vec<_> = exact.chain(below).collect();
+        let routes = self.routes.exact.values().chain(self.routes.below.values());
+        let mut names: Vec<_> = routes.map(|(pattern, _)| pattern.to_string()).collect();
         names.sort_unstable();
         Some(names)
     }
@@ -230,7 +220,7 @@ impl ListenerRules {
                 "matched by Istio's server name format".to_owned()
             }
             (ListenerProtocol::Tls(TlsRouting::Routes { .. }), Some((pattern, _))) => {
-                format!("matched by the listener's route for {pattern}")
+                format!("matched by the listener's route for \"{pattern}\"")
             }
             (ListenerProtocol::Tls(TlsRouting::Routes { .. }), None) => {
                 "no matching listener route".to_owned()
@@ -262,18 +252,12 @@ impl Routes {
     fn new(routes: &[config::SniRoute]) -> Self {
         let mut table = Self::default();
         for route in routes {
-            // The configuration was validated: there is no target without a port.
-            let to = Authority {
-                host: Host::Name(route.to.host.as_str().into()),
-                port: route.to.port.unwrap_or_default(),
-            };
             for pattern in &route.sni {
+                let route = (pattern.clone(), route.target());
                 match pattern {
-                    SniPattern::Exact(name) => drop(table.exact.insert(name.clone(), to.clone())),
-                    SniPattern::Wildcard(name) => {
-                        drop(table.below.insert(name.clone(), to.clone()))
-                    }
-                    SniPattern::Any => table.any = Some(to.clone()),
+                    SniPattern::Exact(name) => drop(table.exact.insert(name.clone(), route)),
+                    SniPattern::Wildcard(name) => drop(table.below.insert(name.clone(), route)),
+                    SniPattern::Any => table.any = Some(route),
                 }
             }
         }
@@ -282,7 +266,7 @@ impl Routes {
 
     /// Returns the exact name first, then the wildcard with the most labels, then the route for
     /// any name or none.
-    fn longest_match<'a>(&'a self, name: Option<&'a str>) -> Option<(Pattern<'a>, &'a Authority)> {
+    fn longest_match(&self, name: Option<&str>) -> Option<&Routed> {
         let by_name = name.and_then(|name| {
             let above = || {
                 let mut rest = name;
@@ -291,11 +275,9 @@ impl Routes {
                     Some(rest)
                 })
             };
-            let exact = self.exact.get(name).map(|to| (Pattern::Exact(name), to));
-            let below = |name| Some((Pattern::Below(name), self.below.get(name)?));
-            exact.or_else(|| above().find_map(below))
+            self.exact.get(name).or_else(|| above().find_map(|name| self.below.get(name)))
         });
-        by_name.or_else(|| Some((Pattern::Any, self.any.as_ref()?)))
+        by_name.or(self.any.as_ref())
     }
 }
 

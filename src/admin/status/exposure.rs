@@ -168,10 +168,7 @@ fn line(listener: &Listener, ports: &str, requested: &str) -> String {
 
 /// Returns the services and ports that a route leads to.
 fn targets_of<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16)> {
-    let requested = Authority {
-        host: Host::Name(route.to.host.as_str().into()),
-        port: route.to.port.unwrap_or_default(),
-    };
+    let requested = route.target();
     let Some(found) = snapshot.find(Caller::UNKNOWN, &requested) else {
         return Vec::new();
     };
