@@ -13,7 +13,7 @@ use serde_json::{Value as Json, json};
 use super::HostPort;
 use super::auto::Selector;
 use super::define::{
-    Absent, Address, Credential, DrainTime, NewFile, Read, ServicePort, Shape, TEXT, Type, scalar,
+    Absent, Address, Credential, DrainTime, NewFile, ServicePort, Shape, TEXT, Type, scalar,
     section, words,
 };
 use crate::yaml::{Fields, Value};
@@ -251,9 +251,9 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<XdsSource> {
         return XdsSource::read_keys(fields);
     }
     let address = fields.need("address", ADDRESS_EXAMPLE).and_then(Address::read);
-    let headers = Read::key::<Headers>(fields, "headers");
-    let cache = Read::key::<Option<NewFile>>(fields, "cache");
-    let hold = Read::key::<DrainTime>(fields, "hold");
+    let headers = fields.get("headers").map_or(Some(Vec::new()), Headers::read);
+    let cache = fields.get("cache").map_or(Some(None), Option::<NewFile>::read);
+    let hold = fields.get("hold").map_or(Some(HOLD), DrainTime::read);
     let mut is_good = true;
     for key in ["roots", "token", "san"] {
         if let Some(value) = fields.get(key) {
@@ -267,10 +267,9 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<XdsSource> {
         roots: Roots::Plaintext,
         token: None,
         san: None,
-        headers: headers.or(Vec::new())?,
+        headers: headers?,
     };
-    let (cache, hold) = (cache.or(None)?, hold.or(HOLD)?);
-    is_good.then_some(XdsSource { plane, cache, hold })
+    is_good.then_some(XdsSource { plane, cache: cache?, hold: hold? })
 }
 
 fn compare_clusters(_: Value<'_>, read: &[(NamedCluster, Value<'_>)]) {

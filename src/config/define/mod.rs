@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value as Json, json};
 
-use crate::yaml::{Fields, Value};
+use crate::yaml::Value;
 
 pub(super) use kinds::*;
 
@@ -101,50 +101,6 @@ pub(super) enum Absent {
     Nested,
 }
 
-/// Outcome of looking for a key and reading it.
-pub(super) enum Read<T> {
-    /// The value.
-    Given(T),
-    /// The key is absent.
-    Absent,
-    /// The value is wrong, which has been reported.
-    Wrong,
-}
-
-impl<T> Read<T> {
-    /// Reads a key that may be absent.
-    pub(super) fn key<K: Type<Out = T>>(fields: &mut Fields<'_>, key: &'static str) -> Self {
-        match fields.get(key) {
-            Some(value) => Self::from(K::read(value)),
-            None => Self::Absent,
-        }
-    }
-
-    /// Reads a required key; `example` is its value in the finding about its absence.
-    pub(super) fn required<K: Type<Out = T>>(
-        fields: &mut Fields<'_>,
-        key: &'static str,
-        example: &str,
-    ) -> Self {
-        Self::from(fields.need(key, example).and_then(K::read))
-    }
-
-    /// Returns the value, or `default` without one; `None` if it is wrong.
-    pub(super) fn or(self, default: T) -> Option<T> {
-        match self {
-            Self::Given(value) => Some(value),
-            Self::Absent => Some(default),
-            Self::Wrong => None,
-        }
-    }
-}
-
-impl<T> From<Option<T>> for Read<T> {
-    fn from(read: Option<T>) -> Self {
-        read.map_or(Self::Wrong, Self::Given)
-    }
-}
-
 /// Joins the lines of a doc comment.
 pub(super) fn joined(lines: &[&str]) -> String {
     let lines: Vec<_> = lines.iter().map(|line| line.trim()).collect();
@@ -198,22 +154,23 @@ macro_rules! section {
     (@unless) => { None };
     (@unless $unless:expr) => { Some($unless) };
 
+    // `None` is an absent key, and `Some(None)` a wrong value, which has been reported.
     (@read required($example:expr) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
-        $crate::config::define::Read::required::<section!(@kind $($kind)*)>(
-            $fields, section!(@name $($name)*), $example)
+        Some($fields.need(section!(@name $($name)*), $example).and_then(
+            <section!(@kind $($kind)*) as $crate::config::define::Type>::read))
     };
     (@read flatten($read:path) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
-        $crate::config::define::Read::from($read($fields))
+        Some($read($fields))
     };
     (@read aside($fact:expr) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
-        $crate::config::define::Read::Given(($fact)(&*$fields))
+        Some(Some(($fact)(&*$fields)))
     };
     (@read fact($fact:expr) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
-        $crate::config::define::Read::Given(($fact)(&*$fields))
+        Some(Some(($fact)(&*$fields)))
     };
     (@read $mode:ident($($arg:tt)*) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
-        $crate::config::define::Read::key::<section!(@kind $($kind)*)>(
-            $fields, section!(@name $($name)*))
+        $fields.get(section!(@name $($name)*)).map(
+            <section!(@kind $($kind)*) as $crate::config::define::Type>::read)
     };
 
     (@default default($value:expr $(, $described:literal)?)) => { $value };
@@ -300,9 +257,9 @@ macro_rules! section {
                     let $field = section!(@read $mode($($arg)*) fields
                         [$field $($rename)?] [$ty $(, $kind)?]);
                     let known = || Some(match $field {
-                        $crate::config::define::Read::Given(read) => read,
-                        $crate::config::define::Read::Absent => section!(@default $mode($($arg)*)),
-                        $crate::config::define::Read::Wrong => return None,
+                        Some(Some(read)) => read,
+                        None => section!(@default $mode($($arg)*)),
+                        Some(None) => return None,
                     });
                     let $field: Option<$ty> = known();
                 )*
@@ -376,9 +333,9 @@ macro_rules! section {
                 )*
                 $(
                     let $field: $ty = match $field {
-                        $crate::config::define::Read::Given(read) => read,
-                        $crate::config::define::Read::Absent => section!(@default $mode($($arg)*)),
-                        $crate::config::define::Read::Wrong => return None,
+                        Some(Some(read)) => read,
+                        None => section!(@default $mode($($arg)*)),
+                        Some(None) => return None,
                     };
                 )*
                 Some(Self { $($field),* })
