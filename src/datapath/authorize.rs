@@ -14,7 +14,7 @@
 
 use tracing::{info, warn};
 
-use crate::outer::Servers;
+use crate::outer::{Failure, Servers};
 use crate::reason::Reason;
 use crate::snapshot::authorization::Attributes;
 use crate::snapshot::mesh::Workload;
@@ -67,7 +67,7 @@ pub fn run(data_path: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, 
         return Ok(Authorized(pick));
     }
     record_outcome(data_path, peer, endpoint, PolicyOutcome::Refused, &refusal);
-    Err(pick.failed(Reason::PolicyDenied, refusal.to_string()))
+    Err(pick.failed(Failure::new(Reason::PolicyDenied, refusal.to_string())))
 }
 
 /// Evaluates the grant of an open tunnel again: exposure with its limits, the current policies, and

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::reason::Reason;
+use crate::outer::Failure;
 use crate::snapshot::{
     Candidate, Endpoint, EndpointSet, EndpointState, InFlight, LINK_FACTOR_ONE, LinkFactors, Load,
     Part,
@@ -48,8 +48,8 @@ impl Pick {
     }
 
     /// Ends the pick, because its endpoint rejects the tunnel or cannot be dialled.
-    pub fn failed(self, reason: Reason, detail: String) -> FailedTry {
-        FailedTry { reason, detail, endpoint: self.endpoint, permit: self.permit }
+    pub fn failed(self, failure: Failure) -> FailedTry {
+        FailedTry { failure, endpoint: self.endpoint, permit: self.permit }
     }
 
     /// Splits the pick after a successful dial.
@@ -61,9 +61,7 @@ impl Pick {
 /// A pick that led to no connection, with the permit for another one.
 #[derive(Debug)]
 pub struct FailedTry {
-    pub reason: Reason,
-    /// Explanation of the failure, such as the error of the operating system.
-    pub detail: String,
+    pub failure: Failure,
     pub endpoint: Arc<Endpoint>,
     pub permit: Permit,
 }

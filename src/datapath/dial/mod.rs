@@ -148,7 +148,7 @@ pub async fn run(
             record.end_dial(now, time);
             Ok(Upstream::new(pick, stream, descriptor))
         }
-        Err(Failure { reason, detail }) => Err(pick.failed(reason, detail)),
+        Err(failure) => Err(pick.failed(failure)),
     }
 }
 

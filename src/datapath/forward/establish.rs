@@ -12,7 +12,6 @@ use crate::datapath::listener::ListenerTarget;
 use crate::datapath::policy::{self, Permit, Rejection};
 use crate::datapath::route::{self, Route};
 use crate::datapath::{DataPath, authorize, balance};
-use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, Service, Snapshot};
 use crate::telemetry::{Destination, DestinationService, Proximity, Record, RemoteNetwork};
@@ -289,10 +288,9 @@ async fn pick_and_dial(
                 Err(failed) => failed,
             }
         };
-        let detail = failed.detail;
-        (reason, permit) = (failed.reason, failed.permit);
-        let (endpoints, failure) = (&permit.route().endpoints, Failure { reason, detail });
-        tries.next(data_path, failure, endpoints, failed.endpoint, record)?;
+        (reason, permit) = (failed.failure.reason, failed.permit);
+        let endpoints = &permit.route().endpoints;
+        tries.next(data_path, failed.failure, endpoints, failed.endpoint, record)?;
     }
     Err(reason)
 }
