@@ -244,4 +244,4 @@ async fn logging(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -133,7 +133,7 @@ impl Drop for Place {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::net::IpAddr;
     use std::pin::pin;
     use std::task::{Context, Waker};
@@ -146,7 +146,7 @@ mod tests {
         Source::prefix(text.parse::<IpAddr>().expect("an address"))
     }
 
-    fn evicted(place: &Place) -> bool {
+    pub(in crate::limits) fn evicted(place: &Place) -> bool {
         let mut context = Context::from_waker(Waker::noop());
         pin!(place.evicted()).poll(&mut context).is_ready()
     }

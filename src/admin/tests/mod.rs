@@ -21,9 +21,9 @@ use crate::status::{Certificate, CertificateInfo, ReloadSource};
 use crate::telemetry::logging;
 
 /// State of the routers. The log exists as long as its subscriber.
-pub(super) struct Fixture {
-    pub(super) state: AdminState,
-    pub(super) publisher: Arc<Publisher>,
+pub(crate) struct Fixture {
+    pub(crate) state: AdminState,
+    pub(crate) publisher: Arc<Publisher>,
     pub(super) _log: Box<dyn Subscriber>,
 }
 
@@ -49,7 +49,7 @@ fn parsed(text: &str) -> Config {
 
 impl Fixture {
     /// Adds a binding to a service of cluster west.
-    pub(super) fn bind(&self, service: &str) {
+    pub(crate) fn bind(&self, service: &str) {
         let domains = "domains: [{name: west.local, cluster: west}, ";
         let text = CONFIG.replace("domains: [", domains);
         let binding = format!("{{cluster: west, service: '{service}', listen: '127.0.0.1:8080'}}");
@@ -58,7 +58,7 @@ impl Fixture {
     }
 }
 
-pub(super) fn fixture() -> Fixture {
+pub(crate) fn fixture() -> Fixture {
     let log = Log { level: "info".into(), format: LogFormat::Text, ..Log::default() };
     let (subscriber, log) = logging::build(&log, std::io::sink, false, None).expect("a log");
     let publisher = Arc::new(Publisher::default());
@@ -106,7 +106,7 @@ async fn send(router: Router, request: Request<Body>) -> (StatusCode, HeaderMap,
     (parts.status, parts.headers, String::from_utf8_lossy(&body).into_owned())
 }
 
-pub(super) async fn ask(router: Router, method: &str, uri: &str) -> (StatusCode, String) {
+pub(crate) async fn ask(router: Router, method: &str, uri: &str) -> (StatusCode, String) {
     let request = Request::builder().method(method).uri(uri).header("host", "127.0.0.1:15000");
     let (status, _, body) = send(router, request.body(Body::empty()).expect("a request")).await;
     (status, body)

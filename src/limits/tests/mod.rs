@@ -1,5 +1,7 @@
 //! Shares of pools under greedy sources.
 
+mod simulation;
+
 use std::time::{Duration, Instant};
 
 use super::*;
