@@ -79,7 +79,7 @@ pub(super) struct Hold {
     is_mass: bool,
     /// True if its time has begun.
     has_begun: bool,
-    /// Time since which removals wait.
+    /// Time since which removals wait, if they began to on this stream.
     waits_since: Option<Instant>,
     /// Start of the hold of a mass removal, of this stream or an earlier one.
     since: Option<Instant>,
@@ -115,6 +115,8 @@ impl Hold {
     pub(super) fn connected(&mut self) {
         self.windows.clear();
         (self.first_end, self.is_mass, self.has_begun) = (None, false, false);
+        // Policies that wait have the first minute of this stream before them too.
+        self.waits_since = None;
     }
 
     /// Begins the window of a type at the time of its first response, or again after a reconnect
@@ -153,7 +155,8 @@ impl Hold {
     ) {
         let now = Instant::now();
         if removals.is_first {
-            let before = if removals.held == 0 { Before::Nothing } else { Before::Gap };
+            let has_none = removals.held == 0 && self.removed.is_empty();
+            let before = if has_none { Before::Nothing } else { Before::Gap };
             self.begin(type_url, now, before);
         }
         // A policy waits with what it may cover.

@@ -38,10 +38,15 @@ pub(crate) fn service(from: proto::Service) -> Resource {
 
 /// Returns the policy `app/p` about a port. An invalid port gives it an unknown action.
 pub(crate) fn policy(scope: i32, port: u32, version: &str) -> Resource {
+    named_policy("p", scope, port, version)
+}
+
+/// Returns a [`policy`] of namespace `app` with this name.
+pub(crate) fn named_policy(name: &str, scope: i32, port: u32, version: &str) -> Resource {
     let one = security::Match { destination_ports: vec![port], ..security::Match::default() };
     let clause = security::Clause { matches: vec![one] };
     let message = security::Authorization {
-        name: "p".into(),
+        name: name.into(),
         namespace: "app".into(),
         scope,
         rules: vec![security::Rule { clauses: vec![clause] }],
@@ -49,5 +54,5 @@ pub(crate) fn policy(scope: i32, port: u32, version: &str) -> Resource {
         action: if (1..=65535).contains(&port) { 0 } else { 9 },
         ..security::Authorization::default()
     };
-    resource(AUTHORIZATION, "app/p", version, &message)
+    resource(AUTHORIZATION, &format!("app/{name}"), version, &message)
 }

@@ -1,5 +1,7 @@
 //! Tests of the hold with the client, the recorder and the store of istiod's resources.
 
+mod simulation;
+
 use super::*;
 use crate::grpc::workload as proto;
 use crate::xds::cache::Recorder;
@@ -16,25 +18,32 @@ fn service(index: usize) -> Resource {
     samples::service(from)
 }
 
+fn export(index: usize) -> Resource {
+    resource(CLUSTER, &format!("inbound-vip|80|tcp|s{index}.app"), "1", &())
+}
+
 struct Gateway {
     client: Client,
     recorder: Recorder,
 }
 
 impl Gateway {
-    /// Returns a gateway that is connected and holds services, exports, a workload and a policy.
-    fn with(services: usize, time: Duration) -> Self {
+    /// Returns a gateway that has received nothing.
+    fn new(hold: Hold) -> Self {
         let wildcard = |type_url| Subscription { type_url, mode: Mode::Wildcard };
         let client = Client::new([ADDRESS, AUTHORIZATION, CLUSTER].map(wildcard).into());
         let mut recorder = Recorder::new(Box::<Store>::default());
-        recorder.hold = Hold::new(time);
-        let mut gateway = Self { client, recorder };
+        recorder.hold = hold;
+        Self { client, recorder }
+    }
+
+    /// Returns a gateway that is connected and holds services, exports, a workload and a policy.
+    fn with(services: usize, time: Duration) -> Self {
+        let mut gateway = Self::new(Hold::new(time));
         gateway.connect();
         let addresses = (0..services).map(service);
         gateway.send(ADDRESS, addresses.chain([workload("w", "1")]).collect(), Vec::new());
         gateway.send(AUTHORIZATION, vec![policy(0, 80, "1")], Vec::new());
-        let export =
-            |index| resource(CLUSTER, &format!("inbound-vip|80|tcp|s{index}.app"), "1", &());
         gateway.send(CLUSTER, (0..services).map(export).collect(), Vec::new());
         gateway.recorder.store.set_policies_received();
         gateway
@@ -239,6 +248,34 @@ async fn a_policy_that_goes_before_or_after_the_services_is_held_with_them() {
         assert!(gateway.recorder.release());
         assert_eq!(gateway.in_force(), [0, 0, 12, 0], "{case:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_waits_at_the_end_of_its_stream_waits_for_the_minute_of_the_next() {
+    let mut gateway = Gateway::with(12, TIME);
+    gateway.connect();
+    gateway.remove_policy();
+    tokio::time::advance(2 * WINDOW).await;
+    gateway.connect();
+    gateway.send(CLUSTER, Vec::new(), Vec::new());
+    assert_eq!(gateway.due_in(), Some(WINDOW));
+    gateway.remove_services(12);
+    assert_eq!(gateway.due_in(), Some(TIME));
+    assert_eq!(gateway.in_force(), [12, 1, 12, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn policies_whose_removals_wait_were_there_before_the_stream() {
+    let mut gateway = Gateway::with(12, TIME);
+    gateway.connect();
+    gateway.remove_policy();
+    gateway.connect();
+    gateway.send(ADDRESS, Vec::new(), Vec::new());
+    gateway.send(CLUSTER, Vec::new(), Vec::new());
+    gateway.send(AUTHORIZATION, vec![policy(0, 80, "2")], Vec::new());
+    gateway.remove_policy();
+    gateway.remove_services(12);
+    assert_eq!(gateway.in_force(), [12, 1, 12, 1]);
 }
 
 #[tokio::test(start_paused = true)]
