@@ -1,23 +1,15 @@
 //! Mass removals by a control plane after a reconnect, which `discovery.hold` keeps back.
 
-use strait::grpc::workload::{Address, address};
+use strait::grpc::workload::Address;
 use strait::xds::store::ADDRESS;
 
 use crate::istio::{asks, gateway, spawn, spawn_with};
 use crate::support::istiod::{Istiod, NAME, Serving};
 use crate::support::wds::{SERVICE, bytes, changed, service, workload};
-use crate::support::{CLIENT, ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
+use crate::support::{CLIENT, ECHO, Endpoint, Gateway, Net, Settings, identities, run, until, wds};
 
-/// Returns the name and the body of another service.
 fn other_service(index: usize) -> (String, Address) {
-    let mut message = service();
-    let mut name = String::new();
-    if let Some(address::Type::Service(service)) = &mut message.r#type {
-        service.hostname = format!("s{index}.app.svc.cluster.local");
-        service.addresses.clear();
-        name = format!("app/{}", service.hostname);
-    }
-    (name, message)
+    wds::other_service(&format!("s{index}"))
 }
 
 /// Returns the name and the body of a workload that serves nothing.
@@ -68,7 +60,7 @@ impl Mesh {
 }
 
 /// Waits until a gateway holds so many removals.
-async fn hold(gateway: &Gateway, removals: usize) {
+pub async fn hold(gateway: &Gateway, removals: usize) {
     let held = async || gateway.metric("strait_xds_held_removals").await;
     until("the hold", held, |held| held.to_string() == removals.to_string()).await;
 }

@@ -1,5 +1,6 @@
 //! Tests of the relay: each fault has its effect, and no other.
 
+use std::cell::Cell;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -43,7 +44,7 @@ impl AsyncWrite for Writes {
 /// Returns the writes that result from a single write of `all`.
 async fn writes(all: &[u8], toxic: Faults) -> Vec<(Instant, Vec<u8>)> {
     let mut writes = Writes::default();
-    direction(all, &mut writes, toxic).await.expect("an end");
+    direction(all, &mut writes, || toxic).await.expect("an end");
     let together = writes.0.iter().flat_map(|(_, bytes)| bytes);
     assert!(together.eq(all), "every byte, in order");
     writes.0
@@ -75,12 +76,34 @@ async fn a_delay_holds_up_each_chunk_but_not_the_next() {
         }
         drop(near);
     };
-    let (ended, ()) = tokio::join!(direction(far, &mut writes, toxic), send);
+    let (ended, ()) = tokio::join!(direction(far, &mut writes, || toxic), send);
     ended.expect("an end");
     // The end is delayed too.
     assert_eq!(start.elapsed(), DELAY + Duration::from_millis(100));
     let times: Vec<_> = writes.0.iter().map(|&(at, _)| (at - start).as_millis()).collect();
     assert_eq!(times, [300, 310, 320, 330, 340, 350, 360, 370, 380, 390]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn faults_that_change_hold_for_connections_that_are_open() {
+    let delay = Cell::new(Duration::ZERO);
+    let (mut near, far) = duplex(100);
+    let start = Instant::now();
+    let mut writes = Writes::default();
+    let send = async {
+        for millis in [0, 300] {
+            delay.set(Duration::from_millis(millis));
+            near.write_all(b"chunk").await.expect("room");
+            // deadline: the clock is paused, and the chunks are apart in time.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        drop(near);
+    };
+    let toxic = || Faults { delay: delay.get(), ..Faults::default() };
+    let (ended, ()) = tokio::join!(direction(far, &mut writes, toxic), send);
+    ended.expect("an end");
+    let times: Vec<_> = writes.0.iter().map(|&(at, _)| (at - start).as_millis()).collect();
+    assert_eq!(times, [0, 310]);
 }
 
 #[tokio::test(start_paused = true)]

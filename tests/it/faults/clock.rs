@@ -1,45 +1,26 @@
 //! Wall clocks that are set while the gateway runs.
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use strait::tools::hbone::Client;
 
 use super::{all_whole, start};
+use crate::support::clock::Clock;
 use crate::support::oracle::{Oracle, Plan};
 use crate::support::{
-    CLIENT, ECHO, GATEWAY, Gateway, Net, Settings, endpoint_port, identities, replace, run, skip,
-    until,
+    CLIENT, ECHO, GATEWAY, Gateway, Net, Settings, endpoint_port, identities, run, until,
 };
-
-/// Library that sets the wall clock of a process, and not its monotonic clock. It is in the Debian
-/// package faketime.
-fn library() -> Option<PathBuf> {
-    let folders = ["x86_64-linux-gnu", "aarch64-linux-gnu"]
-        .map(|machine| Path::new("/usr/lib").join(machine).join("faketime/libfaketimeMT.so.1"));
-    folders.into_iter().find(|path| path.exists())
-}
 
 #[test]
 fn a_clock_that_is_set_ends_no_open_tunnel_and_is_obeyed_by_new_ones() {
-    let Some(library) = library() else {
-        return skip("clock jumps", "libfaketime is missing: apt-get install faketime");
+    let Some(clock) = Clock::new("clock jumps") else {
+        return;
     };
     run(async {
-        let folder = tempfile::tempdir().expect("a folder");
-        let clock = folder.path().join("clock");
-        let set = |offset: &str| replace(&clock, offset);
-        set("+0");
         let net = Net::new();
         let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
-        settings.inside = vec![
-            "env".to_owned(),
-            format!("LD_PRELOAD={}", library.display()),
-            format!("FAKETIME_TIMESTAMP_FILE={}", clock.display()),
-            "FAKETIME_NO_CACHE=1".to_owned(),
-            "FAKETIME_DONT_FAKE_MONOTONIC=1".to_owned(),
-        ];
+        settings.inside = clock.enter();
         let gateway = Gateway::start(&settings).await;
         let oracle = Oracle::new();
         let _endpoint = oracle.endpoint(net.listen(11, endpoint_port()).await);
@@ -51,13 +32,13 @@ fn a_clock_that_is_set_ends_no_open_tunnel_and_is_obeyed_by_new_ones() {
 
         // Within the validity of all certificates nothing changes.
         for offset in ["+3h", "-30s"] {
-            set(offset);
+            clock.set(offset);
             whole(&oracle, &before).await;
             whole(&oracle, &gateway.client(identities()).await).await;
         }
         // Past it, and before it, nobody is admitted, and the gateway is not ready.
         for offset in ["+40d", "-40d"] {
-            set(offset);
+            clock.set(offset);
             let tls = identities().client(CLIENT, GATEWAY);
             // In TLS 1.3 a client learns after its handshake that its certificate is refused.
             if let Ok(client) = Client::connect(gateway.address, &tls).await {
@@ -65,7 +46,7 @@ fn a_clock_that_is_set_ends_no_open_tunnel_and_is_obeyed_by_new_ones() {
             }
             let ready = async || gateway.readiness().await;
             until("an end of readiness", ready, |(status, _)| *status != 200).await;
-            set("+0");
+            clock.set("+0");
             until("readiness", ready, |(status, _)| *status == 200).await;
             whole(&oracle, &gateway.client(identities()).await).await;
         }

@@ -3,6 +3,7 @@
 
 mod clock;
 mod disks;
+mod flaps;
 mod long;
 mod network;
 mod relays;

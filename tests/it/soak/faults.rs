@@ -21,32 +21,54 @@ const LINK: &str = "cut link";
 
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
+    TakeOver,
+    WestKilled,
+    FailedTakeOver,
     Mesh,
+    MeshFileGone,
+    ControlPlaneCut,
+    ControlPlaneGone,
+    ControlPlaneEmpty,
     Config,
     Certificate,
     Hangup,
-    TakeOver,
-    FailedTakeOver,
     Pause,
     PauseWest,
+    /// Offset of the clock of the first gateway.
+    Clock(&'static str),
+    LossyLink,
+    LinkResets,
     EndpointReset(usize),
     EndpointGone(usize),
-    WestKilled,
     DrainEndpoint,
     DrainListener,
 }
 
-/// Faults with their names. Those that replace a process come first.
-const ALL: [(Fault, &str); 17] = [
+/// Offsets before and past the validity of all certificates.
+const EARLY: &str = "-40d";
+const LATE: &str = "+40d";
+
+/// Faults with their names.
+const ALL: [(Fault, &str); 27] = [
     (Fault::TakeOver, "take-over"),
     (Fault::WestKilled, "next gateway killed and started"),
     (Fault::FailedTakeOver, "take-over that fails"),
     (Fault::Mesh, "change of the mesh"),
+    (Fault::MeshFileGone, "mesh file of the next gateway gone"),
+    (Fault::ControlPlaneCut, "control plane cut"),
+    (Fault::ControlPlaneGone, "control plane gone"),
+    (Fault::ControlPlaneEmpty, "control plane back without its mesh"),
     (Fault::Config, "change of the configuration"),
     (Fault::Certificate, "new certificate"),
     (Fault::Hangup, "SIGHUP"),
     (Fault::Pause, "SIGSTOP"),
     (Fault::PauseWest, "SIGSTOP of the next gateway"),
+    (Fault::Clock("+3h"), "clock set within validity"),
+    (Fault::Clock("-30s"), "clock set within validity"),
+    (Fault::Clock(LATE), "clock set past validity"),
+    (Fault::Clock(EARLY), "clock set before validity"),
+    (Fault::LossyLink, "lossy link between the gateways"),
+    (Fault::LinkResets, "resets between the gateways"),
     (Fault::EndpointReset(0), "endpoint resets"),
     (Fault::EndpointReset(1), "endpoint resets"),
     (Fault::EndpointReset(2), "remote endpoint resets"),
@@ -56,7 +78,32 @@ const ALL: [(Fault, &str); 17] = [
     (Fault::DrainEndpoint, "endpoint drained"),
     (Fault::DrainListener, "listener drained"),
 ];
-const REPLACING: usize = 2;
+
+/// Faults in rounds, in each of which all come once in a random order.
+struct Rounds {
+    rng: Rng,
+    left: Vec<(Fault, &'static str)>,
+}
+
+impl Rounds {
+    /// Returns the next fault that is possible.
+    fn next(&mut self, is_possible: impl Fn(Fault) -> bool) -> (Fault, &'static str) {
+        loop {
+            match self.left.pop() {
+                Some(next) if is_possible(next.0) => return next,
+                Some(_) => {}
+                None => {
+                    self.left.extend(ALL);
+                    self.rng.shuffle(&mut self.left);
+                }
+            }
+        }
+    }
+
+    fn time(&mut self, millis_max: u64) -> Duration {
+        Duration::from_millis(self.rng.u64(..millis_max))
+    }
+}
 
 /// Fault that is over.
 pub struct Done {
@@ -77,16 +124,19 @@ impl Faults {
     /// Causes faults for a time. Processes are replaced in its first third only, so that the memory
     /// of one process is measured over the rest.
     pub async fn run(world: &mut World, time: Duration, seed: u64) -> Self {
-        let (mut rng, begun) = (Rng::with_seed(seed), Instant::now());
+        let mut rounds = Rounds { rng: Rng::with_seed(seed), left: Vec::new() };
+        let begun = Instant::now();
         let mut faults = Self { done: Vec::new(), memory: BTreeMap::new() };
         while begun.elapsed() < time {
             // deadline: the pace of the faults.
-            sleep(Duration::from_millis(rng.u64(..PAUSE_MAX))).await;
+            sleep(rounds.time(PAUSE_MAX)).await;
             let elapsed = begun.elapsed();
-            let first = if elapsed > time / 3 { REPLACING } else { 0 };
-            let (fault, name) = ALL[rng.usize(first..ALL.len())];
+            let (fault, name) = rounds.next(|fault| {
+                let is_late = elapsed > time / 3;
+                world.is_possible(fault) && !(is_late && fault.replaces())
+            });
             let from = Instant::now();
-            world.apply(fault, Duration::from_millis(rng.u64(..LENGTH_MAX))).await;
+            world.apply(fault, rounds.time(LENGTH_MAX)).await;
             faults.done.push(Done { fault, name, from, to: Instant::now() });
             if elapsed > time / 2 {
                 for (name, gateway) in [("east", &world.east), ("west", &world.west)] {
@@ -143,6 +193,11 @@ impl Faults {
 }
 
 impl Fault {
+    /// Returns whether a process is replaced.
+    fn replaces(self) -> bool {
+        matches!(self, Self::TakeOver | Self::WestKilled)
+    }
+
     /// Returns whether the fault may break such a tunnel, or keep it from opening.
     fn breaks(self, tunnel: &Ended) -> bool {
         match self {
@@ -150,9 +205,12 @@ impl Fault {
             Self::EndpointReset(0 | 1) | Self::EndpointGone(0 | 1) => {
                 tunnel.service == ECHO && tunnel.side.is_some()
             }
-            Self::EndpointReset(_) | Self::EndpointGone(_) | Self::WestKilled => {
-                tunnel.service == REMOTE
-            }
+            Self::EndpointReset(_)
+            | Self::EndpointGone(_)
+            | Self::WestKilled
+            | Self::LinkResets => tunnel.service == REMOTE,
+            // No certificate is valid, of clients and of the next gateway.
+            Self::Clock(EARLY | LATE) => tunnel.side.is_none(),
             // Connections are refused, and GOAWAY ends new tunnels on the others.
             Self::DrainListener => tunnel.side.is_none(),
             _ => false,

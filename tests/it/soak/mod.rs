@@ -1,16 +1,18 @@
 //! Soak: two gateways under random faults, with every byte compared and every break explained by a
 //! fault. `make soak MINUTES=60 SEED=7` runs it for longer.
 
+mod control_plane;
 mod faults;
 mod load;
+mod wan;
 mod world;
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use crate::support::process::watched;
+use crate::support::process::run_within;
 use crate::support::{print_uncaptured, raise_descriptor_limit};
 use faults::Faults;
 use load::Load;
@@ -49,7 +51,7 @@ struct Findings {
 /// Runs the load under faults, waits for quiet, and compares.
 async fn soak(time: Duration, seed: u64, planted: Planted) -> Findings {
     raise_descriptor_limit();
-    let mut world = World::start().await;
+    let mut world = World::start(seed).await;
     load::warm_up(&world).await;
     let start = world.measure().await;
     let load = Load::start(&world, seed, planted);
@@ -86,9 +88,7 @@ async fn soak(time: Duration, seed: u64, planted: Planted) -> Findings {
 }
 
 fn run_for(time: Duration, seed: u64, planted: Planted) -> Findings {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let soaked = async { timeout(time + EDGES, watched(soak(time, seed, planted))).await };
-    runtime.expect("a runtime").block_on(soaked).expect("an end in time")
+    run_within(time + EDGES, soak(time, seed, planted))
 }
 
 fn number(variable: &str, default: u64) -> u64 {

@@ -9,13 +9,18 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use crate::istio::spawn_with;
+use crate::support::clock::Clock;
+use crate::support::istiod::NAME;
 use crate::support::link::{Cut, Faults as LinkFaults, FaultyRelay};
 use crate::support::oracle::{End, Oracle, SideResult, is_consistent};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, mounted, replace, until};
 use crate::transit;
 
+use super::control_plane::ControlPlane;
 use super::faults::{Fault, Faults};
 use super::load::Ended;
+use super::wan::{Impairment, Wan};
 
 /// Ages of the peers' connections at both gateways: they end in turn, and no tunnel may notice.
 const AGES: &str = "limits: {connection_age: 3s}\n";
@@ -23,12 +28,13 @@ const AGES: &str = "limits: {connection_age: 3s}\n";
 /// Service whose only endpoint is behind the gateway of the other network.
 pub const REMOTE: &str = "secret.app.svc.cluster.local:80";
 /// Gauges that are those of the start once all tunnels have ended.
-const GAUGES: [&str; 5] = [
+const GAUGES: [&str; 6] = [
     "strait_buffered_bytes",
     "strait_connections_open",
     "strait_remote_gateway_tunnels",
     "strait_share_used",
     "strait_tunnels_open",
+    "strait_xds_held_removals",
 ];
 
 pub struct World {
@@ -38,6 +44,10 @@ pub struct World {
     pub link: SocketAddr,
     settings: Settings<'static>,
     west_settings: Settings<'static>,
+    control_plane: ControlPlane,
+    wan: Wan,
+    /// Clock of the first gateway, if the machine can set one.
+    clock: Option<Clock>,
     /// Replaced processes whose tunnels have not ended yet.
     drained: Vec<Gateway>,
     oracle: Oracle,
@@ -54,25 +64,32 @@ pub struct World {
 pub struct Measured(BTreeMap<String, f64>);
 
 impl World {
-    pub async fn start() -> Self {
-        let (net, west_net) = (Net::new(), Net::new());
+    pub async fn start(seed: u64) -> Self {
+        let (net, west_net, link_net) = (Net::new(), Net::new(), Net::new());
         let socket = tempfile::tempdir().expect("a folder");
-        let settings = east_settings(net, west_net, socket.path());
+        let clock = Clock::new("clocks that are set in the soak");
+        let mut settings = east_settings(net, link_net, socket.path());
+        settings.inside = clock.as_ref().map_or_else(Vec::new, Clock::enter);
         let mut west_settings = transit::west(west_net, &[(11, 1, "TCP")]);
         west_settings.exposure = west_settings.exposure.replace(ECHO, REMOTE);
         west_settings.more += AGES;
         let west = transit::start_west(&west_settings).await;
-        let mut east = Gateway::spawn(&settings, mounted::mount);
+        let wan = Wan::start(link_net, west.address, seed).await;
+        let control_plane = ControlPlane::start(net).await;
+        let mut east = spawn_east(&settings);
         east.ready().await;
         let link = FaultyRelay::new(net.listen(2, 0).await, east.address, cut);
         let oracle = Oracle::new();
-        let places = [net.address(11, 9000), net.address(12, 9000), west_net.address(11, 9000)];
+        let places = [net.address(11, 15008), net.address(12, 15008), west_net.address(11, 9000)];
         let mut world = Self {
             east,
             west,
             link: link.address,
             settings,
             west_settings,
+            control_plane,
+            wan,
+            clock,
             drained: Vec::new(),
             oracle,
             endpoints: vec![None, None, None],
@@ -106,11 +123,28 @@ impl World {
         self.endpoints[place] = Some(endpoint);
     }
 
+    /// Returns whether this machine can cause a fault.
+    pub fn is_possible(&self, fault: Fault) -> bool {
+        self.clock.is_some() || !matches!(fault, Fault::Clock(_))
+    }
+
     /// Causes a fault. Returns once it is over.
     pub async fn apply(&mut self, fault: Fault, pause: Duration) {
         match fault {
-            Fault::Mesh => self.change("mesh.yaml", "capacity: 1,", "capacity: 2,"),
-            Fault::Config => self.change("strait.yaml", "default: none\n", "default: none\n\n"),
+            Fault::Mesh => {
+                self.control_plane.change();
+                change(&self.west.file("mesh.yaml"), "capacity: 1,", "capacity: 2,");
+            }
+            Fault::MeshFileGone => move_for(&self.west.file("mesh.yaml"), pause).await,
+            Fault::ControlPlaneCut => self.control_plane.cut(),
+            Fault::ControlPlaneGone => self.control_plane.leave_for(pause).await,
+            Fault::ControlPlaneEmpty => {
+                self.control_plane.lose_mesh_for(pause, &self.east).await;
+            }
+            Fault::Config => {
+                let file = self.east.file("strait.yaml");
+                change(&file, "default: none\n", "default: none\n\n");
+            }
             Fault::Certificate => {
                 self.certificates += 1;
                 let version = format!("..{}", self.certificates);
@@ -126,6 +160,15 @@ impl World {
             }
             Fault::Pause => stop_for(&self.east, pause).await,
             Fault::PauseWest => stop_for(&self.west, pause).await,
+            Fault::Clock(offset) => {
+                let clock = self.clock.as_ref().expect("a clock");
+                clock.set(offset);
+                // deadline: the length of a fault.
+                sleep(pause).await;
+                clock.set("+0");
+            }
+            Fault::LossyLink => self.wan.impair_for(pause, Impairment::Loss).await,
+            Fault::LinkResets => self.wan.impair_for(pause, Impairment::Resets).await,
             Fault::EndpointReset(place) => {
                 self.endpoints[place] = None;
                 self.open(place).await;
@@ -162,16 +205,8 @@ impl World {
         }
     }
 
-    /// Replaces a text of a file by another one, or back.
-    fn change(&self, file: &str, one: &str, other: &str) {
-        let path = self.east.file(file);
-        let text = std::fs::read_to_string(&path).expect("a file");
-        let (from, to) = if text.contains(other) { (other, one) } else { (one, other) };
-        replace(&path, &text.replace(from, to));
-    }
-
     async fn take_over(&mut self) {
-        let next = Gateway::spawn(&self.settings, mounted::mount);
+        let next = spawn_east(&self.settings);
         next.logged("took over from the process that served").await;
         self.certificates = 0;
         self.drained.push(std::mem::replace(&mut self.east, next));
@@ -267,19 +302,31 @@ async fn stop_for(gateway: &Gateway, time: Duration) {
     gateway.signal(Signal::CONT);
 }
 
-/// Settings of the gateway of network east: a service with two endpoints, and one in network west.
-fn east_settings(net: Net, west: Net, folder: &Path) -> Settings<'static> {
-    let workloads = |hosts: &[(u8, u32, &str)], other: &str| {
-        let mesh = Settings::new(net, identities()).endpoints(hosts).mesh;
-        let entry = format!("app/{}: {{80: 9000}}", other.trim_end_matches(":80"));
-        // It is the first or the last of two.
-        let mesh = mesh.replace(&format!(",\n       {entry}"), "");
-        mesh.replace(&format!("{entry},\n       "), "")
-    };
-    let remote = transit::in_west(&workloads(&[(99, 1, "TCP")], ECHO));
-    let (_, remote) = remote.split_once("workloads:\n").expect("workloads");
-    let mut settings = transit::east(net, &[west], transit::WEST_GATEWAY);
-    settings.mesh = workloads(&[(11, 1, "TCP"), (12, 1, "TCP")], REMOTE) + remote;
+/// Replaces a text of a file by another one, or back.
+fn change(path: &Path, one: &str, other: &str) {
+    let text = std::fs::read_to_string(path).expect("a file");
+    let (from, to) = if text.contains(other) { (other, one) } else { (one, other) };
+    replace(path, &text.replace(from, to));
+}
+
+/// Takes a file away for a time.
+async fn move_for(path: &Path, time: Duration) {
+    let away = path.with_extension("away");
+    std::fs::rename(path, &away).expect("a file");
+    // deadline: the length of a fault.
+    sleep(time).await;
+    std::fs::rename(&away, path).expect("a file");
+}
+
+/// Starts a gateway of network east with a mounted certificate. Its mesh is that of the control
+/// plane.
+fn spawn_east(settings: &Settings<'_>) -> Gateway {
+    spawn_with(settings, NAME, mounted::mount)
+}
+
+/// Settings of the gateway of network east, whose next gateway is behind a link.
+fn east_settings(net: Net, link: Net, folder: &Path) -> Settings<'static> {
+    let mut settings = transit::east(net, &[link], transit::WEST_GATEWAY);
     let both = "to: [{cluster: east}, {cluster: west}]";
     settings.exposure = format!(
         "    - {{service: \"{ECHO}\", {both}}}\n    - {{service: \"{REMOTE}\", {both}, \

@@ -305,6 +305,11 @@ impl Gateway {
         memory::private_dirty(self.process.id().expect("a running gateway"))
     }
 
+    /// Returns the processor time of the process so far.
+    pub fn processor_time(&self) -> Duration {
+        memory::processor_time(self.process.id().expect("a running gateway"))
+    }
+
     /// Returns the number of open descriptors of the process.
     pub fn descriptors(&self) -> usize {
         let process = self.process.id().expect("a running gateway");

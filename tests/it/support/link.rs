@@ -3,6 +3,7 @@
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -64,19 +65,20 @@ pub struct FaultyRelay {
 
 impl FaultyRelay {
     /// Relays every connection to `to`. `toxics` maps the number of a connection to the faults of
-    /// both directions.
+    /// both directions, and is called again for each chunk.
     pub fn new(
         listener: TcpListener,
         to: SocketAddr,
-        toxics: impl Fn(usize) -> [Faults; 2] + Send + 'static,
+        toxics: impl Fn(usize) -> [Faults; 2] + Send + Sync + 'static,
     ) -> Self {
-        let address = listener.local_addr().expect("an address");
+        let (address, toxics) = (listener.local_addr().expect("an address"), Arc::new(toxics));
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             let mut number = 0;
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(relay(stream, to, toxics(number)));
+                let toxics = Arc::clone(&toxics);
+                connections.spawn(relay(stream, to, move || toxics(number)));
                 number += 1;
             }
         });
@@ -84,7 +86,7 @@ impl FaultyRelay {
     }
 }
 
-async fn relay(mut near: TcpStream, to: SocketAddr, [there, back]: [Faults; 2]) {
+async fn relay(mut near: TcpStream, to: SocketAddr, toxics: impl Fn() -> [Faults; 2]) {
     let Ok(mut far) = TcpStream::connect(to).await else {
         return reset(near);
     };
@@ -96,8 +98,8 @@ async fn relay(mut near: TcpStream, to: SocketAddr, [there, back]: [Faults; 2]) 
     let (near_read, near_write) = near.split();
     let (far_read, far_write) = far.split();
     let ended = tokio::try_join!(
-        direction(near_read, far_write, there),
-        direction(far_read, near_write, back)
+        direction(near_read, far_write, || toxics()[0]),
+        direction(far_read, near_write, || toxics()[1])
     );
     if ended.is_ok() {
         set_linger(&near, None);
@@ -113,31 +115,31 @@ fn set_linger(stream: &TcpStream, linger: Option<Duration>) {
 /// Bytes read and the time at which they are due; empty at the end.
 type Chunk = (Instant, io::Result<Vec<u8>>);
 
-/// Relays one direction to its end.
+/// Relays one direction to its end, with the faults of each time.
 ///
 /// # Errors
 /// The connection broke, or the direction is to be cut by a reset.
 pub async fn direction(
     read: impl AsyncRead + Unpin,
     write: impl AsyncWrite + Unpin,
-    toxic: Faults,
+    toxic: impl Fn() -> Faults,
 ) -> io::Result<()> {
     let (queue, queued) = channel(CHUNKS_MAX);
-    tokio::try_join!(take(read, queue, toxic.delay), give(write, queued, toxic)).map(|_| ())
+    tokio::try_join!(take(read, queue, &toxic), give(write, queued, &toxic)).map(|_| ())
 }
 
 /// Reads until the end. Bytes without a receiver are lost.
 async fn take(
     mut read: impl AsyncRead + Unpin,
     queue: Sender<Chunk>,
-    delay: Duration,
+    toxic: impl Fn() -> Faults,
 ) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK];
     loop {
         let count = read.read(&mut buffer).await;
         let last = !matches!(count, Ok(1..));
         let chunk = count.map(|count| buffer[..count].to_vec());
-        let _ = queue.send((Instant::now() + delay, chunk)).await;
+        let _ = queue.send((Instant::now() + toxic().delay, chunk)).await;
         if last {
             return Ok(());
         }
@@ -147,21 +149,23 @@ async fn take(
 async fn give(
     mut write: impl AsyncWrite + Unpin,
     mut queued: Receiver<Chunk>,
-    toxic: Faults,
+    toxic: impl Fn() -> Faults,
 ) -> io::Result<()> {
-    let mut left = toxic.cut.map_or(u64::MAX, |(after, _)| after);
+    let mut sent = 0;
     while let Some((due, chunk)) = queued.recv().await {
         sleep_until(due).await;
         let chunk = chunk?;
         if chunk.is_empty() {
             break;
         }
+        let toxic = toxic();
         for slice in chunk.chunks(toxic.write_bytes()) {
+            let left = toxic.cut.map_or(u64::MAX, |(after, _)| after.saturating_sub(sent));
             let most = usize::try_from(left).map_or(slice.len(), |left| left.min(slice.len()));
             write.write_all(&slice[..most]).await?;
-            left -= most as u64;
+            sent += most as u64;
             match toxic.cut {
-                Some((_, how)) if left == 0 => return cut(write, queued, how).await,
+                Some((after, how)) if sent >= after => return cut(write, queued, how).await,
                 _ => {}
             }
             if let Some(limit) = toxic.limit {

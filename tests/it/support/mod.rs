@@ -3,6 +3,7 @@
 pub mod bytes;
 pub mod ca;
 pub mod cgroup;
+pub mod clock;
 pub mod collector;
 pub mod dns;
 pub mod eds;

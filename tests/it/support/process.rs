@@ -27,11 +27,16 @@ const QUIET_PARTS: u32 = 4;
 
 /// Runs a test's future under [`DEADLINE`] and [`QUIET_MAX`].
 pub fn run<T>(test: impl Future<Output = T>) -> T {
+    run_within(DEADLINE, test)
+}
+
+/// As [`run`], under another deadline.
+pub fn run_within<T>(deadline: Duration, test: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime")
-        .block_on(async { timeout(DEADLINE, watched(test)).await })
+        .block_on(async { timeout(deadline, watched(test)).await })
         .expect("within the deadline")
 }
 

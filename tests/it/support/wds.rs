@@ -51,6 +51,20 @@ pub fn service() -> Address {
     Address { r#type: Some(address::Type::Service(service)) }
 }
 
+/// Returns the name and the body of another service, which has no VIP.
+pub fn other_service(name: &str) -> (String, Address) {
+    let hostname = format!("{name}.app.svc.cluster.local");
+    let key = format!("app/{hostname}");
+    let service = Service {
+        name: name.into(),
+        namespace: "app".into(),
+        hostname,
+        ports: ports(),
+        ..Service::default()
+    };
+    (key, Address { r#type: Some(address::Type::Service(service)) })
+}
+
 /// Returns a healthy workload that serves it by HBONE.
 pub fn workload(uid: &str, address: Vec<u8>) -> Address {
     let services = [(SERVICE.to_owned(), PortList { ports: ports() })];

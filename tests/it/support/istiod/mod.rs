@@ -78,14 +78,19 @@ impl Serving {
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
     }
-}
 
-impl Drop for Serving {
-    fn drop(&mut self) {
+    /// Breaks all connections, and goes on.
+    pub fn disconnect(&self) {
         for socket in self.sockets.lock().expect("no panic").drain(..) {
             // The connection may have ended by itself.
             let _ = socket.shutdown(Shutdown::Both);
         }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.disconnect();
     }
 }
 
