@@ -1,5 +1,6 @@
 //! The pool against scripted gateways, over sockets and TLS.
 
+mod partitions;
 mod pings;
 mod places;
 mod probes;
