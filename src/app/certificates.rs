@@ -279,8 +279,11 @@ impl Certificates {
             (Ok(()), None) => info!("serving with the certificate on disk"),
             (Ok(()), Some(in_force)) => {
                 self.data_path.metrics.certificate_fetched(true);
-                // The source may have stopped.
-                let _ = in_force.send(());
+                // One in force that peers refuse, and that is sent again, is no answer.
+                if self.refused.is_none() {
+                    // The source may have stopped.
+                    let _ = in_force.send(());
+                }
             }
             (Err(error), None) => {
                 warn!(%error, "the certificate on disk is not used");

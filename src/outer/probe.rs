@@ -20,6 +20,7 @@ use crate::wire::Via;
 use super::connection::{self, CONNECT_DEADLINE, Slot};
 use super::gateway::GatewayConnections;
 use super::request::{self, Refused, Request};
+use super::sources::Replacement;
 use super::{AddressFilter, Failure, Pool, Target};
 
 /// Least pause between the starts of two probes, and the largest addition to it.
@@ -182,6 +183,10 @@ impl GatewayConnections {
     /// gateway must serve, and Envoy's health checks fail by any other status too.
     async fn ask(&self, slot: Slot, request: Option<Request>, started: Instant) -> ProbeResult {
         let (opened, is_asked) = (slot.state().epoch, request.is_some());
+        if is_asked {
+            // It can be connected to: tunnels do not wait for the answer to this CONNECT.
+            self.connections.lock().replacement = Replacement::default();
+        }
         if let Some(request) = request
             && let Err(failure) = connect(slot, &request).await
         {
