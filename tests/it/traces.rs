@@ -151,6 +151,8 @@ fn a_collector_is_reached_by_tls_with_the_roots_of_the_environment_and_no_others
                 gateway.logged("the collector does not take spans").await;
                 assert!(collector.spans(service).is_empty());
             }
+            // The next one has its addresses.
+            gateway.kill().await;
         }
     });
 }
