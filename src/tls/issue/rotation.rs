@@ -92,6 +92,25 @@ impl RenewalSchedule {
         let due = now + wait.mul_f64(jittered(1.0, WAIT_JITTER)).min(most);
         left.map_or(due, |end| due.min(end))
     }
+
+    /// Waits until the wall clock reaches `due`. Whenever `unusable` is notified meanwhile, a wait
+    /// after a failure may end sooner.
+    pub(super) async fn wait_until(
+        &mut self,
+        mut due: SystemTime,
+        unusable: &Notify,
+        now: &impl Fn() -> SystemTime,
+    ) {
+        loop {
+            tokio::select! {
+                () = sleep_until(due, now) => return,
+                () = unusable.notified() => {
+                    self.unusable();
+                    due = due.min(self.failed(now()));
+                }
+            }
+        }
+    }
 }
 
 /// Returns a random number within `spread` of `middle`.
@@ -143,7 +162,7 @@ pub(super) async fn run_renewal<F>(
         if news.is_closed() {
             return;
         }
-        let mut due = match &issued {
+        let due = match &issued {
             Some(material) => {
                 keep(material);
                 rotation.issued(material.not_before, material.valid_until, now())
@@ -154,18 +173,9 @@ pub(super) async fn run_renewal<F>(
             signals.reachable.notified().await;
             tokio::time::sleep_until(requested_at + REQUEST_INTERVAL_MIN).await;
         });
-        loop {
-            tokio::select! {
-                () = sleep_until(due, &now) => break,
-                () = &mut returned, if issued.is_none() => {
-                    rotation.wait = None;
-                    break;
-                }
-                () = signals.unusable.notified() => {
-                    rotation.unusable();
-                    due = due.min(rotation.failed(now()));
-                }
-            }
+        tokio::select! {
+            () = rotation.wait_until(due, &signals.unusable, &now) => {}
+            () = &mut returned, if issued.is_none() => rotation.wait = None,
         }
     }
 }

@@ -36,20 +36,12 @@ pub async fn run(socket: PathBuf, news: mpsc::Sender<CertificateEvent>, unusable
     while !news.is_closed() {
         let ended = forward_contexts(&socket, &news, &unusable, &mut rotation).await;
         rotation.take_unusable(&unusable);
-        let mut due = rotation.failed(SystemTime::now());
+        let due = rotation.failed(SystemTime::now());
         if let Err(error) = ended {
             // A closed receiver ends the loop.
             let _ = news.send(CertificateEvent::Failed(error.to_string())).await;
         }
-        loop {
-            tokio::select! {
-                () = sleep_until(due, &SystemTime::now) => break,
-                () = unusable.notified() => {
-                    rotation.unusable();
-                    due = due.min(rotation.failed(SystemTime::now()));
-                }
-            }
-        }
+        rotation.wait_until(due, &unusable, &SystemTime::now).await;
     }
 }
 
